@@ -1,0 +1,187 @@
+"""Sizes and flavour of a CLIP, read from the forms in which checkpoints state them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dca.errors import UserError
+
+ACTIVATIONS = ("quick_gelu", "gelu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerConfig:
+    """One transformer: W width, layers, heads, hidden width of the MLP."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    activation: str = "quick_gelu"
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"activation '{self.activation}' is not one of {', '.join(ACTIVATIONS)}")
+        if self.width % self.heads:
+            raise UserError(f"width {self.width} is not a multiple of the {self.heads} attention heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(TowerConfig):
+    """The image tower: a ViT over square patches."""
+
+    image_size: int
+    patch_size: int
+
+    @property
+    def patches(self) -> int:
+        """Number of patch tokens of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TowerConfig):
+    """The causal text tower; features are read at the first EOT."""
+
+    vocab_size: int
+    context_length: int
+    sot_id: int
+    eot_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPConfig:
+    """Two towers and the joint embedding size D."""
+
+    vision: VisionConfig
+    text: TextConfig
+    embed_dim: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionary, for records."""
+        return asdict(self)
+
+
+VIT_B_16 = CLIPConfig(
+    vision=VisionConfig(width=768, layers=12, heads=12, hidden=3072, image_size=224, patch_size=16),
+    text=TextConfig(
+        width=512, layers=12, heads=8, hidden=2048,
+        vocab_size=49408, context_length=77, sot_id=49406, eot_id=49407,
+    ),
+    embed_dim=512,
+)  # fmt: skip
+
+
+def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) -> dict[str, Any]:
+    """Fields shared by both towers, with the defaults `transformers` leaves out of its files."""
+    width = raw.get("hidden_size", width)
+    return {
+        "width": width,
+        "layers": raw.get("num_hidden_layers", layers),
+        "heads": raw.get("num_attention_heads", heads),
+        "hidden": raw.get("intermediate_size", 4 * width),
+        "activation": raw.get("hidden_act", "quick_gelu"),
+        "eps": raw.get("layer_norm_eps", 1e-5),
+    }
+
+
+def from_hf(raw: Mapping[str, Any]) -> CLIPConfig:
+    """Read the `config.json` of a Hugging Face CLIP."""
+    if raw.get("model_type") != "clip":
+        raise UserError(
+            f"config.json describes a model of type '{raw.get('model_type')}', not 'clip'",
+            hint="use a CLIP checkpoint with a ViT image tower, e.g. openai/clip-vit-base-patch16",
+        )
+    vision, text = raw.get("vision_config") or {}, raw.get("text_config") or {}
+    vocab = text.get("vocab_size", 49408)
+    eot = text.get("eos_token_id", vocab - 1)
+    return CLIPConfig(
+        vision=VisionConfig(
+            **_hf_tower(vision, layers=12, width=768, heads=12),
+            image_size=vision.get("image_size", 224),
+            patch_size=vision.get("patch_size", 32),
+        ),
+        text=TextConfig(
+            **_hf_tower(text, layers=12, width=512, heads=8),
+            vocab_size=vocab,
+            context_length=text.get("max_position_embeddings", 77),
+            # Old files carry placeholder ids 0 and 2; the real ones are the last two of the vocabulary.
+            sot_id=vocab - 2 if eot == 2 else text.get("bos_token_id", vocab - 2),
+            eot_id=vocab - 1 if eot == 2 else eot,
+        ),
+        embed_dim=raw.get("projection_dim", 512),
+    )
+
+
+def to_hf(config: CLIPConfig) -> dict[str, Any]:
+    """Write what `from_hf` reads, so that `transformers.CLIPModel` opens it."""
+
+    def tower(c: TowerConfig, kind: str) -> dict[str, Any]:
+        return {
+            "model_type": kind,
+            "hidden_size": c.width,
+            "num_hidden_layers": c.layers,
+            "num_attention_heads": c.heads,
+            "intermediate_size": c.hidden,
+            "hidden_act": c.activation,
+            "layer_norm_eps": c.eps,
+            "projection_dim": config.embed_dim,
+        }
+
+    vision, text = config.vision, config.text
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": config.embed_dim,
+        "vision_config": tower(vision, "clip_vision_model")
+        | {"image_size": vision.image_size, "patch_size": vision.patch_size},
+        "text_config": tower(text, "clip_text_model")
+        | {
+            "vocab_size": text.vocab_size,
+            "max_position_embeddings": text.context_length,
+            "bos_token_id": text.sot_id,
+            "eos_token_id": text.eot_id,
+            "pad_token_id": text.eot_id,
+        },
+    }
+
+
+def from_open_clip(raw: Mapping[str, Any]) -> CLIPConfig:
+    """Read the `model_cfg` of an `open_clip_config.json`."""
+    vision, text = raw.get("vision_cfg") or {}, raw.get("text_cfg") or {}
+    if not isinstance(vision.get("layers"), int) or "patch_size" not in vision:
+        raise UserError(
+            "open_clip_config.json describes an image tower that is not a plain ViT",
+            hint="use one of open_clip's ViT models, e.g. laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
+        )
+    unusual = [k for k in ("hf_model_name", "timm_model_name", "ls_init_value") if vision.get(k) or text.get(k)]
+    if unusual:
+        raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which this backbone has not")
+    activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
+    vocab = text.get("vocab_size", 49408)
+    return CLIPConfig(
+        vision=VisionConfig(
+            width=vision["width"],
+            layers=vision["layers"],
+            heads=vision["width"] // vision.get("head_width", 64),
+            hidden=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
+            activation=activation,
+            image_size=vision.get("image_size", 224),
+            patch_size=vision["patch_size"],
+        ),
+        text=TextConfig(
+            width=text["width"],
+            layers=text["layers"],
+            heads=text["heads"],
+            hidden=int(text["width"] * text.get("mlp_ratio", 4.0)),
+            activation=activation,
+            vocab_size=vocab,
+            context_length=text.get("context_length", 77),
+            sot_id=vocab - 2,
+            eot_id=vocab - 1,
+        ),
+        embed_dim=raw["embed_dim"],
+    )

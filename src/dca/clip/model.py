@@ -1,0 +1,105 @@
+"""CLIP: the two towers, the logit scale, and what belongs to a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dca.clip.config import CLIPConfig
+from dca.clip.preprocess import Preprocess
+from dca.clip.text import TextTower
+from dca.clip.tokenizer import Tokenizer
+from dca.clip.tokens import ExtraTokens
+from dca.clip.vision import VisionTower
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class CLIP(nn.Module):
+    """A dual encoder with its tokenizer and preprocessing.
+
+    Features are returned before normalisation, in float32. `compute_dtype` is what the towers
+    calculate in; weights stay float32.
+    """
+
+    def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, source: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        self.preprocess = preprocess
+        self.source = source
+        self.compute_dtype = torch.float32
+        self.visual = VisionTower(config.vision, config.embed_dim)
+        self.text = TextTower(config.text, config.embed_dim)
+        self.logit_scale = nn.Parameter(torch.zeros(()))
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
+        """Load a frozen CLIP from a short name, a hub id, a folder or a state dict file."""
+        from dca.clip.weights import load
+
+        return load(source, revision=revision, cache_dir=cache_dir)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.logit_scale.device
+
+    @property
+    def tau(self) -> float:
+        """exp(logit_scale), the scale of the softmax."""
+        return float(self.logit_scale.exp())
+
+    def freeze(self) -> CLIP:
+        """No gradients for any weight, evaluation mode; returns self."""
+        return self.requires_grad_(False).eval()
+
+    def encode_image(self, images: Sequence[Image.Image] | Tensor, extra: ExtraTokens | None = None) -> Tensor:
+        """PIL images, or pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        pixels = images if isinstance(images, Tensor) else self.preprocess(images)
+        with self._autocast():
+            features: Tensor = self.visual(pixels.to(self.device), extra)
+        return features.float()
+
+    def encode_text(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> Tensor:
+        """Strings, or ids (N, T), or id sequences -> features (N, D), not normalised."""
+        with self._autocast():
+            return self.text.encode_ids(self._sequences(texts)).float()
+
+    def encode_prompts(self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]]) -> Tensor:
+        """M contexts in front of C class names -> features (M, C, D); see `TextTower`."""
+        with self._autocast():
+            return self.text.encode_prompts(contexts, names).float()
+
+    def _sequences(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+        """Id sequences, each ending at its first EOT."""
+        if isinstance(texts, Tensor):
+            texts = texts.tolist()
+        if texts and isinstance(texts[0], str):
+            return self.tokenizer([str(t) for t in texts])
+        eot = self.config.text.eot_id
+        rows = [[int(i) for i in row] for row in texts]
+        if missing := [n for n, row in enumerate(rows) if eot not in row]:
+            raise ValueError(f"id sequences {missing[:5]} hold no EOT ({eot})")
+        return [row[: row.index(eot) + 1] for row in rows]
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.compute_dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
+
+    def digest(self) -> str:
+        """sha256 of weights, tokenizer and preprocessing: the identity of this backbone."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        digest.update(self.tokenizer.digest().encode())
+        digest.update(repr(sorted(self.preprocess.to_dict().items())).encode())
+        digest.update(repr(self.config).encode())
+        return digest.hexdigest()

@@ -1,0 +1,119 @@
+"""Byte-pair encoding through `tokenizers`, fed from the checkpoint's own files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC, Lowercase, Replace
+from tokenizers.normalizers import Sequence as Normalizers
+
+from dca.errors import UserError
+
+SOT, EOT = "<|startoftext|>", "<|endoftext|>"
+OPENAI_MERGES = "bpe_simple_vocab_16e6.txt.gz"
+# Of the 262,144 lines of that file CLIP uses the first 48,894 merges.
+OPENAI_MERGE_COUNT = 49152 - 256 - 2
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+WANTED = f"tokenizer.json, or vocab.json and merges.txt, or {OPENAI_MERGES}"
+
+
+class Tokenizer:
+    """Text to ids, as CLIP does it: NFC, white space folded, lower case, then merges."""
+
+    def __init__(self, engine: Engine, context_length: int) -> None:
+        self.engine = engine
+        self.context_length = context_length
+        self.sot_id = self._special(SOT)
+        self.eot_id = self._special(EOT)
+        engine.no_padding()
+        engine.no_truncation()
+
+    def _special(self, token: str) -> int:
+        found = self.engine.token_to_id(token)
+        if found is None:
+            raise UserError(f"the tokenizer has no {token} token: it is not a CLIP tokenizer")
+        return int(found)
+
+    def words(self, text: str) -> list[int]:
+        """Ids of the text alone, without SOT and EOT."""
+        return list(self.engine.encode(text, add_special_tokens=False).ids)
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids [SOT, .., EOT] of each text; longer ones are cut so that EOT still ends them."""
+        room = self.context_length - 2
+        encoded = self.engine.encode_batch(list(texts), add_special_tokens=False)
+        return [[self.sot_id, *e.ids[:room], self.eot_id] for e in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Words of the ids, for people to read."""
+        tokens = (self.engine.id_to_token(i) or "" for i in ids)
+        return "".join(tokens).replace("</w>", " ").strip()
+
+    def digest(self) -> str:
+        """sha256 of the vocabulary: two tokenizers with the same digest give the same ids."""
+        vocabulary = sorted(self.engine.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def load_tokenizer(folder: Path, context_length: int) -> Tokenizer:
+    """Tokenizer from the files in `folder`, whichever of the usual forms lies there."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            engine = Engine.from_file(str(folder / "tokenizer.json"))
+        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            engine = from_merges(*_read_vocab(folder))
+        elif (folder / OPENAI_MERGES).is_file():
+            engine = from_merges(*_read_openai(folder / OPENAI_MERGES))
+        else:
+            raise UserError(f"{folder}: no tokenizer", hint=f"put {WANTED} there")
+    except UserError:
+        raise
+    except Exception as error:  # `tokenizers` raises bare Exception for malformed files
+        raise UserError(f"{folder}: the tokenizer cannot be read ({error})", hint=f"it must be {WANTED}") from None
+    return Tokenizer(engine, context_length)
+
+
+def from_merges(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Engine:
+    """CLIP's byte-level BPE over the given tables."""
+    engine = Engine(
+        BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix="</w>", unk_token=EOT)
+    )
+    engine.normalizer = Normalizers([NFC(), Replace(Regex(r"\s+"), " "), Lowercase()])
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    engine.add_special_tokens([SOT, EOT])
+    return engine
+
+
+def _read_vocab(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split() for line in lines if line and not line.startswith("#version")]
+    return vocab, [(a, b) for a, b in pairs]
+
+
+def _read_openai(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges of OpenAI's gzipped merge list, ids in CLIP's order."""
+    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[1 : 1 + OPENAI_MERGE_COUNT]
+    merges = [(a, b) for a, b in (line.split() for line in lines)]
+    alphabet = _byte_alphabet()
+    tokens = [*alphabet, *(c + "</w>" for c in alphabet), *(a + b for a, b in merges), SOT, EOT]
+    return {token: i for i, token in enumerate(tokens)}, merges
+
+
+def _byte_alphabet() -> list[str]:
+    """The 256 byte symbols in CLIP's id order: printable ones first, the rest shifted past 255."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [b for b in range(256) if b not in printable]
+    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(hidden))]

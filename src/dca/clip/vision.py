@@ -1,0 +1,49 @@
+"""The image tower: a ViT whose CLS row becomes the image feature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dca.clip.blocks import Blocks
+from dca.clip.config import VisionConfig
+from dca.clip.tokens import ExtraTokens
+
+CLS = slice(0, 1)
+
+
+class VisionTower(nn.Module):
+    """Patches and CLS through ln_pre, the blocks, ln_post and the projection."""
+
+    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        size, width = config.patch_size, config.width
+        self.patch_embed = nn.Conv2d(3, width, kernel_size=size, stride=size, bias=False)
+        self.cls = nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(1 + config.patches, width))
+        self.ln_pre = nn.LayerNorm(width, eps=config.eps)
+        self.blocks = Blocks(config)
+        self.ln_post = nn.LayerNorm(width, eps=config.eps)
+        self.projection = nn.Linear(width, embed_dim, bias=False)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, S, S) -> CLS and patches with positions (B, 1 + P, W), before ln_pre."""
+        patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        cls = self.cls.to(patches.dtype).expand(len(patches), 1, -1)
+        return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
+
+    def forward(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        extra = extra or ExtraTokens()
+        x, present = self.embed(pixels), extra.present
+        if extra.before_norm:
+            x, present = extra.insert(x, 0, present)
+        x = self.ln_pre(x)
+        last = len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            if layer or not extra.before_norm:
+                x, present = extra.insert(x, layer, present)
+            x = block(x, rows=CLS if layer == last else None)
+        feature: Tensor = self.projection(self.ln_post(x[:, 0]))
+        return feature

@@ -1,0 +1,267 @@
+"""Finding, checking and mapping checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import zipfile
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dca.clip import config as configs
+from dca.clip import names, preprocess
+from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
+from dca.clip.model import CLIP
+from dca.clip.tokenizer import OPENAI_MERGES, load_tokenizer
+from dca.errors import UserError, unknown_name
+
+log = logging.getLogger(__name__)
+
+HUB_IDS = {
+    "vit-b-16": "openai/clip-vit-base-patch16",
+    "vit-b-32": "openai/clip-vit-base-patch32",
+    "vit-l-14": "openai/clip-vit-large-patch14",
+    "vit-l-14-336": "openai/clip-vit-large-patch14-336",
+    "laion-vit-b-16": "laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
+    "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+    "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
+    "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+}
+MINI = "mini"
+SMALL_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "vocab.json", "merges.txt"]
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+WEIGHT_FILES = [
+    "model.safetensors",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
+]
+WANTED = "config.json, model.safetensors, tokenizer.json (or vocab.json and merges.txt), preprocessor_config.json"
+PICKLES = {".bin", ".pt", ".pth"}
+
+
+def load(source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
+    """Frozen CLIP from a short name, a hub id, a folder or a state dict file; see `CLIP.from_pretrained`."""
+    path = Path(source).expanduser()
+    if str(source) == MINI:
+        path = Path(str(files("dca.clip") / MINI))
+    elif str(source) in HUB_IDS:
+        path = fetch(HUB_IDS[str(source)], revision, cache_dir)
+    elif not path.exists():
+        if not _looks_like_hub_id(str(source)):
+            raise _no_such_source(str(source))
+        path = fetch(str(source), revision, cache_dir)
+    clip = _load_folder(path) if path.is_dir() else _load_file(path)
+    clip.source = str(source) if str(source) in {MINI, *HUB_IDS} or not Path(source).exists() else str(path.resolve())
+    return clip.freeze()
+
+
+def _looks_like_hub_id(source: str) -> bool:
+    parts = source.split("/")
+    return len(parts) == 2 and all(parts) and not source.startswith((".", "~"))
+
+
+def _no_such_source(source: str) -> UserError:
+    if "/" in source or "." in source:
+        return UserError(f"backbone {source}: no such file or folder", hint=f"a folder with {WANTED}")
+    return unknown_name("backbone", source, [MINI, *HUB_IDS])
+
+
+def fetch(repo: str, revision: str | None, cache_dir: str | None) -> Path:
+    """Folder of a hub repository, from the cache or the network (HF_HUB_OFFLINE respected)."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    target = cache_dir or constants.HF_HUB_CACHE
+    log.info("looking for %s in %s, then on the hub", repo, target)
+    folder = None
+    try:
+        # One weight file is enough: pickles are asked for only where nothing safer exists.
+        for weights in WEIGHT_FILES:
+            wanted = [*SMALL_FILES, OPEN_CLIP_CONFIG, weights]
+            folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, allow_patterns=wanted))
+            if (folder / weights).is_file():
+                return folder
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"backbone {repo} is not in the cache ({target}) and could not be fetched: {reason}",
+            details=[f"wanted: {WANTED}"],
+            hint=f"go online once, or put these files of {repo} into a folder and pass --backbone FOLDER",
+        ) from None
+    raise UserError(f"backbone {repo} holds none of {', '.join(WEIGHT_FILES)}", hint=f"wanted: {WANTED}")
+
+
+def _load_folder(folder: Path) -> CLIP:
+    """A folder in Hugging Face or open_clip layout."""
+    weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if weights is None:
+        raise UserError(f"backbone {folder} holds none of {', '.join(WEIGHT_FILES)}", hint=f"wanted: {WANTED}")
+    return _build(weights, folder, weights.name.startswith("open_clip"))
+
+
+def _load_file(path: Path) -> CLIP:
+    """A state dict file; tokenizer and preprocessing must lie beside it."""
+    return _build(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file())
+
+
+def _build(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
+    """Put configuration, tokenizer, preprocessing and checked weights together."""
+    state = read_state(weights)
+    config, transform = _describe(folder, state, prefer_open_clip)
+    origin = names.hf_origin if names.is_hf(state) else names.openai_origin
+    if transform.size != config.vision.image_size:
+        raise UserError(
+            f"{folder}: preprocessing gives {transform.size} px, the image tower takes {config.vision.image_size} px"
+        )
+    tokenizer = load_tokenizer(_tokenizer_folder(folder), config.text.context_length)
+    if (tokenizer.sot_id, tokenizer.eot_id) != (config.text.sot_id, config.text.eot_id):
+        raise UserError(
+            f"{folder}: the tokenizer's SOT and EOT are {tokenizer.sot_id} and {tokenizer.eot_id}, "
+            f"the checkpoint's {config.text.sot_id} and {config.text.eot_id}",
+            hint="take both from the same checkpoint",
+        )
+    with torch.device("meta"):
+        clip = CLIP(config, tokenizer, transform)
+    clip.load_state_dict(_mapped(clip, state, origin, weights), assign=True)
+    return clip
+
+
+def _describe(
+    folder: Path, state: Mapping[str, Tensor], prefer_open_clip: bool
+) -> tuple[CLIPConfig, preprocess.Preprocess]:
+    """Configuration and preprocessing, from the files beside the weights."""
+    if (folder / OPEN_CLIP_CONFIG).is_file() and (prefer_open_clip or not (folder / "config.json").is_file()):
+        raw = read_json(folder / OPEN_CLIP_CONFIG)
+        config = configs.from_open_clip(raw.get("model_cfg") or {})
+        return config, preprocess.from_open_clip(raw.get("preprocess_cfg") or {}, config.vision.image_size)
+    if not (folder / "preprocessor_config.json").is_file():
+        raise UserError(
+            f"{folder}: no preprocessor_config.json, so how images become pixels is not known",
+            hint="put the checkpoint's preprocessor_config.json (or open_clip_config.json) beside the weights",
+        )
+    transform = preprocess.from_hf(read_json(folder / "preprocessor_config.json"))
+    if (folder / "config.json").is_file():
+        return configs.from_hf(read_json(folder / "config.json")), transform
+    return config_of_state(state, folder), transform
+
+
+def config_of_state(state: Mapping[str, Tensor], folder: Path) -> CLIPConfig:
+    """Sizes read off the tensors of an OpenAI state dict."""
+    needed = ["visual.conv1.weight", "visual.positional_embedding", "token_embedding.weight", "text_projection"]
+    if missing := [n for n in needed if n not in state]:
+        raise UserError(f"{folder}: neither config.json nor the tensors of an OpenAI CLIP with a ViT", details=missing)
+    if "input_resolution" not in state:
+        raise UserError(
+            f"{folder}: the state dict does not say which activation it was trained with",
+            hint=f"put its config.json or {OPEN_CLIP_CONFIG} beside it",
+        )
+    width, _, patch, _ = state["visual.conv1.weight"].shape
+    side = int((len(state["visual.positional_embedding"]) - 1) ** 0.5)
+    vocab, text_width = state["token_embedding.weight"].shape
+    return CLIPConfig(
+        vision=VisionConfig(
+            width=width, layers=_count(state, "visual.transformer."), heads=width // 64, hidden=4 * width,
+            image_size=side * patch, patch_size=patch,
+        ),
+        text=TextConfig(
+            width=text_width, layers=_count(state, "transformer."), heads=text_width // 64, hidden=4 * text_width,
+            vocab_size=vocab, context_length=len(state["positional_embedding"]), sot_id=vocab - 2, eot_id=vocab - 1,
+        ),
+        embed_dim=state["text_projection"].shape[1],
+    )  # fmt: skip
+
+
+def _count(state: Mapping[str, Tensor], stem: str) -> int:
+    return len({n.split("resblocks.")[1].split(".")[0] for n in state if n.startswith(f"{stem}resblocks.")})
+
+
+def _mapped(clip: CLIP, state: Mapping[str, Tensor], origin: Any, path: Path) -> dict[str, Tensor]:
+    """Our float32 tensors from theirs; every wrong, missing or foreign name in one error."""
+    problems, used, mapped = [], set(), {}
+    for name, target in clip.state_dict().items():
+        source = origin(name)
+        used.update(source.names)
+        if missing := [n for n in source.names if n not in state]:
+            problems += [f"missing {n}" for n in missing]
+            continue
+        tensor = source.read(state)
+        if name == "logit_scale":
+            tensor = tensor.reshape(())
+        if tensor.shape != target.shape:
+            problems.append(f"{', '.join(source.names)}: shape {tuple(tensor.shape)}, expected {tuple(target.shape)}")
+        elif not torch.isfinite(tensor).all():
+            problems.append(f"{', '.join(source.names)}: holds NaN or infinite values")
+        mapped[name] = tensor.float().contiguous()
+    problems += [f"unexpected {n}" for n in sorted(set(state) - used) if not names.NOT_WEIGHTS.match(n)]
+    if problems:
+        raise UserError(
+            f"{path}: the tensors are not those of the model its configuration describes",
+            details=problems,
+            hint="take weights and configuration from the same checkpoint",
+        )
+    return mapped
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file, by name. Nothing in the file is ever executed."""
+    if path.suffix in PICKLES:
+        state = _read_pickle(path)
+    else:
+        try:
+            state = load_file(path)
+        except (SafetensorError, OSError, ValueError, MemoryError) as error:
+            raise UserError(f"{path}: not a readable safetensors file ({error})") from None
+    state = state.get("state_dict", state)
+    return {name.removeprefix("module."): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    """A `weights_only` load; whatever would need code is refused."""
+    way_out = "use the checkpoint's safetensors form, or write one (safetensors.torch.save_file) where you trust it"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any("/code/" in n or n.endswith("constants.pkl") for n in archive.namelist()):
+                raise UserError(f"{path}: a TorchScript archive, which holds code; refused", hint=way_out)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path}: not a plain file of tensors; refused ({reason})", hint=way_out) from None
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: holds a {type(state).__name__}, not a state dict", hint=way_out)
+    return state
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; anything else is an error that names the file."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object, found a {type(raw).__name__}")
+    return raw
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    """The folder itself, or an installed package that carries OpenAI's merge list."""
+    own = ["tokenizer.json", "vocab.json", OPENAI_MERGES]
+    if any((folder / name).is_file() for name in own):
+        return folder
+    from importlib.util import find_spec
+
+    for package in ("open_clip", "clip"):
+        spec = find_spec(package)
+        for place in (spec.submodule_search_locations or []) if spec else []:
+            if (Path(place) / OPENAI_MERGES).is_file():
+                return Path(place)
+    return folder

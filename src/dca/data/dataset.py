@@ -1,0 +1,53 @@
+"""What a dataset is to the rest of the house: class names and labelled pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One labelled picture: a file, or an image already in memory."""
+
+    picture: Path | Image.Image
+    label: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled pictures of one task.
+
+    classes: words for each label, in label order; they go into the prompts.
+    test: seen by evaluation only; methods never receive it.
+    template: zero-shot sentence with `{}` for the class name.
+    keys: stable identifier of each class (folder name, CSV label, WordNet id), in label order.
+    root: folder that the pictures' recorded paths are relative to.
+    split: where the division into train, val and test comes from.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: tuple[Item, ...]
+    val: tuple[Item, ...] = ()
+    test: tuple[Item, ...] = ()
+    template: str = "a photo of a {}."
+    keys: tuple[str, ...] = ()
+    root: Path | None = None
+    split: str = ""
+
+    def counts(self) -> dict[str, int]:
+        """Number of pictures in each part."""
+        return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
+
+    def path_of(self, item: Item) -> str:
+        """Path of an item as records write it: relative to the root, with forward slashes."""
+        if not isinstance(item.picture, Path):
+            return ""
+        if self.root is not None and item.picture.is_relative_to(self.root):
+            return item.picture.relative_to(self.root).as_posix()
+        return item.picture.as_posix()

@@ -1,0 +1,49 @@
+"""What the user must change, and how we say it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+MOST_DETAILS = 20
+
+
+class UserError(Exception):
+    """A problem in the user's flags, data or files: exit 2, no traceback.
+
+    problem: one sentence that names what was found and where.
+    details: one line per place, all of a kind together.
+    hint: the command or change that fixes it.
+    """
+
+    def __init__(self, problem: str, *, details: Sequence[str] = (), hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.details = tuple(details)
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.problem, self.details, self.hint)
+
+    def __str__(self) -> str:
+        """The whole message: the problem, its places, the way out."""
+        lines = [self.problem]
+        lines += [f"  {line}" for line in self.details[:MOST_DETAILS]]
+        if len(self.details) > MOST_DETAILS:
+            lines.append(f"  ... and {len(self.details) - MOST_DETAILS:,} more")
+        if self.hint:
+            lines.append(f"  fix: {self.hint}")
+        return "\n".join(lines)
+
+
+def _rebuild(problem: str, details: Sequence[str], hint: str) -> UserError:
+    """Make the error again after a trip between processes."""
+    return UserError(problem, details=details, hint=hint)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UserError:
+    """Error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f" Did you mean '{nearest[0]}'?" if nearest else ""
+    return UserError(f"unknown {kind} '{name}'.{guess}", hint=hint or f"one of: {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""One file per method; each reads like its paper's method section."""
