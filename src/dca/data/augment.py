@@ -1,0 +1,114 @@
+"""Random resized crops of many images at once, on any device, equal to Pillow's.
+
+A crop followed by Pillow's bicubic resize is linear in the pixels along each axis, so a batch
+is two batched matrix products; the matrices hold Pillow's own antialiased weights. All random
+numbers come from a CPU generator: the same seed gives the same crops on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SCALE = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Where to cut each image, and whether to mirror it; every field is (B,)."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+
+
+def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator) -> Crops:
+    """Draw the boxes of a random resized crop, and a fair coin for the mirror.
+
+    heights, widths: (B,) sizes of the images. An area share from SCALE and an aspect from RATIO
+    (log-uniform) are tried up to ten times until the box fits; failing that, the largest centred
+    box with an allowed aspect. Uses the same number of random numbers whatever the outcome.
+    """
+    B = len(heights)
+    H, W = heights.double(), widths.double()
+    area, aspect = torch.rand(2, B, _ATTEMPTS, generator=generator, dtype=torch.float64)
+    place = torch.rand(B, 2, generator=generator, dtype=torch.float64)
+    flip = torch.rand(B, generator=generator, dtype=torch.float64) < 0.5
+
+    pixels = (H * W)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * area)
+    low, high = torch.tensor(RATIO, dtype=torch.float64).log()
+    ratio = (low + (high - low) * aspect).exp()
+    w, h = (pixels * ratio).sqrt().round(), (pixels / ratio).sqrt().round()
+    fits = (w > 0) & (h > 0) & (w <= W[:, None]) & (h <= H[:, None])
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.any(1)
+    fallback_h, fallback_w = _largest_box(H, W)
+    height = torch.where(found, h.gather(1, first)[:, 0], fallback_h)
+    width = torch.where(found, w.gather(1, first)[:, 0], fallback_w)
+    # floor(u * n) is uniform on 0..n-1 since u < 1.
+    top = torch.where(found, (place[:, 0] * (H - height + 1)).floor(), ((H - height) / 2).floor())
+    left = torch.where(found, (place[:, 1] * (W - width + 1)).floor(), ((W - width) / 2).floor())
+    return Crops(top.long(), left.long(), height.long(), width.long(), flip)
+
+
+def _largest_box(H: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Height and width of the largest box whose aspect lies in RATIO."""
+    ratio = W / H
+    height = torch.where(ratio < RATIO[0], (W / RATIO[0]).round(), H)
+    width = torch.where(ratio > RATIO[1], (H * RATIO[1]).round(), W)
+    return height, width
+
+
+def crop_resize(images: Sequence[Tensor], crops: Crops, size: int, device: torch.device | str) -> Tensor:
+    """Cut the boxes out of uint8 images and resize them as Pillow's BICUBIC does.
+
+    images: B tensors (3, H_i, W_i), uint8. Returns (B, 3, size, size), float32 with whole values
+    0..255: Pillow rounds to 8 bits after each axis, and so do we.
+    """
+    boxes = torch.stack([crops.top, crops.left, crops.height, crops.width], 1).tolist()
+    tallest, widest = int(crops.height.max()), int(crops.width.max())
+    home = images[0].device
+    cut = torch.zeros(len(images), 3, tallest, widest, dtype=torch.uint8, device=home)
+    for row, image, (top, left, height, width) in zip(cut, images, boxes, strict=True):
+        row[:, :height, :width] = image[:, top : top + height, left : left + width]
+    pixels = cut.to(device, non_blocking=True).float()
+    across = resize_weights(crops.width.to(device), size, widest)
+    across = torch.where(crops.flip.to(device)[:, None, None], across.flip(1), across)
+    down = resize_weights(crops.height.to(device), size, tallest)
+    with torch.autocast(pixels.device.type, enabled=False):
+        rows = (pixels.flatten(1, 2) @ across.mT).round_().clamp_(0, 255)
+        rows = rows.view(-1, 3, tallest, size)
+        return torch.matmul(down[:, None], rows).round_().clamp_(0, 255)
+
+
+def resize_weights(lengths: Tensor, size: int, longest: int) -> Tensor:
+    """Pillow's antialiased bicubic weights along one axis.
+
+    lengths: (B,) input lengths. Returns (B, size, longest): row i holds the weights of output i
+    on the inputs, zero beyond each length; every row sums to 1.
+    """
+    scale = lengths.double()[:, None, None] / size  # (B, 1, 1)
+    stretch = scale.clamp(min=1.0)
+    out = torch.arange(size, dtype=torch.float64, device=lengths.device)[None, :, None]
+    x = torch.arange(longest, dtype=torch.float64, device=lengths.device)[None, None, :]
+    centre = (out + 0.5) * scale
+    first = (centre - 2 * stretch + 0.5).floor().clamp(min=0)
+    last = torch.minimum((centre + 2 * stretch + 0.5).floor(), lengths.double()[:, None, None])
+    weight = _bicubic((x + 0.5 - centre) / stretch)
+    weight = torch.where((x >= first) & (x < last), weight, 0.0)
+    return (weight / weight.sum(2, keepdim=True)).float()
+
+
+def _bicubic(x: Tensor) -> Tensor:
+    """Cubic convolution kernel with a = -1/2."""
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

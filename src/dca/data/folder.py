@@ -1,0 +1,235 @@
+"""Anyone's own images: class folders, train and test folders, CSV lists, Hugging Face metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dca.data.dataset import Dataset, Item
+from dca.data.table import IMAGE_SUFFIXES, SPLIT_NAMES, Row, has_labels, read_rows
+from dca.errors import UserError
+
+_LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
+_METADATA = ("metadata.csv", "metadata.jsonl")
+_Labelled = dict[str, dict[str, list[Path]]]  # part -> class key -> pictures
+
+
+def load_folder(path: str | Path) -> Dataset:
+    """Read labelled pictures from a folder or an image list.
+
+    Understood: `<class>/*.jpg`; `train/`, `val/` and `test/` of those; a CSV or JSON Lines file
+    with `path,label[,split]`; a folder with Hugging Face's `metadata.csv` or `metadata.jsonl`.
+    `classnames.json` beside the class folders (or the list) maps their names to words.
+
+    Raises UserError with all problems of a kind together.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise _missing(path)
+    if path.is_file():
+        if path.suffix.lower() not in {".csv", ".tsv", ".jsonl", ".txt"}:
+            raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
+        return _dataset(path.parent, path.stem, _from_rows(read_rows(path)), f"list {path.name}")
+    if tables := _metadata_files(path):
+        rows = [row for table in tables for row in _metadata_rows(path, table)]
+        return _dataset(path, _name(path), _from_rows(rows), "metadata files")
+    parts = split_folders(path)
+    if not parts:
+        return _dataset(path, _name(path), {"train": _class_folders(path)}, "folders, all training")
+    labelled = {part: _class_folders(folder) for part, folder in parts.items()}
+    _check_parts(path, labelled)
+    return _dataset(path, _name(path), labelled, f"folders {', '.join(f.name for f in parts.values())}")
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """Folders named train, val or test, if the images are divided that way; else empty.
+
+    A class may be called "train": the names count only when no other folder stands beside them.
+    """
+    folders = _subfolders(path)
+    parts = {SPLIT_NAMES.get(folder.name.lower(), ""): folder for folder in folders}
+    if "train" not in parts or "" in parts or len(parts) < len(folders):
+        return {}
+    return {part: parts[part] for part in ("train", "val", "test") if part in parts}
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images under a folder, nested ones too, sorted; hidden files and link loops left out."""
+    return sorted(_walk(folder, frozenset()))
+
+
+def words_of(key: str) -> str:
+    """Words for a folder name: underscores are spaces.
+
+    >>> words_of("sea_or_lake")
+    'sea or lake'
+    """
+    return " ".join(unicodedata.normalize("NFC", key).replace("_", " ").split())
+
+
+def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except PermissionError as error:
+        raise UserError(f"{folder}: no permission to read this folder.") from error
+    for entry in entries:
+        if hidden(entry.name):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), above | {real})
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            yield Path(entry.path)
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder is the system's own (.DS_Store, ._cat.jpg, __MACOSX)."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    entries = (Path(e.path) for e in os.scandir(folder) if e.is_dir() and not hidden(e.name))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _class_folders(folder: Path) -> dict[str, list[Path]]:
+    """Pictures of each class folder; an error when there are none."""
+    classes = {sub.name: image_files(sub) for sub in _subfolders(folder)}
+    if any(classes.values()):
+        return classes
+    loose = image_files(folder)
+    hint = _LAYOUT_HINT.format(folder.name or "photos")
+    if loose:
+        raise UserError(
+            f"{folder} has images but no class folders.",
+            details=[f"expected {folder.name}/<class>/<image>; found {len(loose):,} images directly inside"],
+            hint=hint,
+        )
+    raise UserError(f"{folder}: no images found.", details=_inventory(folder), hint=hint)
+
+
+def _inventory(folder: Path) -> list[str]:
+    """What lies in a folder instead of images."""
+    names = sorted(entry.name for entry in os.scandir(folder) if not hidden(entry.name))
+    return [f"found: {', '.join(names[:5])}{' ...' * (len(names) > 5)}" if names else "the folder is empty"]
+
+
+def _check_parts(path: Path, labelled: _Labelled) -> None:
+    """Refuse validation or test classes that training does not have."""
+    train = labelled["train"]
+    strangers = [
+        f"{part}/{key} ({len(pictures)} images)"
+        for part, classes in labelled.items()
+        for key, pictures in classes.items()
+        if pictures and key not in train
+    ]
+    if strangers:
+        raise UserError(
+            f"{path}: {len(strangers)} classes have no folder in train/.",
+            details=strangers,
+            hint="name the class folders alike in train/ and test/, or add training images",
+        )
+
+
+def _metadata_files(path: Path) -> list[Path]:
+    folders = [path, *split_folders(path).values()]
+    found = [folder / name for folder in folders for name in _METADATA if (folder / name).is_file()]
+    return [table for table in found if has_labels(table)]
+
+
+def _metadata_rows(path: Path, table: Path) -> list[Row]:
+    """Rows with their split filled in from the folder they lie in."""
+    rows = []
+    for row in read_rows(table):
+        place = row.path.relative_to(path).parts if row.path.is_relative_to(path) else ()
+        split = row.split or SPLIT_NAMES.get(place[0].lower() if len(place) > 1 else "", "train")
+        rows.append(Row(row.line, row.path, row.label, split))
+    return rows
+
+
+def _from_rows(rows: Sequence[Row]) -> _Labelled:
+    numeric = all(row.label.isdecimal() for row in rows)
+    keys = sorted({row.label for row in rows}, key=lambda key: (int(key), key) if numeric else (0, key))
+    labelled: _Labelled = {part: {key: [] for key in keys} for part in ("train", "val", "test")}
+    for row in rows:
+        labelled[row.split or "train"][row.label].append(row.path)
+    return labelled
+
+
+def _dataset(root: Path, name: str, labelled: _Labelled, split: str) -> Dataset:
+    """Number the classes, find their words, and refuse what cannot be learned from."""
+    train = labelled["train"]
+    if empty := [key for key in train if not train[key]]:
+        raise UserError(
+            f"{root}: {len(empty)} of {len(train)} classes have no training images.",
+            details=empty,
+            hint="add images to these classes, or remove their folders",
+        )
+    if len(train) < 2:
+        raise UserError(
+            f"{root}: found {len(next(iter(train.values())))} images in 1 class; need at least 2 classes.",
+            details=[f"the class is '{next(iter(train))}'"],
+            hint="put each class into its own folder, e.g. photos/cat/*.jpg and photos/dog/*.jpg",
+        )
+    keys = tuple(train)
+    classes = _class_words(root, keys)
+
+    def part(name: str) -> tuple[Item, ...]:
+        of_class = labelled.get(name, {})
+        return tuple(Item(picture, y) for y, key in enumerate(keys) for picture in of_class.get(key, ()))
+
+    train_items, val, test = part("train"), part("val"), part("test")
+    return Dataset(name, classes, train_items, val, test, keys=keys, root=root, split=split)
+
+
+def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
+    mapping = _read_names(root / "classnames.json")
+    classes = tuple(" ".join(mapping.get(key, words_of(key)).split()) for key in keys)
+    seen: dict[str, str] = {}
+    clashes: list[str] = []
+    for key, words in zip(keys, classes, strict=True):
+        folded = unicodedata.normalize("NFKC", words).casefold()
+        if not words:
+            clashes.append(f"'{key}' has no name")
+        elif folded in seen:
+            clashes.append(f"'{seen[folded]}' and '{key}' both read '{words}'")
+        seen.setdefault(folded, key)
+    if clashes:
+        raise UserError(
+            f"{root}: {len(clashes)} class names are empty or not distinct.",
+            details=clashes,
+            hint="rename or merge the folders, or give each its own words in classnames.json",
+        )
+    return classes
+
+
+def _read_names(path: Path) -> Mapping[str, str]:
+    """Folder name -> words, from classnames.json if it is there."""
+    if not path.is_file():
+        return {}
+    try:
+        names = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from error
+    expected = 'a JSON object such as {"bkr": "bike rack", "n01440764": "tench"}'
+    if not isinstance(names, dict):
+        raise UserError(f"{path}: expected {expected}.")
+    if wrong := [f"{key}: {value!r}" for key, value in names.items() if not isinstance(value, str)]:
+        raise UserError(f"{path}: {len(wrong)} names are not text.", details=wrong, hint=f"write {expected}")
+    return names
+
+
+def _missing(path: Path) -> UserError:
+    parent = path.parent if path.parent.is_dir() else None
+    beside = [entry.name for entry in _subfolders(parent)][:8] if parent else []
+    details = [f"folders beside it: {', '.join(beside)}"] if beside else []
+    return UserError(f"{path}: no such folder or list.", details=details, hint="check the path")
+
+
+def _name(path: Path) -> str:
+    return path.resolve().name or "images"
