@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from dca.data.augment import crop_resize, random_crops
+from dca.data.content import sha256_of as sha256_of
 from dca.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,18 +116,6 @@ def unreadable(faults: Sequence[str], total: int) -> UserError:
     )
 
 
-def sha256_of(picture: Picture) -> str:
-    """Hash of a picture's content: the file's bytes, or mode, size and pixels of an image in memory."""
-    if isinstance(picture, Path):
-        try:
-            with picture.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise UserError(f"cannot read {picture}: {error.strerror}.") from error
-    header = f"{picture.mode} {picture.width}x{picture.height}\n".encode()
-    return hashlib.sha256(header + picture.tobytes()).hexdigest()
-
-
 class ImageStore:
     """A few-shot set, decoded once and kept as uint8.
 
@@ -198,7 +186,7 @@ _UNREADABLE = (
     OverflowError,
     MemoryError,
     Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
+    Warning,  # where the caller has turned warnings into errors
 )
 
 
@@ -218,7 +206,7 @@ def _rotate(image: Image.Image) -> None:
     """Apply the EXIF rotation in place; a picture whose EXIF is damaged stays as it is."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except (ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError):
+    except (ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError, Warning):
         return
 
 

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_pictures import make_folder, picture
+
+from dca.data.folder import load_folder, words_of
+from dca.errors import UserError
+
+
+def names(items):
+    return [(item.picture.name, item.label) for item in items]
+
+
+def test_class_folders_are_read_in_sorted_order(tmp_path):
+    make_folder(tmp_path / "photos", {"sea_lake": 2, "forest": 1})
+    dataset = load_folder(tmp_path / "photos")
+    assert dataset.name == "photos"
+    assert dataset.classes == ("forest", "sea lake")
+    assert dataset.keys == ("forest", "sea_lake")
+    assert names(dataset.train) == [("0.png", 0), ("0.png", 1), ("1.png", 1)]
+    assert dataset.val == dataset.test == ()
+    assert dataset.path_of(dataset.train[2]) == "sea_lake/1.png"
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+def test_train_val_and_test_folders(tmp_path, val):
+    for part, n in (("train", 3), (val, 1), ("test", 2)):
+        make_folder(tmp_path / part, {"a": n, "b": n})
+    dataset = load_folder(tmp_path)
+    assert dataset.counts() == {"train": 6, "val": 2, "test": 4}
+    assert dataset.classes == ("a", "b")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make_folder(tmp_path, {"train": 1, "plane": 1, "test": 1})
+    assert load_folder(tmp_path).classes == ("plane", "test", "train")
+
+
+def test_a_test_class_without_training_images_is_named(tmp_path):
+    make_folder(tmp_path / "train", {"a": 1, "b": 1})
+    make_folder(tmp_path / "test", {"a": 1, "c": 2})
+    with pytest.raises(UserError, match=r"test/c \(2 images\)"):
+        load_folder(tmp_path)
+
+
+def test_a_class_may_lack_test_images(tmp_path):
+    make_folder(tmp_path / "train", {"a": 1, "b": 1})
+    make_folder(tmp_path / "test", {"a": 1, "b": 0})
+    assert load_folder(tmp_path).counts()["test"] == 1
+
+
+def test_suffixes_hidden_files_nested_folders(tmp_path):
+    make_folder(tmp_path, {"a": 1, "b": 1})
+    for name in ("UP.JPG", "mixed.JpEg", "deep/er/x.WebP"):
+        path = tmp_path / "a" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture().save(path)
+    for name in ("a/.hidden.png", "a/._0.png", "a/notes.txt", "a/.cache/y.png", "__MACOSX/a/z.png", ".git/x.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert [p for p, y in names(load_folder(tmp_path).train) if y == 0] == ["0.png", "UP.JPG", "x.WebP", "mixed.JpEg"]
+
+
+def test_links_are_followed_without_loops(tmp_path):
+    make_folder(tmp_path / "real", {"x": 2})
+    make_folder(tmp_path / "photos", {"a": 1})
+    (tmp_path / "photos/b").symlink_to(tmp_path / "real/x", target_is_directory=True)
+    (tmp_path / "photos/a/again").symlink_to(tmp_path / "photos/a", target_is_directory=True)
+    (tmp_path / "photos/a/up").symlink_to(tmp_path / "photos", target_is_directory=True)
+    dataset = load_folder(tmp_path / "photos")
+    assert dataset.classes == ("a", "b")
+    assert sum(item.label == 1 for item in dataset.train) == 2
+
+
+def test_classnames_json_maps_folders_to_words(tmp_path):
+    make_folder(tmp_path, {"n01440764": 1, "bkr": 1, "cat_dog": 1})
+    (tmp_path / "classnames.json").write_text(json.dumps({"n01440764": "tench", "bkr": " bike  rack "}))
+    assert load_folder(tmp_path).classes == ("bike rack", "cat dog", "tench")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [('{"a": 3}', "not text"), ('["a"]', "expected a JSON object"), ("{", "not valid JSON"), ('{"a": " "}', "no name")],
+)
+def test_bad_classnames_json(tmp_path, content, says):
+    make_folder(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "classnames.json").write_text(content)
+    with pytest.raises(UserError, match=says):
+        load_folder(tmp_path)
+
+
+def test_class_names_equal_up_to_case_or_unicode_form_are_listed_together(tmp_path):
+    composed, decomposed = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")
+    make_folder(tmp_path, {composed: 1, decomposed: 1, "Dog": 1, "dog": 1, "sea lake": 1, "sea_lake": 1, "fox": 1})
+    if len(os.listdir(tmp_path)) < 7:
+        pytest.skip("this file system does not tell these names apart")
+    with pytest.raises(UserError) as error:
+        load_folder(tmp_path)
+    assert len(error.value.details) == 3
+    assert "'Dog' and 'dog'" in str(error.value)
+
+
+def test_missing_folder_names_its_neighbours(tmp_path):
+    make_folder(tmp_path / "photos", {"a": 1})
+    with pytest.raises(UserError, match="folders beside it: photos"):
+        load_folder(tmp_path / "photo")
+
+
+def test_images_without_class_folders(tmp_path):
+    picture().save(tmp_path / "x.png")
+    with pytest.raises(UserError, match="images but no class folders") as error:
+        load_folder(tmp_path)
+    assert "found 1 images directly inside" in str(error.value)
+
+
+def test_no_images_at_all(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("x")
+    with pytest.raises(UserError, match="no images found"):
+        load_folder(tmp_path)
+
+
+def test_one_class_only(tmp_path):
+    make_folder(tmp_path, {"cat": 3})
+    with pytest.raises(UserError, match="3 images in 1 class"):
+        load_folder(tmp_path)
+
+
+def test_empty_classes_are_listed_together(tmp_path):
+    make_folder(tmp_path, {"a": 1, "b": 0, "c": 0, "d": 1})
+    with pytest.raises(UserError, match="2 of 4 classes have no training images") as error:
+        load_folder(tmp_path)
+    assert error.value.details == ("b", "c")
+
+
+def test_a_single_picture_is_not_a_dataset(tmp_path):
+    picture().save(tmp_path / "x.png")
+    with pytest.raises(UserError, match="not a folder or a CSV list"):
+        load_folder(tmp_path / "x.png")
+
+
+def test_ten_thousand_classes(tmp_path):
+    source = tmp_path / "one.png"
+    picture().save(source)
+    for k in range(10_000):
+        folder = tmp_path / "photos" / f"class_{k:05d}"
+        folder.mkdir(parents=True)
+        (folder / "x.png").symlink_to(source)
+    dataset = load_folder(tmp_path / "photos")
+    assert len(dataset.classes) == len(dataset.train) == 10_000
+    assert dataset.classes[-1] == "class 09999"
+
+
+# Image lists
+
+
+@pytest.fixture
+def listed(tmp_path):
+    make_folder(tmp_path / "img", {"a": 3, "b": 3})
+    return tmp_path
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_csv_with_splits(listed):
+    table = write(
+        listed / "data.csv", "path,label,split",
+        "img/a/0.png,big_cat,train", "img/a/1.png,big_cat,test", "img/b/0.png,dog,", "img/b/1.png,dog,Valid",
+    )  # fmt: skip
+    dataset = load_folder(table)
+    assert dataset.name == "data"
+    assert dataset.classes == ("big cat", "dog")
+    assert dataset.counts() == {"train": 2, "val": 1, "test": 1}
+    assert dataset.path_of(dataset.train[0]) == "img/a/0.png"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("img/a/0.png,cat", "img/b/0.png,dog"),
+        ("Path;Label", "img/a/0.png;cat", "", "img/b/0.png;dog"),
+        ("file_name\tclass\twidth", "img/a/0.png\tcat\t3", "img/b/0.png\tdog\t4"),
+        ("\ufefffilename,label", '"img/a/0.png","cat"', '"img/b/0.png","dog"'),
+    ],
+)
+def test_csv_dialects(listed, lines):
+    dataset = load_folder(write(listed / "data.csv", *lines))
+    assert dataset.classes == ("cat", "dog")
+    assert len(dataset.train) == 2
+
+
+def test_numbered_labels_sort_as_numbers(listed):
+    write(listed / "classnames.json", '{"2": "cat", "10": "dog"}')
+    dataset = load_folder(write(listed / "d.csv", "path,label", "img/a/0.png,10", "img/b/0.png,2"))
+    assert dataset.keys == ("2", "10")
+    assert dataset.classes == ("cat", "dog")
+
+
+def test_bad_rows_are_all_listed_with_their_lines(listed):
+    table = write(
+        listed / "data.csv", "path,label,split",
+        "img/a/0.png,cat,train",
+        "img/none.png,cat,train",
+        "img/b/0.png,,train",
+        ",dog,train",
+        "img/b/1.png,dog,tset",
+        "img/b/2.png",
+        "img/a/0.png,dog,train",
+        "img/a/1.png,cat,train,extra",
+        "img/a/0.png,cat,test",
+        "img/b/0.png,dog,",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="8 of 10 rows") as error:
+        load_folder(table)
+    text = str(error.value)
+    for line, says in {
+        3: "no such file: img/none.png", 4: "no label", 5: "no path", 6: "'tset' is none of", 7: "1 cell",
+        8: "label 'dog' here and 'cat' in line 2", 9: "4 cells", 10: "listed again (first in line 2)",
+    }.items():  # fmt: skip
+        assert any(d.startswith(f"line {line}:") and says in d for d in error.value.details), (line, text)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "first line is ''"),
+        (b"path,label\n", "no rows"),
+        (b"name,colour\nx,y\n", "expected a header"),
+        (b"path,colour\nx,y\n", "no label column"),
+        (b"path,label\nimg/a/0.png,\xff\xfe\n", r"not UTF-8 text \(line 2\)"),
+    ],
+)
+def test_lists_that_are_no_lists(listed, content, says):
+    (listed / "data.csv").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        load_folder(listed / "data.csv")
+    import re
+
+    assert re.search(says, str(error.value))
+
+
+def test_hugging_face_metadata_csv(listed):
+    write(listed / "img/metadata.csv", "file_name,label", "a/0.png,cat", "b/0.png,dog")
+    dataset = load_folder(listed / "img")
+    assert dataset.classes == ("cat", "dog")
+    assert len(dataset.train) == 2
+
+
+def test_hugging_face_metadata_jsonl_in_split_folders(tmp_path):
+    for part in ("train", "test"):
+        make_folder(tmp_path / part, {"images": 2})
+        rows = [{"file_name": f"images/{k}.png", "label": label} for k, label in enumerate(("cat", "dog"))]
+        write(tmp_path / part / "metadata.jsonl", *map(json.dumps, rows))
+    dataset = load_folder(tmp_path)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.counts() == {"train": 2, "val": 0, "test": 2}
+
+
+def test_metadata_of_captions_leaves_the_folders_in_charge(listed):
+    write(listed / "img/metadata.csv", "file_name,text", "a/0.png,a cat")
+    assert load_folder(listed / "img").classes == ("a", "b")
+
+
+def test_bad_json_lines_are_listed(listed):
+    table = write(listed / "d.jsonl", '{"path": "img/a/0.png", "label": "cat"}', "{", "[1]", '{"path": "img/b/0.png"}')
+    with pytest.raises(UserError, match="3 of 4 rows") as error:
+        load_folder(table)
+    assert [d.split(":")[0] for d in error.value.details] == ["line 2", "line 3", "line 4"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_list_give_a_user_error_or_rows(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("fuzz")
+    for name in ("x.csv", "x.jsonl"):
+        (folder / name).write_bytes(content)
+        with pytest.raises(UserError):
+            load_folder(folder / name)
+
+
+@given(st.text(max_size=30))
+def test_words_have_no_underscores_and_single_spaces(key):
+    words = words_of(key)
+    assert "_" not in words
+    assert words == " ".join(words.split())
