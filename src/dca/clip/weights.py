@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import zipfile
@@ -22,6 +21,7 @@ from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.clip.model import CLIP
 from dca.clip.tokenizer import OPENAI_MERGES, load_tokenizer
 from dca.errors import UserError, unknown_name
+from dca.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -239,17 +239,6 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds a {type(state).__name__}, not a state dict", hint=way_out)
     return state
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; anything else is an error that names the file."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, found a {type(raw).__name__}")
-    return raw
 
 
 def _tokenizer_folder(folder: Path) -> Path:

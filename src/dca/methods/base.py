@@ -1,0 +1,193 @@
+"""What a method is, and the registry of methods."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from dca import options, seeds
+from dca.clip import CLIP
+from dca.errors import UserError, unknown_name
+from dca.options import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a method is trained; each method's options begin with these."""
+
+    epochs: int | None = opt(None, "passes over the few-shot images", low=0)
+    batch_size: int | None = opt(None, "images a step", low=1)
+    learning_rate: float | None = opt(None, "rate after warm-up", low=0)
+    momentum: float = opt(0.9, "of SGD", low=0, high=1, source="lineage (CoOp)")
+    weight_decay: float = opt(5e-4, "on every trained tensor", low=0, source="lineage (CoOp)")
+    warmup_epochs: int = opt(1, "first epochs at the warm-up rate", low=0, source="lineage (CoOp)")
+    warmup_rate: float = opt(1e-5, "constant rate of those epochs", low=0, source="lineage (CoOp)")
+    augment: bool = opt(True, "random resized crop (0.08, 1) and flip", source="lineage (CoOp)")
+
+    def __post_init__(self) -> None:
+        options.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a method is told about the problem it is to solve."""
+
+    classes: tuple[str, ...]
+    shots: int
+    seed: int = 0
+    dataset: str = ""
+    template: str = "a photo of a {}."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training step's images: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,)."""
+
+    inputs: Tensor
+    labels: Tensor
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step yields: weighted loss terms by name, whose sum is minimised, and (B, C) probabilities."""
+
+    terms: dict[str, Tensor]
+    probabilities: Tensor
+
+
+class Support(Protocol):
+    """The training images, as a method may see them outside the steps."""
+
+    @property
+    def labels(self) -> Tensor:
+        """(N,)."""
+
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+        """`encode` of every image's pixels, without gradients: (N, ...).
+
+        views = 0 is the evaluation view; otherwise that many augmented views of each image,
+        view after view: (views · N, ...).
+        """
+
+
+class Method(nn.Module, ABC):
+    """Owns its parameters; turns a batch into loss terms and image features into probabilities.
+
+    It opens no file, prints nothing, chooses no device and knows no epoch. The backbone is
+    frozen and shared: it is neither among the parameters nor in the state.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    trains_on: ClassVar[str]  # "images", "features" or "nothing"
+    Options: ClassVar[type[Recipe]]
+    # Tensors made after training, of shapes that only the data decides.
+    results: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, clip: CLIP, task: Task, chosen: Any) -> None:
+        super().__init__()
+        self._backbone = (clip,)  # a tuple, so that nn.Module does not adopt it
+        self.task = task
+        self.options = chosen
+        for name in self.results:
+            self.register_buffer(name, None)
+
+    @classmethod
+    def build(cls, clip: CLIP, task: Task, chosen: Any) -> Self:
+        """A method for this task; options left open are settled first."""
+        return cls(clip, task, cls.resolve(chosen, task))
+
+    @classmethod
+    def resolve(cls, chosen: Any, task: Task) -> Any:
+        """Options with everything that depends on the task settled."""
+        return chosen
+
+    @property
+    def clip(self) -> CLIP:
+        """The frozen backbone."""
+        return self._backbone[0]
+
+    def generator(self, stream: str) -> torch.Generator:
+        """A private random stream for this method's initial values."""
+        return seeds.generator(self.task.seed, self.name, stream)
+
+    def trained(self) -> int:
+        """Number of trained values."""
+        return sum(p.numel() for p in self.parameters())
+
+    def prepare(self, support: Support) -> None:
+        """Compute what stays constant during training; called once before it."""
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Step:
+        """Loss terms of one batch."""
+
+    def finish(self, support: Support) -> None:
+        """Compute `results`; called once after training."""
+
+    @abstractmethod
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, S, S) -> unit image features (B, D)."""
+
+    @abstractmethod
+    def classify(self, features: Tensor) -> Tensor:
+        """Unit image features (B, D) -> probabilities (B, C)."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a saved `state_dict`, checking every name, shape and value."""
+        expected = {**dict(self.named_parameters()), **dict.fromkeys(self.results)}
+        problems = [f"missing {n}" for n in expected if n not in state]
+        problems += [f"unexpected {n}" for n in state if n not in expected]
+        for name, tensor in state.items():
+            want = expected.get(name)
+            if want is not None and want.shape != tensor.shape:
+                problems.append(f"{name}: shape {tuple(tensor.shape)}, expected {tuple(want.shape)}")
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                problems.append(f"{name}: holds NaN or infinite values")
+        problems = problems or self.check_results(state)
+        if problems:
+            raise UserError(f"the saved tensors are not those of a '{self.name}' model", details=problems)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(state[name])
+        for name in self.results:
+            setattr(self, name, state[name].to(self.clip.device))
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """What is wrong with the shapes of saved `results`, one line each."""
+        return []
+
+
+@cache
+def all_methods() -> dict[str, type[Method]]:
+    """Every method by name: the modules of this package that define METHOD, and entry points `dca.methods`."""
+    import dca.methods as package
+
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        method = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "METHOD", None)
+        if method is not None:
+            found[method.name] = method
+    for point in entry_points(group="dca.methods"):
+        method = point.load()
+        found[method.name] = method
+    return dict(sorted(found.items()))
+
+
+def get_method(name: str) -> type[Method]:
+    """The method called `name`; hyphens and underscores are alike."""
+    methods = all_methods()
+    wanted = name.strip().lower().replace("-", "_")
+    if wanted not in methods:
+        raise unknown_name("method", name, methods, hint="dca methods lists them")
+    return methods[wanted]

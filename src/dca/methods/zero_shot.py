@@ -1,0 +1,72 @@
+"""Zero-shot CLIP (Radford et al., 2021): p(y | x) = softmax_y( τ cos(f, t_y) ).
+
+t_y is the text feature of the class name in one sentence, or the normalised mean of the unit
+features of several sentences. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.errors import UserError
+from dca.methods.base import Batch, Method, Recipe, Step, Support
+from dca.methods.heads import Head
+from dca.options import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(Recipe):
+    """Settings of zero-shot CLIP."""
+
+    templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: the dataset's own")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := [t for t in self.templates if "{}" not in t]:
+            raise UserError("templates without {} for the class name", details=wrong)
+
+
+class ZeroShot(Method):
+    """CLIP as it comes, asked with a sentence for each class."""
+
+    name = "zero_shot"
+    paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
+    trains_on = "nothing"
+    Options = ZeroShotOptions
+    results = ("text_features",)
+    options: ZeroShotOptions
+    text_features: Tensor
+
+    def step(self, batch: Batch) -> Step:
+        """Nothing is trained."""
+        raise TypeError("zero-shot CLIP has no training step")
+
+    def finish(self, support: Support | None = None) -> None:
+        """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
+        names = [name.replace("_", " ") for name in self.task.classes]
+        each = [
+            F.normalize(self.clip.encode_text([template.replace("{}", name) for name in names]), dim=-1)
+            for template in self.options.templates or (self.task.template,)
+        ]
+        self.text_features = F.normalize(sum(each[1:], each[0]), dim=-1).detach()
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Unit image features (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Softmax of τ cos: (B, C)."""
+        return Head(self.text_features[None], self.clip.tau).probabilities(features)
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """One text feature a class."""
+        expected = (len(self.task.classes), self.clip.config.embed_dim)
+        found = tuple(state["text_features"].shape)
+        return [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
+
+
+METHOD = ZeroShot

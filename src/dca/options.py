@@ -1,0 +1,133 @@
+"""Options as dataclass fields that carry their help, limits and origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dca.errors import UserError, unknown_name
+
+T = TypeVar("T")
+TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
+
+
+def opt(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Iterable[str] = (),
+    source: str = "ours",
+) -> Any:
+    """A dataclass field with its help, its limits (inclusive) and where its default comes from."""
+    meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def check(options: Any) -> None:
+    """Raise one UserError for all values outside their limits; call from `__post_init__`."""
+    problems = []
+    for field in dataclasses.fields(options):
+        value, meta = getattr(options, field.name), field.metadata
+        if value is None or "help" not in meta:
+            continue
+        if meta["choices"] and value not in meta["choices"]:
+            problems.append(f"{field.name}={value}: one of {', '.join(meta['choices'])}")
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in (n for n in numbers if isinstance(n, int | float)):
+            if number != number or (meta["low"] is not None and number < meta["low"]):
+                problems.append(f"{field.name}={number}: at least {meta['low']}")
+            elif meta["high"] is not None and number > meta["high"]:
+                problems.append(f"{field.name}={number}: at most {meta['high']}")
+    if problems:
+        raise UserError("options out of range", details=problems, hint="see `dca methods show NAME` for the limits")
+
+
+def parse(cls: type[T], pairs: Iterable[str]) -> T:
+    """Options from `key=value` texts; all unknown names and unreadable values in one error."""
+    types_of, values, problems = get_type_hints(cls), dict[str, Any](), []
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            problems.append(f"'{pair}' is not key=value")
+        elif name not in names:
+            problems.append(unknown_name("option", name, names).problem)
+        else:
+            try:
+                values[name] = _convert(text.strip(), types_of[name])
+            except ValueError as error:
+                problems.append(f"{name}={text}: {error}")
+    if problems:
+        raise UserError("options that cannot be used", details=problems, hint=f"known: {', '.join(names)}")
+    return cls(**values)
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Options from a mapping, e.g. JSON that `dataclasses.asdict` wrote; wrong names and types in one error."""
+    types_of, problems, taken = get_type_hints(cls), [], {}
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in names:
+            problems.append(unknown_name("option", name, names).problem)
+            continue
+        taken[name] = tuple(value) if isinstance(value, list) else value
+        if not _fits(taken[name], types_of[name]):
+            problems.append(f"{name}={value!r}: {types_of[name]} expected")
+    if problems:
+        raise UserError("options that cannot be used", details=problems, hint=f"known: {', '.join(names)}")
+    return cls(**taken)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether the value is of the annotated type; whole numbers pass as floats."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, k) for k in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, inner[0]) for v in value)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Text -> a value of the annotated type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if type(None) in inner and text.lower() in NONE:
+            return None
+        return _convert(text, next(k for k in inner if k is not type(None)))
+    if origin is tuple:
+        return tuple(_convert(part.strip(), inner[0]) for part in text.split(",") if part.strip())
+    if kind is bool:
+        if text.lower() in TRUE | FALSE:
+            return text.lower() in TRUE
+        raise ValueError("true or false expected")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError("a whole number expected" if kind is int else "a number expected") from None
+    return text
+
+
+def describe(cls: type[Any]) -> list[dict[str, Any]]:
+    """Name, default, help, limits and origin of each option, for tables and `--json`."""
+    return [
+        {
+            "name": field.name,
+            "default": field.default,
+            "help": field.metadata["help"],
+            "choices": list(field.metadata["choices"]),
+            "low": field.metadata["low"],
+            "high": field.metadata["high"],
+            "source": field.metadata["source"],
+        }
+        for field in dataclasses.fields(cls)
+        if "help" in field.metadata
+    ]

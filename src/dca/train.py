@@ -1,0 +1,204 @@
+"""The only training loop: steps, schedule, metrics.jsonl, resume.
+
+Every epoch draws its order and its augmentation from its own random stream, so an epoch can be
+run again without those before it: a resumed run needs only the parameters and the momentum.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from dca import seeds
+from dca.errors import UserError
+from dca.files import write_bytes
+from dca.methods.base import Batch, Method, Recipe
+from dca.support import TrainingImages
+
+METRICS, STATE = "metrics.jsonl", "training.safetensors"
+# Seconds between saved states; an interrupted run repeats at most this much work.
+SAVE_EVERY = 5.0
+# The rule for a learning rate nobody chose: see `probe_rate`.
+PROBE_SHARE, PROBE_BATCHES = 0.05, 8
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Where training stands, for whoever shows it."""
+
+    done: int
+    total: int
+    epoch: int
+    epochs: int
+    loss: float
+    accuracy: float
+
+
+Progress = Callable[[Tick], None]
+
+
+def rate_at(epoch: int, epochs: int, recipe: Recipe, rate: float) -> float:
+    """Learning rate of an epoch: constant warm-up, then a cosine over the full epoch count.
+
+    The cosine is shifted by the warm-up, as in the lineage: lr(e) = lr (1 + cos(π (e - w) / E)) / 2.
+    """
+    if epoch < recipe.warmup_epochs:
+        return recipe.warmup_rate
+    return rate * (1 + math.cos(math.pi * (epoch - recipe.warmup_epochs) / epochs)) / 2
+
+
+def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """A random order in batches; a short last one is left out unless it is the only one."""
+    for indices in torch.split(torch.randperm(count, generator=generator), size):
+        if len(indices) == size or count < size:
+            yield indices
+
+
+class Trainer:
+    """One training run of one method on one set of images."""
+
+    def __init__(self, method: Method, images: TrainingImages, recipe: Recipe, seed: int) -> None:
+        if recipe.epochs is None or recipe.batch_size is None:
+            raise ValueError("epochs and batch_size must be settled before training")
+        self.method, self.images, self.recipe, self.seed = method, images, recipe, seed
+        self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
+        self.rows: list[Row] = []
+        self._features = None
+        if method.trains_on == "features":
+            self._features = images.map(method.clip.encode_image)
+        method.prepare(images)
+        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate()
+        self.optimizer = torch.optim.SGD(
+            method.parameters(), lr=self.rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+
+    def run(self, folder: Path | None = None, progress: Progress | None = None) -> list[Row]:
+        """Train to the last epoch, continuing what `folder` holds; returns one row an epoch."""
+        start = self.restore(folder) if folder else 0
+        saved = time.monotonic()
+        for epoch in range(start, self.epochs):
+            self.rows.append(self._epoch(epoch, progress))
+            late = time.monotonic() - saved >= SAVE_EVERY or epoch == self.epochs - 1
+            if folder and late:
+                self.save(folder, epoch + 1)
+                saved = time.monotonic()
+        return self.rows
+
+    def _epoch(self, epoch: int, progress: Progress | None) -> Row:
+        """One pass over the images."""
+        began = time.monotonic()
+        generator = seeds.generator(self.seed, "epoch", epoch)
+        rate = rate_at(epoch, self.epochs, self.recipe, self.rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums: dict[str, float] = {}
+        correct = seen = 0
+        steps = list(batches(len(self.images), self.batch_size, generator))
+        for number, indices in enumerate(steps, 1):
+            terms, hits = self._step(indices, generator, epoch)
+            correct, seen = correct + hits, seen + len(indices)
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + value
+            if progress:
+                done, total = epoch * len(steps) + number, self.epochs * len(steps)
+                progress(Tick(done, total, epoch + 1, self.epochs, sum(sums.values()) / number, correct / seen))
+        means = {f"loss_{name}": value / len(steps) for name, value in sums.items()}
+        row = {"epoch": epoch + 1, "loss": sum(means.values()), **means}
+        return {**row, "accuracy": correct / seen, "learning_rate": rate, "seconds": time.monotonic() - began}
+
+    def _step(self, indices: Tensor, generator: torch.Generator, epoch: int) -> tuple[dict[str, float], int]:
+        """One update; the value of each loss term, and how many images were right."""
+        batch = self._batch(indices, generator)
+        step = self.method.step(batch)
+        values = {name: float(term.detach()) for name, term in step.terms.items()}
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            raise UserError(
+                f"training diverged in epoch {epoch + 1}: loss term {', '.join(bad)} is not finite",
+                hint=f"lower the learning rate (it was {self.rate:g}): --set learning_rate={self.rate / 10:g}",
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(step.terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return values, int((step.probabilities.argmax(dim=-1) == batch.labels).sum())
+
+    def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        on_device = indices.to(self.images.labels.device)
+        if self._features is not None:
+            inputs = self._features[on_device]
+        else:
+            inputs = self.images.pixels(indices, generator, augment=self.recipe.augment)
+        return Batch(inputs, self.images.labels[on_device], generator)
+
+    def probe_rate(self) -> float:
+        """A learning rate from the gradient itself, for data nobody has tuned on.
+
+        lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the first values: the first
+        full step would change the trained tokens by the share s of their norm. It follows the
+        10⁴-fold differences that the number of classes, τ and the reductions make.
+        """
+        generator = seeds.generator(self.seed, "probe")
+        steps = list(batches(len(self.images), self.batch_size, generator))[:PROBE_BATCHES]
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        if not parameters:
+            return 0.0
+        for indices in steps:
+            terms = self.method.step(self._batch(indices, generator)).terms
+            (torch.stack(list(terms.values())).sum() / len(steps)).backward()  # type: ignore[no-untyped-call]
+        gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
+        size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
+        self.method.zero_grad(set_to_none=True)
+        return PROBE_SHARE * size / gradient if gradient > 0 else 0.0
+
+    def save(self, folder: Path, epochs_done: int) -> None:
+        """Parameters, momentum and metrics so far, atomically."""
+        tensors = {f"parameter.{n}": p.detach().contiguous() for n, p in self.method.named_parameters()}
+        for name, parameter in self.method.named_parameters():
+            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{name}"] = momentum.contiguous()
+        write_bytes(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        record = {"epochs_done": str(epochs_done), "learning_rate": repr(self.rate)}
+        write_bytes(folder / STATE, save_tensors(tensors, metadata=record))
+
+    def restore(self, folder: Path) -> int:
+        """Take up the state in `folder`; returns how many epochs it had done (0 if there is none)."""
+        path = folder / STATE
+        if not path.is_file():
+            return 0
+        try:
+            data = path.read_bytes()
+            tensors, record = load_tensors(data), _metadata(data)
+            done = int(record["epochs_done"])
+            parameters = dict(self.method.named_parameters())
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(tensors[f"parameter.{name}"])
+                    if f"momentum.{name}" in tensors:
+                        momentum = tensors[f"momentum.{name}"].to(parameter.device)
+                        self.optimizer.state[parameter]["momentum_buffer"] = momentum
+            self.rate = float(record["learning_rate"])
+            lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+            self.rows = [json.loads(line) for line in lines][:done]
+        except (SafetensorError, KeyError, ValueError, OSError, RuntimeError) as error:
+            raise UserError(f"{folder}: the interrupted run cannot be taken up ({error})", hint="delete it") from None
+        return done
+
+
+def _metadata(data: bytes) -> Mapping[str, Any]:
+    """The `__metadata__` of safetensors bytes."""
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return dict(header["__metadata__"])
