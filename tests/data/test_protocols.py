@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dca.data.dataset import Dataset, Item
+from dca.data.protocols import base_to_new, cross_dataset, domain_generalisation, few_shot, harmonic_mean, subset
+from dca.data.splits import few_shot as draw_few_shot
+from dca.errors import UserError
+
+
+def toy(name="toy", classes=5, train=20, val=10, test=3, keys=None):
+    parts = [tuple(Item(Path(f"{name}/{part}/{y}/{i}.jpg"), y) for y in range(classes) for i in range(n))
+             for part, n in (("train", train), ("val", val), ("test", test))]  # fmt: skip
+    keys = keys or tuple(f"n{y:04d}" for y in range(classes))
+    return Dataset(name, tuple(f"{name} {key}" for key in keys), *parts, keys=tuple(keys))
+
+
+def pictures_in(value):
+    """Every path that can be reached from a value."""
+    if isinstance(value, Path):
+        return {value}
+    if dataclasses.is_dataclass(value):
+        return set().union(*(pictures_in(getattr(value, f.name)) for f in dataclasses.fields(value)))
+    if isinstance(value, tuple):
+        return set().union(*map(pictures_in, value))
+    return set()
+
+
+def test_the_training_side_holds_no_test_image():
+    dataset = toy()
+    tests = {item.picture for item in dataset.test}
+    for task in (
+        few_shot(dataset, 4, 1),
+        few_shot(dataset, None, 1),
+        few_shot(dataset, 4, 1, mode="paper", habit="full"),
+        base_to_new(dataset, 4, 1),
+        domain_generalisation(dataset, [toy("shifted")], 4, 1),
+        cross_dataset(dataset, [toy("other")], 4, 1),
+    ):
+        assert task.source.test == ()
+        assert not pictures_in(task.source) & tests
+        assert all(target.test for target in task.targets)
+
+
+@pytest.mark.parametrize(
+    ("mode", "habit", "per_class", "says"),
+    [
+        ("strict", "few", 4, "strict: 4 validation images per class"),
+        ("strict", "full", 4, "strict: 4 validation images per class"),
+        ("strict", "shots", 4, "strict: 4 validation images per class"),
+        ("strict", "none", 0, "strict: no validation images"),
+        ("paper", "few", 4, "paper: 4 validation images per class"),
+        ("paper", "shots", 8, "paper: 8 validation images per class"),
+        ("paper", "full", 10, "paper: the full validation split"),
+    ],
+)
+def test_what_may_be_tuned_on(mode, habit, per_class, says):
+    task = few_shot(toy(), 8, 1, mode=mode, habit=habit)
+    assert Counter(item.label for item in task.source.val) == {y: per_class for y in range(5) if per_class}
+    assert task.selection == says
+    assert task.source.train == draw_few_shot(toy(), 8, 1).train
+
+
+def test_strict_few_shot_is_the_published_draw():
+    drawn = draw_few_shot(toy(), 2, 3)
+    task = few_shot(toy(), 2, 3)
+    assert (task.source.train, task.source.val) == (drawn.train, drawn.val)
+    assert task.targets[0].test == toy().test
+    assert task.targets[0].from_source == (0, 1, 2, 3, 4)
+
+
+def test_without_a_validation_part_undrawn_training_images_serve():
+    dataset = toy(val=0)
+    task = few_shot(dataset, 8, 1)
+    assert Counter(item.label for item in task.source.val) == dict.fromkeys(range(5), 4)
+    assert not set(task.source.val) & set(task.source.train)
+    assert "undrawn training images" in task.selection
+    assert few_shot(toy(val=0, train=3), 8, 1).source.val == ()
+
+
+def test_base_to_new_draws_first_and_splits_then():
+    dataset = toy(classes=5)
+    task = base_to_new(dataset, 4, 1)
+    drawn = draw_few_shot(dataset, 4, 1)
+    assert task.source.classes == dataset.classes[:3]
+    assert task.source.train == tuple(item for item in drawn.train if item.label < 3)
+    base, new = task.targets
+    assert (base.classes, new.classes) == (dataset.classes[:3], dataset.classes[3:])
+    assert {item.label for item in new.test} == {0, 1}
+    assert base.from_source == (0, 1, 2)
+    assert base.carries_over
+    assert new.from_source == (None, None)
+    assert not new.carries_over
+
+
+def test_domain_shift_matches_classes_by_key():
+    source, part = toy(classes=5), toy("sketch", classes=3, train=0, val=0, keys=("n0004", "n0000", "n0002"))
+    task = domain_generalisation(source, [part], 4, 1)
+    own, shifted = task.targets
+    assert own.name == "toy"
+    assert shifted.from_source == (4, 0, 2)
+    assert shifted.carries_over
+    assert shifted.classes == part.classes
+
+
+def test_domain_shift_refuses_foreign_classes():
+    with pytest.raises(UserError, match="1 target classes are not classes of toy"):
+        domain_generalisation(toy(), [toy("x", classes=2, keys=("n0001", "n9999"))], 4, 1)
+
+
+def test_cross_dataset_matches_words_not_folder_numbers():
+    task = cross_dataset(toy(keys=("1", "2", "3", "4", "5")), [toy("other", keys=("1", "2", "3", "4", "5"))], 4, 1)
+    assert task.targets[0].from_source == (None,) * 5
+
+
+def test_a_target_needs_test_images():
+    with pytest.raises(UserError, match="no test images"):
+        few_shot(toy(test=0), 4, 1)
+
+
+def test_unknown_mode_is_named():
+    with pytest.raises(UserError, match="Did you mean 'strict'"):
+        few_shot(toy(), 4, 1, mode="strikt")
+
+
+@given(st.permutations(range(5)), st.integers(1, 5))
+def test_subset_keeps_pictures_with_their_words(order, n):
+    dataset = toy()
+    part = subset(dataset, order[:n], "part")
+    words = {item.picture: part.classes[item.label] for item in part.train + part.test}
+    whole = {item.picture: dataset.classes[item.label] for item in dataset.train + dataset.test}
+    assert words.items() <= whole.items()
+    assert len(part.train) == 20 * n
+
+
+def test_harmonic_mean():
+    assert harmonic_mean(0.5, 0.5) == 0.5
+    assert harmonic_mean(0.0, 0.9) == 0.0
+    assert harmonic_mean(0.8, 0.4) == pytest.approx(8 / 15)
