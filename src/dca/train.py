@@ -30,7 +30,7 @@ METRICS, STATE = "metrics.jsonl", "training.safetensors"
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
 # The rule for a learning rate nobody chose: see `probe_rate`.
-PROBE_SHARE, PROBE_BATCHES = 0.05, 8
+PROBE_SHARE, PROBE_SHOTS, PROBE_BATCHES = 0.02, 16, 8
 
 Row = dict[str, float]
 
@@ -146,8 +146,10 @@ class Trainer:
         """A learning rate from the gradient itself, for data nobody has tuned on.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the first values: the first
-        full step would change the trained tokens by the share s of their norm. It follows the
-        10⁴-fold differences that the number of classes, τ and the reductions make.
+        full step would change the trained tokens by the share s of their norm. So the rate
+        follows the 10⁴-fold differences that the number of classes, τ and the reductions make.
+        s = 0.02 K^1.5 for K shots (at most 16): one image a class bears small steps only, many
+        reward large ones.
         """
         generator = seeds.generator(self.seed, "probe")
         steps = list(batches(len(self.images), self.batch_size, generator))[:PROBE_BATCHES]
@@ -160,7 +162,8 @@ class Trainer:
         gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
         size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
         self.method.zero_grad(set_to_none=True)
-        return PROBE_SHARE * size / gradient if gradient > 0 else 0.0
+        share = PROBE_SHARE * min(self.method.task.shots, PROBE_SHOTS) ** 1.5
+        return share * size / gradient if gradient > 0 else 0.0
 
     def save(self, folder: Path, epochs_done: int) -> None:
         """Parameters, momentum and metrics so far, atomically."""
@@ -190,11 +193,18 @@ class Trainer:
                         momentum = tensors[f"momentum.{name}"].to(parameter.device)
                         self.optimizer.state[parameter]["momentum_buffer"] = momentum
             self.rate = float(record["learning_rate"])
-            lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-            self.rows = [json.loads(line) for line in lines][:done]
+            self.rows = read_metrics(folder)[:done]
         except (SafetensorError, KeyError, ValueError, OSError, RuntimeError) as error:
             raise UserError(f"{folder}: the interrupted run cannot be taken up ({error})", hint="delete it") from None
         return done
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """The rows of `metrics.jsonl`, one an epoch; none where training has not saved yet."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _metadata(data: bytes) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ def load(source: str | Path, *, revision: str | None = None, cache_dir: str | No
     """Frozen CLIP from a short name, a hub id, a folder or a state dict file; see `CLIP.from_pretrained`."""
     path = Path(source).expanduser()
     if str(source) == MINI:
-        path = Path(str(files("dca.clip") / MINI))
+        path = mini_folder()
     elif str(source) in HUB_IDS:
         path = fetch(HUB_IDS[str(source)], revision, cache_dir)
     elif not path.exists():
@@ -62,6 +62,20 @@ def load(source: str | Path, *, revision: str | None = None, cache_dir: str | No
     clip = _load_folder(path) if path.is_dir() else _load_file(path)
     clip.source = str(source) if str(source) in {MINI, *HUB_IDS} or not Path(source).exists() else str(path.resolve())
     return clip.freeze()
+
+
+def mini_folder() -> Path:
+    """Where the embedded model lies."""
+    return Path(str(files("dca.clip") / MINI))
+
+
+def blank(config: CLIPConfig) -> CLIP:
+    """A CLIP of this shape without weights, to count and to plan with; it cannot encode."""
+    tokenizer = load_tokenizer(mini_folder(), config.text.context_length)
+    size = config.vision.image_size
+    transform = preprocess.Preprocess(size=size, resize=size, resample=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with torch.device("meta"):
+        return CLIP(config, tokenizer, transform).freeze()
 
 
 def _looks_like_hub_id(source: str) -> bool:

@@ -1,0 +1,59 @@
+"""Options and printing that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout, nothing else there.")
+quiet_flag = click.option("-q", "--quiet", is_flag=True, help="No progress bars.")
+overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
+
+
+def running(function: F) -> F:
+    """Where and how exactly to run."""
+    function = click.option(
+        "--precision",
+        default="auto",
+        show_default=True,
+        help="auto, fp32 or bf16: what the towers calculate in. auto is bf16 on a GPU, fp32 elsewhere.",
+    )(function)
+    return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")(function)
+
+
+def backbone_of_model(function: F) -> F:
+    """Another place for the backbone of a saved model."""
+    return click.option(
+        "--backbone", default=None, help="Where the model's backbone lies now, if not where it was when fitted."
+    )(function)
+
+
+def emit(value: Any) -> None:
+    """One JSON value on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction for people."""
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def bytes_text(count: float) -> str:
+    """A size for people."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

@@ -1,0 +1,110 @@
+"""dca fit: from a folder of photos to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dca.cli.common import bytes_text, emit, json_flag, overwrite_flag, percent, quiet_flag, running, seconds_text
+
+
+@click.command(epilog="Options of a method: dca methods show NAME.")
+@click.argument("data")
+@click.option("--method", default="dca", show_default=True, help="How to learn; see: dca methods.")
+@click.option("--shots", type=click.IntRange(min=1), default=None, help="Images a class to draw; all if not given.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the start."
+)
+@click.option(
+    "--backbone",
+    default="mini",
+    show_default=True,
+    help="mini (inside this package), vit-b-16, vit-b-32, vit-l-14, laion-vit-b-16, ..., a hub id, or a path.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
+@overwrite_flag
+@running
+@quiet_flag
+@json_flag
+def command(
+    data: str,
+    method: str,
+    shots: int | None,
+    seed: int,
+    backbone: str,
+    output: Path | None,
+    settings: tuple[str, ...],
+    overwrite: bool,
+    device: str,
+    precision: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Learn a classifier from DATA.
+
+    DATA is a folder with one sub-folder a class (photos/cat/*.jpg), or with train/ and test/ of
+    those, or a CSV with the columns path,label. With test images the model is compared with
+    zero-shot CLIP. An interrupted fit continues when the same command is given again.
+
+    \b
+    dca fit photos/
+    dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
+    dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
+    """
+    import dataclasses
+
+    from dca import options
+    from dca.methods.base import get_method
+    from dca.progress import bars
+    from dca.run import Spec, run
+
+    given = options.parse(get_method(method).Options, settings)
+    changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(type(given)(), k)}
+    spec = Spec(
+        data=data,
+        method=method,
+        shots=shots,
+        seed=seed,
+        backbone=backbone,
+        precision=precision,
+        options=changed,
+    )
+    target = output or default_output(data)
+    with bars(enabled=not (quiet or as_json)) as progress:
+        outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
+    if as_json:
+        emit(outcome.result)
+    else:
+        click.echo("\n".join(summary(outcome.result)))
+
+
+def default_output(data: str) -> Path:
+    """`photos/` and `photos.csv` -> photos.dca, in the working folder."""
+    name = Path(data).resolve().name
+    return Path(f"{Path(name).stem if Path(data).is_file() else name}.dca")
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """What a person wants to know after a fit."""
+    shots = f"{result['shots']} a class" if result["shots"] else "all of them"
+    lines = [f"{result['dataset']}: {result['classes']} classes, {result['images']:,} training images ({shots})"]
+    if result["accuracy"] is not None:
+        gain = 100 * (result["accuracy"] - result["zero_shot_accuracy"])
+        lines += [
+            f"accuracy on {result['test_images']:,} test images",
+            f"  zero-shot CLIP  {percent(result['zero_shot_accuracy']):>7}",
+            f"  {result['method']:<14}  {percent(result['accuracy']):>7}   ({gain:+.1f} points)",
+        ]
+    else:
+        lines.append("accuracy not measured: no test images (put some into DATA/test/<class>/)")
+    size = bytes_text(result["checkpoint_bytes"])
+    lines += [
+        f"trained {result['trained_parameters']:,} parameters in {seconds_text(result['seconds'])}; "
+        f"model {result['model']} ({size})",
+        f"next  dca predict {result['model']} IMAGE...",
+        f"      dca eval {result['model']} FOLDER",
+    ]
+    return lines

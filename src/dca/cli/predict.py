@@ -1,0 +1,92 @@
+"""dca predict: what is on these images."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, running
+from dca.errors import UserError
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True)
+@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="How many classes to name.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows.")
+@backbone_of_model
+@running
+@quiet_flag
+@json_flag
+def command(
+    model: Path,
+    images: tuple[str, ...],
+    top: int,
+    as_csv: bool,
+    backbone: str | None,
+    device: str,
+    precision: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Name what is on IMAGES: files, folders (with all images below them), or - for paths on stdin.
+
+    \b
+    dca predict photos.dca new.jpg
+    dca predict photos.dca holiday/ --top 3
+    find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
+    """
+    from dca.classifier import Classifier
+    from dca.progress import bars
+
+    if as_csv and as_json:
+        raise UserError("--csv and --json cannot go together")
+    paths = expand(images)
+    classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    with bars(enabled=not quiet and len(paths) > 1) as progress:
+        probabilities = classifier.predict_proba(paths, progress=progress)
+    rows = describe(paths, probabilities, list(classifier.classes_), top)
+    if as_json:
+        emit(rows)
+    elif as_csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(["path", "label", "probability"])
+        writer.writerows(
+            [row["path"], best["label"], f"{best['probability']:.6f}"] for row in rows for best in row["top"]
+        )
+    else:
+        click.echo("\n".join(lines(rows)))
+
+
+def expand(images: Sequence[str]) -> list[Path]:
+    """Files in the order given; folders and stdin unfolded; every missing one in one error."""
+    from dca.classifier import as_pictures
+
+    given = [line.strip() for name in images for line in (sys.stdin if name == "-" else [name]) if line.strip()]
+    if missing := [name for name in given if not Path(name).exists()]:
+        raise UserError("no such file or folder", details=missing)
+    return [Path(str(path)) for name in given for path in as_pictures(name)]
+
+
+def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
+    """What `--json` prints: one object an image."""
+    rows = []
+    for path, row in zip(paths, probabilities, strict=True):
+        best = [{"label": str(classes[c]), "probability": float(row[c])} for c in (-row).argsort(kind="stable")[:top]]
+        rows.append({"path": str(path), **best[0], "top": best})
+    return rows
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line an image, in columns."""
+    wide = max(len(row["path"]) for row in rows)
+    label = max(len(best["label"]) for row in rows for best in row["top"])
+    return [
+        f"{row['path']:<{wide}}  " + "   ".join(f"{b['label']:<{label}} {b['probability']:.2f}" for b in row["top"])
+        for row in rows
+    ]

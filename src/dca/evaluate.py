@@ -1,0 +1,75 @@
+"""Probabilities of many pictures, and what they say about a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dca.data.images import stream
+from dca.data.opening import Picture
+from dca.methods.base import Method
+from dca.progress import Progress, of_stage, silent
+
+BATCH = 128
+ECE_BINS = 15
+
+
+@torch.no_grad()
+def probabilities(
+    methods: Sequence[Method], pictures: Sequence[Picture], *, stage: str = "images", progress: Progress = silent
+) -> list[NDArray[np.float64]]:
+    """(N, C) of each method, which share a backbone: every picture is opened once."""
+    clip = methods[0].clip
+    parts: list[list[torch.Tensor]] = [[] for _ in methods]
+    on_gpu = clip.device.type == "cuda"
+    for crops in stream(pictures, clip.preprocess.crop, BATCH, of_stage(progress, stage), pin=on_gpu):
+        pixels = clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
+        for part, method in zip(parts, methods, strict=True):
+            part.append(method.classify(method.encode(pixels)).cpu())
+    empty = torch.zeros(0, len(methods[0].task.classes))
+    return [torch.cat(part or [empty]).double().numpy() for part in parts]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a labelled set says about a model. Accuracies are fractions.
+
+    probabilities: (N, C). labels: (N,). per_class: accuracy of each class that has images.
+    ece: expected calibration error over 15 equal bins of the largest probability.
+    """
+
+    probabilities: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    accuracy: float
+    per_class: dict[str, float]
+    ece: float
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dca eval --json` prints."""
+        return {"accuracy": self.accuracy, "n": self.n, "per_class": self.per_class, "ece": self.ece}
+
+
+def evaluation(probs: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str]) -> Evaluation:
+    """Compare probabilities (N, C) with labels (N,)."""
+    right = probs.argmax(axis=1) == labels
+    per_class = {name: float(right[labels == c].mean()) for c, name in enumerate(classes) if (labels == c).any()}
+    return Evaluation(probs, labels, tuple(classes), float(right.mean()), per_class, calibration_error(probs, right))
+
+
+def calibration_error(probs: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
+    """ECE = Σ_b (n_b / n) |accuracy_b - confidence_b| over equal bins of the largest probability."""
+    confidence = probs.max(axis=1)
+    bins = np.minimum((confidence * ECE_BINS).astype(int), ECE_BINS - 1)
+    gaps = [abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    return float(sum(gaps))

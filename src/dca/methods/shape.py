@@ -1,0 +1,28 @@
+"""What a method would train on a given backbone, without its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dca.clip import VIT_B_16, CLIPConfig
+from dca.clip.weights import blank
+from dca.methods.base import Method, Task
+
+CLASSES = 100
+
+
+def trained_on(method: type[Method], config: CLIPConfig = VIT_B_16, classes: int = CLASSES, shots: int = 16) -> int:
+    """Number of trained values on a backbone of this shape."""
+    task = Task(classes=tuple(f"class {c}" for c in range(classes)), shots=shots)
+    return method.build(blank(config), task, method.Options()).trained()
+
+
+def summary(method: type[Method]) -> dict[str, Any]:
+    """A method's row in the tables."""
+    return {
+        "name": method.name,
+        "paper": method.paper,
+        "trains_on": method.trains_on,
+        "trained_parameters": trained_on(method),
+        "summary": (method.__doc__ or "").splitlines()[0],
+    }

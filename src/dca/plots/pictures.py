@@ -1,0 +1,147 @@
+"""Pictures of pictures: what the model said about which image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dca.plots import style
+from dca.plots.charts import ClassResult, bars_panel, everything, hardest
+from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_TILES = 40
+_TILE, _GAP, _CAPTION = 1.02, 0.17, 0.33
+
+
+class _Tile(NamedTuple):
+    """One image with what it is, what was said, and how surely."""
+
+    image: Any
+    truth: str
+    said: str
+    probability: float
+
+    @property
+    def right(self) -> bool:
+        return self.truth == self.said
+
+
+def _tiles(
+    images: Sequence[Any], truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]
+) -> list[_Tile]:
+    """The four lists as one."""
+    if not len(images) == len(truths) == len(predictions) == len(probabilities):
+        raise ValueError("images, truths, predictions and probabilities differ in length")
+    return [_Tile(*four) for four in zip(images, truths, predictions, map(float, probabilities), strict=True)]
+
+
+def prediction_grid(
+    images: Sequence[Any],
+    truths: Sequence[str],
+    predictions: Sequence[str],
+    probabilities: Sequence[float],
+    path: Path | str,
+    *,
+    columns: int = 8,
+) -> Path:
+    """Draw images with what was said about them: mistakes first, the most confident of them leading.
+
+    images: PIL images or (H, W, 3) arrays. truths, predictions: class names.
+    probabilities: of the class that was said.
+    """
+    tiles = _tiles(images, truths, predictions, probabilities)
+    wrong = sum(not tile.right for tile in tiles)
+    shown = sorted(tiles, key=lambda tile: (tile.right, -tile.probability))[:MOST_TILES]
+    columns = max(1, min(columns, len(shown)))
+    rows = math.ceil(len(shown) / columns)
+    width = max(4.6, 0.6 + columns * (_TILE + _GAP) - _GAP)
+    with drawing(width, 1.0 + rows * (_TILE + _CAPTION + _GAP) + 0.1) as figure:
+        below = f"{wrong:,} of {len(tiles):,} wrong"
+        if len(shown) < len(tiles):
+            below += f"; {len(shown)} shown, mistakes first"
+        style.headline(figure, "Predictions", below)
+        grid_panel(figure, 0.3, 0.95, shown, columns)
+        return save(figure, path)
+
+
+def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
+    """Framed images in rows, from `left` and `top` in inches; captions below each."""
+    for k, tile in enumerate(tiles):
+        x = left + (k % columns) * (_TILE + _GAP)
+        y = top + (k // columns) * (_TILE + _CAPTION + _GAP)
+        colour = GREEN if tile.right else RED
+        axes = style.box(figure, x, y, _TILE, _TILE)
+        axes.imshow(_square(tile.image), interpolation="antialiased")
+        axes.set(xticks=[], yticks=[])
+        for side in axes.spines.values():
+            side.set(visible=True, color=colour, linewidth=2.4)
+        # The tick and the cross say it again without colour.
+        said = f"{'✓' if tile.right else '✗'} {plain(tile.said, 15)}"
+        style.note(figure, x, y + _TILE + 0.06, said, size=7.2, color=colour, weight="bold")
+        sure = f"{100 * tile.probability:.0f} %"
+        below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
+        style.note(figure, x, y + _TILE + 0.2, below, size=7, color=MUTED if tile.right else TEXT)
+
+
+def _square(image: Any) -> Any:
+    """The middle square of an image as an array, grey ones in three channels."""
+    pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return pixels[top : top + side, left : left + side, :3]
+
+
+def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
+    """Tiles in rounds: one of each class, then the next of each; inside a class as they came."""
+    turns: dict[str, int] = {}
+    keyed = []
+    for tile in tiles:
+        turn = turns.get(tile.truth, 0)
+        turns[tile.truth] = turn + 1
+        keyed.append((turn, list(turns).index(tile.truth), tile))
+    return [tile for _, _, tile in sorted(keyed, key=lambda one: one[:2])]
+
+
+def demo_figure(
+    zero_shot: float,
+    adapted: float,
+    per_class: Sequence[ClassResult],
+    images: Sequence[Any],
+    truths: Sequence[str],
+    predictions: Sequence[str],
+    probabilities: Sequence[float],
+    path: Path | str,
+    *,
+    label: str = "DCA",
+    shots: int | None = None,
+) -> Path:
+    """Draw the whole story on one page: what was gained, and what the model now says.
+
+    Arguments as in `accuracy_bars` and `prediction_grid`. The images are taken in turn from all
+    classes in the order given, right or wrong, so that the page does not flatter.
+    """
+    columns, rows = 6, 4
+    tiles = _in_turn(_tiles(images, truths, predictions, probabilities))[: columns * rows]
+    shown = hardest(per_class, 12)
+    height = 1.05 + rows * (_TILE + _CAPTION + _GAP) + 0.1
+    left = 6.0
+    with drawing(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
+        seen = f" after {shots} images per class" if shots else ""
+        title = f"{percent(zero_shot)} zero-shot, {percent(adapted)} with {plain(label)}{seen}"
+        overall = everything(zero_shot, adapted, per_class)
+        style.headline(figure, title, f"accuracy on {overall.images:,} test images; lines are 95 % intervals")
+        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, shown, label)
+        right = sum(tile.right for tile in tiles)
+        style.note(figure, left, 0.55, f"test images in turn: {right} of these {len(tiles)} right", size=9, color=MUTED)
+        grid_panel(figure, left, 0.95, tiles, columns)
+        return save(figure, path)

@@ -1,0 +1,161 @@
+"""One look for all pictures: colours, type, measured boxes, safe text, atomic saving."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dca.errors import UserError
+from dca.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+BLUE, GREEN, RED = "#0072b2", "#009e73", "#d55e00"
+SERIES = (BLUE, "#e69f00", GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
+TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
+
+_SUFFIXES = (".png", ".svg")
+# Tried in this order for letters that DejaVu lacks; only those installed are used.
+_MORE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Noto Sans JP",
+    "Noto Sans KR",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "WenQuanYi Zen Hei",
+    "Droid Sans Fallback",
+    "Arial Unicode MS",
+)
+
+
+def need_matplotlib() -> None:
+    """Stop with the way out when the pictures' one dependency is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "pictures need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
+        ) from None
+
+
+@cache
+def _fonts() -> tuple[str, ...]:
+    """Font families to draw with: DejaVu, which travels with matplotlib, then what this machine has."""
+    need_matplotlib()
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return "DejaVu Sans", *(name for name in _MORE_FONTS if name in installed)
+
+
+@cache
+def _letters() -> frozenset[int]:
+    """Code points that one of the fonts can draw."""
+    from matplotlib import font_manager
+
+    codes: set[int] = set()
+    for name in _fonts():
+        codes.update(font_manager.get_font(font_manager.findfont(name)).get_charmap())
+    return frozenset(codes)
+
+
+def plain(text: str, most: int = 28) -> str:
+    """Text that can be drawn on one line: no control letters, no missing ones, at most `most` long."""
+    words = " ".join(text.split())
+    kept = "".join(c for c in words if unicodedata.category(c)[0] != "C")
+    kept = "".join(c if ord(c) in _letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
+    return kept if len(kept) <= most else kept[: most - 1].rstrip() + "…"
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[Figure]:
+    """Make a figure of the given inches in our style. Use it, and save it, inside the context."""
+    need_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    look: Any = {
+        "font.family": list(_fonts()),
+        "font.size": 9,
+        "text.color": TEXT,
+        # Class names are not formulas, whatever dollar signs they hold.
+        "text.parse_math": False,
+        "axes.edgecolor": RULE,
+        "axes.labelcolor": MUTED,
+        "axes.labelsize": 8.5,
+        "axes.axisbelow": True,
+        "axes.unicode_minus": True,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelsize": 8.5,
+        "ytick.labelsize": 8.5,
+        **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
+        "svg.hashsalt": "dca",
+        "svg.fonttype": "path",
+    }
+    with matplotlib.rc_context(look):
+        yield Figure(figsize=(width, height), dpi=160, facecolor="white")
+
+
+def box(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Bare axes, placed in inches from the top left corner."""
+    full_width, full_height = figure.get_size_inches()
+    axes = figure.add_axes(
+        (left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height)
+    )
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return axes
+
+
+def note(figure: Figure, left: float, top: float, words: str, **look: Any) -> None:
+    """Text on the figure, its upper left corner placed in inches from the top left."""
+    width, height = figure.get_size_inches()
+    figure.text(left / width, 1 - top / height, words, **{"ha": "left", "va": "top", **look})
+
+
+def room(words: Iterable[str], most: float) -> float:
+    """Inches that the longest of some labels takes at body size, at most `most`."""
+    return min(most, 0.15 + 0.078 * max(map(len, words), default=0))
+
+
+def headline(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
+    """Title, and a quieter line under it."""
+    note(figure, left, top, title, size=13, weight="bold")
+    if below:
+        note(figure, left, top + 0.3, below, size=9, color=MUTED)
+
+
+def percent(share: float) -> str:
+    """Share as the screen says it elsewhere."""
+    return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
+
+
+def save(figure: Figure, path: Path | str) -> Path:
+    """Write the figure whole or not at all, as PNG or SVG by the name's ending; returns the path."""
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in _SUFFIXES:
+        raise UserError(f"{path}: pictures are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without the program's version and the date, equal data give equal files.
+    metadata = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind[1:], metadata=metadata)
+    write_bytes(path, buffer.getvalue())
+    return path

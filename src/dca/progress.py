@@ -1,0 +1,48 @@
+"""How far long work has come, for whoever wants to show it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# (stage, done, total, note): called often, cheap, never printing by itself.
+Progress = Callable[[str, int, int, str], None]
+
+
+def silent(stage: str, done: int, total: int, note: str = "") -> None:
+    """Show nothing."""
+
+
+def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
+    """The same for code that only counts: (done, total)."""
+    return lambda done, total: progress(stage, done, total, "")
+
+
+@contextmanager
+def bars(*, enabled: bool = True) -> Iterator[Progress]:
+    """Progress bars on stderr, one a stage, with the time left; nothing where stderr is no terminal."""
+    if not (enabled and sys.stderr.isatty()):
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks = {}
+    with Bars(*columns, console=Console(stderr=True)) as shown:
+
+        def progress(stage: str, done: int, total: int, note: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(stage, total=total, note="")
+            shown.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield progress
