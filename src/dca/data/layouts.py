@@ -259,18 +259,17 @@ def _placer(folder: Path, images: Sequence[str], paths: Sequence[str]) -> tuple[
     base = bases[hits.index(max(hits))]
     if max(hits) or not folder.is_dir():
         return base, base.joinpath
-    by_name: dict[str, list[Path]] = {}
+    by_name: dict[str, list[tuple[set[str], Path]]] = {}
     for file in image_files(folder):
-        by_name.setdefault(file.name, []).append(file)
+        by_name.setdefault(file.name, []).append((_words(file.relative_to(folder).parts[:-1]), file))
     return base, partial(_lookup, base, by_name)
 
 
-def _lookup(base: Path, by_name: dict[str, list[Path]], path: str) -> Path:
+def _lookup(base: Path, by_name: dict[str, list[tuple[set[str], Path]]], path: str) -> Path:
     """The image of that name whose folders share most words with the path's."""
     wanted = PurePosixPath(path)
-    candidates = by_name.get(wanted.name, [])
     words = _words(wanted.parts[:-1])
-    scored = sorted(((len(words & _words(c.parts[:-1])), c) for c in candidates), reverse=True)
+    scored = sorted(((len(words & theirs), file) for theirs, file in by_name.get(wanted.name, [])), reverse=True)
     if not scored or (len(scored) > 1 and scored[0][0] == scored[1][0]):
         return base / path
     return scored[0][1]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_pictures import make_folder, picture
+
+from dca.data.check_folder import check_folder, odd_name
+from dca.data.content import near_copies, thumbnail
+
+
+def busy(seed, size=(96, 72)):
+    """A picture with detail of its own."""
+    noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two parts, two classes, all pictures different."""
+    for p, part in enumerate(("train", "test")):
+        for c, name in enumerate(("cat", "dog")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(6):
+                busy(100 * p + 10 * c + i).save(tmp_path / part / name / f"{i}.png")
+    return tmp_path
+
+
+def found(report):
+    return {finding.what: finding for finding in report.findings}
+
+
+def test_a_good_folder_has_no_findings(photos):
+    report = check_folder(photos)
+    assert report.findings == ()
+    assert report.ok
+    assert report.facts["classes"] == 2
+    assert report.facts["fewest_per_class"] == 6
+    assert json.loads(json.dumps(report.describe()))["ok"] is True
+
+
+def test_unreadable_images_block(photos):
+    (photos / "train/cat/note.jpg").write_text("hello")
+    (photos / "train/dog/zero.jpg").write_bytes(b"")
+    report = check_folder(photos)
+    finding = found(report)["2 images cannot be read"]
+    assert finding.examples[0].startswith("train/cat/note.jpg: not an image")
+    assert not report.ok
+    assert check_folder(photos, open_images=False).ok
+
+
+def test_the_same_file_in_train_and_test_is_a_leak(photos):
+    shutil.copy(photos / "train/cat/0.png", photos / "test/cat/copy.png")
+    finding = found(check_folder(photos))["1 test images are the same file as a training or validation image"]
+    assert finding.examples == ("train/cat/0.png ~ test/cat/copy.png",)
+
+
+def test_a_smaller_recompressed_copy_in_test_is_a_leak(photos):
+    busy(0).resize((64, 48)).save(photos / "test/cat/small.jpg", quality=70)
+    finding = found(check_folder(photos))["1 test images are nearly the same picture as a training or validation image"]
+    assert finding.examples == ("train/cat/0.png ~ test/cat/small.jpg",)
+
+
+def test_one_picture_under_two_labels_is_a_conflict(photos):
+    shutil.copy(photos / "train/cat/0.png", photos / "train/dog/copy.png")
+    assert "1 pairs of images with different labels are the same file" in found(check_folder(photos))
+
+
+def test_copies_inside_a_part_are_noted(photos):
+    shutil.copy(photos / "train/cat/0.png", photos / "train/cat/copy.png")
+    assert found(check_folder(photos))["1 pairs of images within a part are the same file"].level == "note"
+
+
+def test_near_empty_classes_strays_small_and_long_images(photos):
+    make_folder(photos / "train", {"fox": 1})
+    busy(77, (400, 60)).save(photos / "train/cat/long.png")
+    picture().save(photos / "train/loose.png")
+    findings = found(check_folder(photos))
+    assert findings["1 of 3 classes have fewer than 4 training images"].examples == ("fox: 1 image",)
+    assert findings["1 images lie beside the class folders and are not used"].examples == ("loose.png",)
+    assert findings["1 images are smaller than 32 px"].examples == ("train/fox/0.png: 32x24",)
+    assert findings["1 images are more than 4 times longer than wide"].examples == ("train/cat/long.png: 400x60",)
+
+
+def test_a_folder_that_cannot_be_read_is_one_blocker(tmp_path):
+    make_folder(tmp_path, {"a": 1, "b": 0})
+    report = check_folder(tmp_path)
+    assert not report.ok
+    assert report.findings[0].examples == ("b",)
+
+
+def test_odd_class_names_come_with_advice(tmp_path):
+    make_folder(tmp_path, {"n01440764": 4, "bkr": 4, "cat": 4})
+    finding = next(f for f in check_folder(tmp_path, open_images=False).findings if "class names" in f.what)
+    assert finding.what.startswith("2 of 3 class names")
+    assert "classnames.json" in finding.advice
+
+
+WORDS = "cat|sea lake|737-800|Boeing 737-800|BMW X5|café|2012 Audi TTS|hard-leaved pocket orchid|Yak-42|A320|rhythm"
+CODES = "3|0017|n01440764|bkr|class 3|label 7|x|犬|кошка|IMG 0001|C10"
+
+
+@pytest.mark.parametrize("name", WORDS.split("|"))
+def test_words_pass(name):
+    assert odd_name(name) == ""
+
+
+@pytest.mark.parametrize("name", CODES.split("|"))
+def test_codes_do_not(name):
+    assert odd_name(name)
+
+
+def test_no_near_copies_among_different_or_flat_pictures():
+    different = [thumbnail(busy(k)) for k in range(60)]
+    flat = [thumbnail(Image.new("RGB", (40, 40), (0, 30, 90 + k))) for k in range(20)]
+    assert near_copies(np.stack(different + flat)) == []
+
+
+def test_near_copies_equal_the_pairwise_loop_in_blocks():
+    pictures = [busy(k % 20, (80 + 3 * k, 64)) for k in range(40)]
+    thumbs = np.stack([thumbnail(image) for image in pictures])
+    pairs = near_copies(thumbs, block=7)
+    assert sorted(pairs) == [(k, k + 20) for k in range(20)]
+    assert sorted(near_copies(thumbs)) == sorted(pairs)
+
+
+def test_real_flowers_have_few_near_copies(shared):
+    files = sorted((shared / "images/oxford_flowers/jpg").iterdir())[:600]
+    thumbs = np.stack([thumbnail(Image.open(file)) for file in files])
+    assert len(near_copies(thumbs)) < 10
