@@ -1,0 +1,39 @@
+# `make demo` and `make test` need nothing before them but Python 3.11+, make and a package index.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow lint format clean
+
+setup: $(STAMP)
+
+# The constraints name exact versions, so that a fresh machine gets what the tests ran with.
+$(STAMP): pyproject.toml ci/constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c ci/constraints.txt -e '.[dev]'
+	# Only for the vocabulary file inside it; its dependencies are not wanted.
+	$(BIN)/python -m pip install -q --no-deps -c ci/constraints.txt open_clip_torch
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/dca demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dca-demo

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import make_clip, tiny_config
+from dca.clip import CLIP, ExtraTokens
+from oracles.text import encode_padded, encode_prompts_padded
+
+
+def random_case(
+    clip: CLIP, lengths: list[int], name_lengths: list[int], per_class: bool, seed: int
+) -> tuple[list[Tensor], list[list[int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    width, eot = clip.config.text.width, clip.config.text.eot_id
+    shape = (len(name_lengths),) if per_class else ()
+    contexts = [torch.randn(*shape, n, width, generator=generator).requires_grad_() for n in lengths]
+    names = [[*torch.randint(0, 500, (n,), generator=generator).tolist(), eot] for n in name_lengths]
+    return contexts, names
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    name_lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    per_class=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_fast_route_equals_the_padded_one_in_features_and_gradients(
+    lengths: list[int], name_lengths: list[int], per_class: bool, seed: int
+) -> None:
+    clip = make_clip()
+    contexts, names = random_case(clip, lengths, name_lengths, per_class, seed)
+    fast = clip.encode_prompts(contexts, names)
+    plain = encode_prompts_padded(clip, contexts, names)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=0)
+    weights = torch.randn(plain.shape, generator=torch.Generator().manual_seed(seed))
+    by_fast = torch.autograd.grad((fast * weights).sum(), contexts)
+    by_plain = torch.autograd.grad((plain * weights).sum(), contexts)
+    for one, other in zip(by_fast, by_plain, strict=True):
+        assert (one - other).norm() <= 1e-4 * other.norm()
+        # Every single token's gradient, not only the whole.
+        assert ((one - other).norm(dim=-1) <= 1e-4 * other.norm(dim=-1).clamp_min(1e-6)).all()
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
+def test_encode_text_equals_the_padded_route(activation: str) -> None:
+    clip = make_clip(tiny_config(activation))
+    texts = ["cat", "a photo of a dog.", "", "x" * 40, "a photo of a cat and a dog and a cat"]
+    sequences = clip.tokenizer(texts)
+    length = clip.config.text.context_length
+    padded = torch.tensor([s + [clip.config.text.eot_id] * (length - len(s)) for s in sequences])
+    ends = torch.tensor([len(s) - 1 for s in sequences])
+    expected = encode_padded(clip, clip.text.embedding(padded), ends)
+    torch.testing.assert_close(clip.encode_text(texts), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(clip.encode_text(padded), expected, atol=1e-5, rtol=0)
+
+
+def test_ids_without_eot_are_refused(clip: CLIP) -> None:
+    with pytest.raises(ValueError, match="no EOT"):
+        clip.encode_text(torch.ones(1, 5, dtype=torch.long))
+
+
+def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
+    """Deep text prompts: rows 1..L are replaced at the input of block 1."""
+    generator = torch.Generator().manual_seed(0)
+    width = clip.config.text.width
+    x = torch.randn(2, 7, width, generator=generator)
+    deep = torch.randn(3, width, generator=generator)
+    got = clip.text.encode_embedded(x, ExtraTokens({1: deep}, present=3))
+
+    h = clip.text.blocks[0](x + clip.text.positions[:7], causal=True)
+    h = torch.cat([h[:, :1], deep.expand(2, -1, -1), h[:, 4:]], dim=1)
+    for block in list(clip.text.blocks)[1:]:
+        h = block(h, causal=True)
+    torch.testing.assert_close(got, clip.text.projection(clip.text.ln_final(h[:, -1])))

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dca.clip import CLIP, ExtraTokens
+
+
+def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
+    """Every row through every layer, tokens put in by hand."""
+    tower = clip.visual
+    x = tower.embed(pixels)
+
+    def put(x: Tensor, tokens: Tensor, old: int) -> Tensor:
+        tokens = tokens.expand(len(x), -1, -1)
+        if extra.place == "end":
+            return torch.cat([x[:, : x.shape[1] - old], tokens], dim=1)
+        return torch.cat([x[:, :1], tokens, x[:, 1 + old :]], dim=1)
+
+    count = 0
+    if extra.before_norm:
+        x, count = put(x, extra.layers[0], 0), len(extra.layers[0])
+    x = tower.ln_pre(x)
+    for layer, block in enumerate(tower.blocks):
+        if layer in extra.layers and not (layer == 0 and extra.before_norm):
+            x, count = put(x, extra.layers[layer], count), len(extra.layers[layer])
+        x = block(x)
+    return tower.projection(tower.ln_post(x[:, 0]))
+
+
+@pytest.mark.parametrize("place", ["after_first", "end"])
+@pytest.mark.parametrize(
+    ("before_norm", "layers"),
+    [(False, (0,)), (False, (0, 1)), (False, (0, 1, 2)), (False, (2,)), (True, (0,)), (True, (0, 2))],
+)
+def test_extra_tokens_enter_where_they_should(
+    clip: CLIP, place: str, before_norm: bool, layers: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tokens = {n: torch.randn(4 + n, clip.config.vision.width, generator=generator) for n in layers}
+    pixels = torch.randn(3, 3, 32, 32, generator=generator)
+    extra = ExtraTokens(tokens, place, before_norm=before_norm)  # type: ignore[arg-type]
+    got = clip.encode_image(pixels, extra)
+    torch.testing.assert_close(got, literal(clip, pixels, extra), atol=1e-5, rtol=0)
+    assert not torch.allclose(got, clip.encode_image(pixels), atol=1e-3)
+
+
+def test_tokens_of_each_image_differ_from_shared_ones(clip: CLIP) -> None:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randn(2, 5, clip.config.vision.width, generator=generator)
+    pixels = torch.randn(2, 3, 32, 32, generator=generator)
+    together = clip.encode_image(pixels, ExtraTokens({0: tokens}))
+    alone = [clip.encode_image(pixels[i : i + 1], ExtraTokens({0: tokens[i]})) for i in range(2)]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
+
+
+def test_gradients_reach_tokens_and_no_weight(clip: CLIP) -> None:
+    tokens = torch.randn(3, clip.config.vision.width, requires_grad=True)
+    clip.encode_image(torch.randn(2, 3, 32, 32), ExtraTokens({0: tokens})).sum().backward()
+    assert tokens.grad is not None
+    assert tokens.grad.abs().min() > 0
+    assert all(p.grad is None for p in clip.parameters())

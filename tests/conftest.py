@@ -1,0 +1,110 @@
+"""Small real parts for the tests: a tiny CLIP checkpoint, the data beside the repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dca.clip import CLIP, CLIPConfig, Preprocess, TextConfig, Tokenizer, VisionConfig
+from dca.clip import config as configs
+from dca.clip import preprocess as preprocessing
+from dca.clip.init import initialize
+from dca.clip.names import to_hf
+from dca.clip.tokenizer import _byte_alphabet, from_merges
+from dca.data.dataset import Dataset
+from dca.files import write_json
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+MERGES = ["a t</w>", "c at</w>", "d o", "do g</w>", "o f</w>", "p h", "ph o", "pho t", "phot o</w>", "i s</w>", "t h"]
+
+
+def shared(*parts: str) -> Path:
+    """A folder of the shared data; the test is skipped where it is absent."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"needs the shared data: {'/'.join(parts)}")
+    return path
+
+
+def small_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Bytes, bytes at the end of a word, a few merges, SOT and EOT."""
+    merges = [(a, b) for a, b in (m.split() for m in MERGES)]
+    alphabet = _byte_alphabet()
+    tokens = [*alphabet, *(c + "</w>" for c in alphabet), *(a + b for a, b in merges)]
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    return {t: i for i, t in enumerate(tokens)}, merges
+
+
+def tiny_config(activation: str = "quick_gelu", context_length: int = 77) -> CLIPConfig:
+    vocab = len(small_vocabulary()[0])
+    return CLIPConfig(
+        vision=VisionConfig(
+            width=32, layers=3, heads=2, hidden=64, activation=activation, image_size=32, patch_size=8
+        ),
+        text=TextConfig(
+            width=24, layers=3, heads=2, hidden=48, activation=activation, vocab_size=vocab,
+            context_length=context_length, sot_id=vocab - 2, eot_id=vocab - 1,
+        ),
+        embed_dim=16,
+    )  # fmt: skip
+
+
+def make_clip(config: CLIPConfig | None = None, seed: int = 0) -> CLIP:
+    """A randomly initialised CLIP; its biases are random too, so that a lost one shows."""
+    config = config or tiny_config()
+    tokenizer = Tokenizer(from_merges(*small_vocabulary()), config.text.context_length)
+    size = config.vision.image_size
+    transform = Preprocess(size=size, resize=size, resample=3, mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28))
+    generator = torch.Generator().manual_seed(seed)
+    clip = initialize(CLIP(config, tokenizer, transform, "tiny"), generator)
+    with torch.no_grad():
+        for name, parameter in clip.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        clip.logit_scale.fill_(3.0)
+    return clip.freeze()
+
+
+def save_hf(clip: CLIP, folder: Path) -> Path:
+    """The checkpoint in Hugging Face layout, tokenizer as vocab.json and merges.txt."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(to_hf(clip.state_dict()), folder / "model.safetensors")
+    write_json(folder / "config.json", configs.to_hf(clip.config))
+    write_json(folder / "preprocessor_config.json", preprocessing.to_hf(clip.preprocess))
+    vocab, merges = small_vocabulary()
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(f"{a} {b}" for a, b in merges), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clip() -> CLIP:
+    return make_clip()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hf(make_clip(), tmp_path_factory.mktemp("tiny") / "clip")
+
+
+@pytest.fixture(scope="session")
+def sample() -> Dataset:
+    """A small cut of the drawn dataset: 10 classes, 4 training and 3 test pictures each."""
+    from dca.data.sample import load_sample
+
+    return load_sample(per_class_train=4, per_class_test=3, size=48)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a folder with train/ and test/."""
+    from dca.data.sample import write_sample
+
+    return write_sample(tmp_path_factory.mktemp("photos") / "photos", per_class_train=4, per_class_test=3, size=48)
