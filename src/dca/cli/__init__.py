@@ -19,6 +19,8 @@ COMMANDS = {
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Name what is on images."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
+    "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
+    "cache": ("dca.cli.cache", "Look at the stored image features, or clear them."),
     "doctor": ("dca.cli.doctor", "Say what is installed and what will be used."),
     "demo": ("dca.cli.demo", "See it work on built-in pictures, in a minute or two."),
 }

@@ -66,6 +66,7 @@ def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progr
         "official": _official(entry),
         "listed": dataset.counts(),
         "present": {part: sum(found) for part, found in there.items()},
+        "whole_parts": [part for part, found in there.items() if found and all(found)],
         "classes": len(dataset.classes),
         "split": dataset.split,
         "complete_draws": draws,

@@ -1,0 +1,58 @@
+"""dca cache: the stored image features."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from dca.cli.common import bytes_text, emit, json_flag
+
+
+@click.group(invoke_without_command=True)
+@json_flag
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show what is stored, per backbone; `dca cache clear` removes it.
+
+    The place is DCA_CACHE, or the system's cache folder. Nothing in it is needed: what is missing
+    is computed again.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from dca.data.cache import FeatureCache
+
+    cache = FeatureCache()
+    spaces = cache.spaces()
+    total = sum(space.bytes for space in spaces)
+    if as_json:
+        rows = [
+            {"name": s.name, "images": s.images, "bytes": s.bytes, "used": s.used, "about": s.about} for s in spaces
+        ]
+        emit({"folder": str(cache.folder), "bytes": total, "limit_bytes": cache.limit, "spaces": rows})
+        return
+    click.echo(f"{cache.folder}: {bytes_text(total)} of at most {bytes_text(cache.limit)}")
+    for space in spaces:
+        day = time.strftime("%Y-%m-%d", time.localtime(space.used))
+        about = ", ".join(f"{key} {value}" for key, value in space.about.items() if not isinstance(value, dict | list))
+        click.echo(f"  {space.name}  {space.images:>9,} images  {bytes_text(space.bytes):>9}  used {day}  {about[:80]}")
+
+
+@command.command("clear")
+@click.argument("names", nargs=-1)
+@json_flag
+def clear(names: tuple[str, ...], as_json: bool) -> None:
+    """Remove the stored features, or only those of the spaces NAMES."""
+    from dca.data.cache import FeatureCache
+    from dca.errors import unknown_name
+
+    cache = FeatureCache()
+    known = [space.name for space in cache.spaces()]
+    for name in names:
+        if name not in known:
+            raise unknown_name("space", name, known, hint="`dca cache` lists them")
+    freed = cache.clear(names or None)
+    if as_json:
+        emit({"folder": str(cache.folder), "freed_bytes": freed})
+    else:
+        click.echo(f"freed {bytes_text(freed)} in {cache.folder}")

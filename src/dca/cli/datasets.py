@@ -1,0 +1,173 @@
+"""dca datasets: what there is, whether it is whole, and which images a draw takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dca.cli.common import emit, json_flag, quiet_flag
+
+if TYPE_CHECKING:
+    from dca.data.check import Report
+    from dca.data.entry import Entry
+
+root_option = click.option(
+    "--root", type=click.Path(path_type=Path), default=None, help="Folder that holds the public datasets [DCA_DATA]."
+)
+
+
+@click.group(invoke_without_command=True)
+@root_option
+@json_flag
+@click.pass_context
+def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
+    """List the public datasets; `show` explains one, `check` looks one over, yours too.
+
+    \b
+    dca datasets check photos/                         before the first fit
+    dca datasets check eurosat --root data/            what is there, what is missing
+    dca datasets draw eurosat --root data/ --shots 16  which images a seed takes
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from dca.data import catalog
+
+    rows = [{**entry.describe(), "found": _found(entry, root)} for entry in catalog.entries().values()]
+    if as_json:
+        emit(rows)
+        return
+    click.echo(f"{'name':<16} {'classes':>7} {'train':>9} {'val':>7} {'test':>7}  found")
+    for row in rows:
+        sizes = row["sizes"]
+        assert isinstance(sizes, dict)
+        counts = f"{sizes['train']:>9,} {sizes['val']:>7,} {sizes['test']:>7,}"
+        click.echo(f"{row['name']:<16} {row['classes']:>7,} {counts}  {row['found'] or '-'}")
+    click.echo("\nyour own images need no entry here: dca datasets check photos/", err=True)
+
+
+@command.command("show")
+@click.argument("name")
+@json_flag
+def show(name: str, as_json: bool) -> None:
+    """Explain one public dataset: split, class names, template, layout, where to get it."""
+    from dca.data import catalog
+
+    entry = catalog.get(name)
+    classes = [{"key": key, "name": words} for key, words in entry.class_list()]
+    if as_json:
+        emit({**entry.describe(), "class_names": classes})
+        return
+    train, val, test = entry.sizes
+    click.echo(f"{entry.title} ({entry.name}): {entry.classes:,} classes; {train:,} train, {val:,} val, {test:,} test")
+    for label, text in (("split", entry.split), ("template", entry.template), ("note", entry.notes)):
+        if text:
+            click.echo(f"{label:<9} {text}")
+    if entry.recipe:
+        recipe = entry.recipe
+        settings = (
+            f"alpha {recipe.alpha:g}, beta {recipe.beta:g}, lr {recipe.learning_rate:g}, batch {recipe.batch_size}"
+        )
+        click.echo(f"{'recipe':<9} {settings} (the DCA paper)")
+    click.echo(f"{'home':<9} {entry.home}\n{'licence':<9} {entry.licence}\n{'cite':<9} {entry.citation}")
+    click.echo(f"{'layout':<9} ROOT/{entry.folder}/")
+    for line in entry.layout.tree():
+        click.echo(f"{'':<11} {line}")
+    names = ", ".join(row["name"] for row in classes[:8])
+    click.echo(f"{'classes':<9} {names}{', ...' * (len(classes) > 8)}")
+
+
+@command.command("check")
+@click.argument("data")
+@root_option
+@click.option(
+    "--images/--no-images", default=None, help="Open every image. Default: yes for your own, no for public ones."
+)
+@quiet_flag
+@json_flag
+@click.pass_context
+def check(ctx: click.Context, data: str, root: Path | None, images: bool | None, quiet: bool, as_json: bool) -> None:
+    """Say what is wrong with DATA, a folder, an image list or a public name, and what to do.
+
+    Exits with 2 when something must be changed before training.
+    """
+    from dca.data.check_source import check_source
+    from dca.progress import bars, of_stage
+
+    with bars(enabled=not (quiet or as_json)) as progress:
+        report = check_source(data, root, open_images=images, progress=of_stage(progress, "images"))
+    if as_json:
+        emit(report.describe())
+    else:
+        _print(report)
+    if not report.ok:
+        ctx.exit(2)
+
+
+@command.command("draw")
+@click.argument("data")
+@root_option
+@click.option("--shots", type=click.IntRange(min=1), required=True, help="K, training images per class.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the draw.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Write the draw to this file.")
+@json_flag
+def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | None, as_json: bool) -> None:
+    """Draw K images per class of DATA as the published work does; print the draw's hash.
+
+    Equal hashes mean equal images with equal labels in equal order, wherever they lie.
+    """
+    from dca.data import load_dataset
+    from dca.data.draws import draw_record, export_draw
+    from dca.data.splits import few_shot, short_classes
+
+    dataset = load_dataset(data, root=root)
+    drawn = few_shot(dataset, shots, seed)
+    for name, count in short_classes(dataset, shots):
+        click.echo(f"warning: class '{name}' has only {count} images", err=True)
+    if output is not None:
+        export_draw(drawn, shots, seed, output)
+    record = draw_record(drawn, shots, seed)
+    if as_json:
+        emit(record)
+        return
+    click.echo(f"{dataset.name} K={shots} seed={seed}: {len(drawn.train):,} train, {len(drawn.val):,} val images")
+    click.echo(f"hash {record['hash']}")
+    if output is not None:
+        click.echo(f"wrote {output}")
+
+
+def _found(entry: Entry, root: Path | None) -> str | None:
+    """Where the dataset lies under the root, if it does."""
+    from dca.data.find import place_of
+    from dca.errors import UserError
+
+    try:
+        return str(place_of(entry, root))
+    except UserError:
+        return None
+
+
+def _print(report: Report) -> None:
+    """The report for people: counts first, then what was found, worst first."""
+    click.echo(f"{report.name} at {report.place}")
+    for key, value in report.facts.items():
+        click.echo(f"  {key.replace('_', ' ')}: {_fact(value)}")
+    for finding in report.findings:
+        click.echo(f"{finding.level}: {finding.what}")
+        for example in finding.examples:
+            click.echo(f"  {example}")
+        if finding.count > len(finding.examples) > 0:
+            click.echo(f"  ... and {finding.count - len(finding.examples):,} more")
+        if finding.advice:
+            click.echo(f"  do: {finding.advice}")
+    if not report.findings:
+        click.echo("nothing wrong found")
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count:,}" for key, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
