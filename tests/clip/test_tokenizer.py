@@ -11,7 +11,12 @@ from conftest import MERGES, small_vocabulary
 from dca.clip.tokenizer import OPENAI_MERGES, Tokenizer, _read_openai, from_merges, load_tokenizer
 from dca.errors import UserError
 
-WORDS = ["a", "photo", "of", "the", "this", "is", "drawing", "cat", "dog", "Golden", "Retriever", "highway", "or", "road", "annual", "crop", "land", "don't", "it's", "we'll", "I'd", "naïve", "café", "Straße", "ΑΘΗΝΑ", "москва", "東京", "日本語", "한국어", "العربية", "हिन्दी", "emoji", "😀", "👩\u200d🚀", "🇫🇷", "½", "²", "ﬁ", "ｆｕｌｌ", "Ǆ", "İ", "ß", "x-ray", "747-400", "F/A-18", "R2D2", "3.14", "1,000", "100%", "$5", "#tag", "@home", "a/b", "(c)", "[d]", "{e}", "<f>", "&", "|", "~", "^", "`q`", '"quoted"', "'single'", "st.", "bernard...", "!!!", "?!", "under_score", "tab\there", "new\nline", "nb\xa0sp", "zero\u200bwidth", "é", "ñ", "supercalifragilistic"]
+WORDS = (
+    "a photo of the this is drawing cat dog Golden Retriever highway or road annual crop land don't it's we'll I'd "
+    "naïve café Straße ΑΘΗΝΑ москва 東京 日本語 한국어 العربية हिन्दी emoji 😀 👩‍🚀 🇫🇷 ½ ² ﬁ ｆｕｌｌ Ǆ İ ß "
+    "x-ray 747-400 F/A-18 R2D2 3.14 1,000 100% $5 #tag @home a/b (c) [d] {e} <f> & | ~ ^ `q` \"quoted\" 'single' "
+    "st. bernard... !!! ?! under_score tab\there new\nline nb\u00a0sp zero\u200bwidth e\u0301 n\u0303 supercali"
+).split(" ")
 
 
 def varied_strings(count: int, seed: int = 0) -> list[str]:
