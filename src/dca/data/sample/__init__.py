@@ -71,7 +71,7 @@ def load_sample(*, per_class_train: int = 16, per_class_test: int = 20, size: in
 def _draw(name: str, number: int, split: str, size: int, seed: int) -> Image.Image:
     """One picture. Its stream is its own, so asking for more pictures never changes the first ones."""
     draw, habit = _DRAWINGS[name]
-    rng = np.random.default_rng(seeds.derive(seed, "sample", split, name, number))
+    rng = np.random.default_rng(seeds.derive(seed, "picture", split, name, number))
     return paint(draw, habit, rng, size)
 
 
