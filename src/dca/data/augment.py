@@ -7,6 +7,7 @@ numbers come from a CPU generator: the same seed gives the same crops on every d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,19 +92,21 @@ def crop_resize(images: Sequence[Tensor], crops: Crops, size: int, device: torch
 def resize_weights(lengths: Tensor, size: int, longest: int) -> Tensor:
     """Pillow's antialiased bicubic weights along one axis.
 
-    lengths: (B,) input lengths. Returns (B, size, longest): row i holds the weights of output i
-    on the inputs, zero beyond each length; every row sums to 1.
+    lengths: (B,) input lengths, none above `longest`. Returns (B, size, longest): row i holds the
+    weights of output i on the inputs, zero beyond each length; every row sums to 1.
     """
-    scale = lengths.double()[:, None, None] / size  # (B, 1, 1)
+    length = lengths.double()[:, None, None]
+    scale = length / size  # (B, 1, 1)
     stretch = scale.clamp(min=1.0)
-    out = torch.arange(size, dtype=torch.float64, device=lengths.device)[None, :, None]
-    x = torch.arange(longest, dtype=torch.float64, device=lengths.device)[None, None, :]
-    centre = (out + 0.5) * scale
+    centre = (torch.arange(size, dtype=torch.float64, device=lengths.device)[None, :, None] + 0.5) * scale
     first = (centre - 2 * stretch + 0.5).floor().clamp(min=0)
-    last = torch.minimum((centre + 2 * stretch + 0.5).floor(), lengths.double()[:, None, None])
-    weight = _bicubic((x + 0.5 - centre) / stretch)
-    weight = torch.where((x >= first) & (x < last), weight, 0.0)
-    return (weight / weight.sum(2, keepdim=True)).float()
+    last = torch.minimum((centre + 2 * stretch + 0.5).floor(), length)
+    taps = min(longest, math.ceil(4 * max(1.0, longest / size)) + 1)
+    x = first + torch.arange(taps, dtype=torch.float64, device=lengths.device)  # (B, size, taps)
+    weight = torch.where(x < last, _bicubic((x + 0.5 - centre) / stretch), 0.0)
+    weight = (weight / weight.sum(2, keepdim=True)).float()
+    dense = torch.zeros(len(lengths), size, longest, device=lengths.device)
+    return dense.scatter_add_(2, x.long().clamp_(max=longest - 1), weight)
 
 
 def _bicubic(x: Tensor) -> Tensor:

@@ -1,0 +1,144 @@
+"""How fast images come in: decoding for evaluation, and augmentation beside a training step.
+
+    python benchmarks/data_throughput.py [--backbone mini] [--images 400] [--json]
+
+Ours beside a plain reference in one run: streamed decoding beside a loop over Pillow, batched
+augmentation beside Pillow's crop and resize of the same boxes, one image at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from PIL import Image
+
+from dca.clip import CLIP, Preprocess
+from dca.data.augment import random_crops
+from dca.data.images import ImageStore, stream
+from dca.methods.base import Task, get_method
+from dca.support import TrainingImages
+from dca.train import Trainer
+
+PHOTO = (500, 375)
+SHOTS, CLASSES, STORED = 16, 10, 224
+TRANSFORM = Preprocess(size=224, resize=224, resample=3, mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28))
+
+
+def photo(seed: int, size: tuple[int, int]) -> Image.Image:
+    """A picture with the spectrum of a photograph: the finer, the fainter."""
+    rng = np.random.default_rng(seed)
+    levels = np.zeros((size[1], size[0], 3))
+    for octave in range(9):
+        cells = (min(size[1], 2 + 2**octave), min(size[0], 2 + 2**octave), 3)
+        layer = [Image.fromarray(rng.normal(0, 1, cells[:2]).astype(np.float32)) for _ in range(3)]
+        levels += np.stack([np.asarray(c.resize(size, Image.Resampling.BICUBIC)) for c in layer], 2) * 40 / 1.2**octave
+    return Image.fromarray(np.clip(levels + 120, 0, 255).astype(np.uint8))
+
+
+def core_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Median processor time of one call, all threads together: what it takes of one core.
+
+    Unlike the time on the wall, it hardly depends on what else the machine is doing.
+    """
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def decoding(count: int) -> dict[str, float]:
+    """Images per second at 500 x 375, JPEG in, uint8 224 x 224 out."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{k}.jpg" for k in range(count)]
+        for k, path in enumerate(paths):
+            photo(k % 20, PHOTO).save(path, quality=90)
+        kilobytes = sum(path.stat().st_size for path in paths) / count / 1000
+
+        def plain() -> None:
+            for path in paths:
+                TRANSFORM.crop(Image.open(path).convert("RGB"))
+
+        def streamed(workers: int) -> Callable[[], None]:
+            return lambda: [None for _ in stream(paths, TRANSFORM.crop, 64, workers=workers)] and None
+
+        start = time.perf_counter()
+        streamed(os.cpu_count() or 1)()
+        wall = time.perf_counter() - start
+        return {
+            "kilobytes_per_image": kilobytes,
+            "plain_loop_per_core_second": count / core_seconds(plain, 3),
+            "streamed_per_core_second": count / core_seconds(streamed(os.cpu_count() or 1), 3),
+            "streamed_per_second_now": count / wall,
+            "cores": os.cpu_count() or 1,
+        }
+
+
+def training(backbone: str) -> dict[str, float]:
+    """A DCA step on 160 images of 224 px held in memory, and what the images cost in it."""
+    clip = CLIP.from_pretrained(backbone).freeze()
+    pictures = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
+    store = ImageStore(pictures, clip.preprocess.size)
+    labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
+    images = TrainingImages(store, labels, clip, seed=1)
+    kind = get_method("dca")
+    task = Task(classes=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
+    options = kind.Options(epochs=1, batch_size=32, learning_rate=0.01)
+    trainer = Trainer(kind.build(clip, task, options), images, options, 1)
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.arange(32) * 5
+    size = clip.preprocess.size
+    heights = widths = torch.full((32,), STORED)
+
+    def one_at_a_time() -> None:
+        crops = random_crops(heights, widths, generator)
+        for k, i in enumerate(batch.tolist()):
+            left, top = int(crops.left[k]), int(crops.top[k])
+            box = (left, top, left + int(crops.width[k]), top + int(crops.height[k]))
+            np.asarray(store.images[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
+
+    step = core_seconds(lambda: trainer._step(batch, generator, 0), 10)
+    ours = core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
+    held = core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
+    return {
+        "image_size": size,
+        "step_core_ms": 1000 * step,
+        "augmented_batch_core_ms": 1000 * ours,
+        "fixed_batch_core_ms": 1000 * held,
+        "pillow_batch_core_ms": 1000 * core_seconds(one_at_a_time, 20),
+        "share_of_step": ours / (step - ours),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="mini", help="checkpoint for the training step")
+    parser.add_argument("--images", type=int, default=400, help="JPEG files to decode")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # waiting threads would count as work
+    result = {"decoding": decoding(given.images), "training": training(given.backbone)}
+    if given.json:
+        click.echo(json.dumps(result, indent=1))
+        return
+    for part, figures in result.items():
+        click.echo(part)
+        for name, value in figures.items():
+            click.echo(f"  {name.replace('_', ' '):<24} {value:10.4g}")
+
+
+if __name__ == "__main__":
+    main()
