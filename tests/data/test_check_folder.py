@@ -131,3 +131,31 @@ def test_real_flowers_have_few_near_copies(shared):
     files = sorted((shared / "images/oxford_flowers/jpg").iterdir())[:600]
     thumbs = np.stack([thumbnail(Image.open(file)) for file in files])
     assert len(near_copies(thumbs)) < 10
+
+
+def test_a_zoo_of_odd_files_is_read_or_listed_with_the_reason(tmp_path):
+    """Everything people have in folders, in one folder."""
+    cat, dog = tmp_path / "photos/cat", tmp_path / "photos/dog"
+    for folder in (cat, dog):
+        folder.mkdir(parents=True)
+    for k in range(4):
+        busy(k).save(dog / f"{k}.PNG")
+    busy(10).save(cat / "MIXED.JpG")
+    busy(11).convert("CMYK").save(cat / "cmyk.jpg")
+    Image.fromarray(np.random.default_rng(0).integers(0, 65536, (40, 40), dtype=np.uint16)).save(cat / "deep.png")
+    busy(12).save(cat / "moving.gif", save_all=True, append_images=[busy(13)])
+    busy(14).convert("RGBA").save(cat / "rgba.jpg", format="png")
+    (cat / "link.png").symlink_to(dog / "missing.png")
+    busy(15).save(tmp_path / "outside.png")
+    (cat / "good_link.png").symlink_to(tmp_path / "outside.png")
+    (cat / "text.jpg").write_text("I am a text file")
+    (cat / "again").symlink_to(cat, target_is_directory=True)
+    report = check_folder(tmp_path / "photos")
+    assert report.facts["train"] == 12
+    unreadable = report.findings[0]
+    assert unreadable.what == "2 images cannot be read"
+    assert [line.split(": ") for line in unreadable.examples] == [
+        ["cat/link.png", "a broken link"],
+        ["cat/text.jpg", "not an image, or a format Pillow does not know"],
+    ]
+    assert [finding.level for finding in report.findings[1:]] == []
