@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -108,3 +110,33 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dca.data.sample import write_sample
 
     return write_sample(tmp_path_factory.mktemp("photos") / "photos", per_class_train=4, per_class_test=3, size=48)
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
+    """A finished run of DCA on the photos; tests that damage it take a copy."""
+    from dca.run import Spec, run
+
+    spec = Spec(data=str(photos), shots=2, backbone=str(tiny_folder), options={"epochs": 2})
+    return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder
+
+
+class Said(NamedTuple):
+    """What a command left: its exit code and its two streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def dca(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command line, called in this process."""
+    from dca.cli import main
+
+    def call(*arguments: object) -> Said:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Said(code, *capsys.readouterr())
+
+    return call

@@ -105,7 +105,7 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         plots.training_curves(metrics(30), path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]

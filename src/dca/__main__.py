@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 
@@ -9,7 +11,14 @@ def main() -> None:
     """Run the command line and exit."""
     from dca.cli import main as run
 
-    sys.exit(run())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; nothing may be flushed at exit again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import shutil
 import tempfile
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,21 @@ import dca
 from dca import options
 from dca.clip import CLIP
 from dca.errors import UserError
-from dca.files import publish, read_json, write_bytes, write_json
+from dca.files import publish, read_json, utf8, write_bytes, write_json, writing
 from dca.methods.base import Method, Task, get_method
 
-FORMAT = 1
+LIBRARY, FORMAT = "dca-prompt", 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+# Field, type, what JSON calls it.
+FIELDS = (
+    ("method", str, "string"),
+    ("options", dict, "object"),
+    ("task", dict, "object"),
+    ("backbone", dict, "object"),
+    ("draw", list, "array"),
+    ("results", dict, "object"),
+)
+NEEDED = ("method", "options", "task", "backbone")
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """As `config.json` holds it."""
-        head = {"library": "dca-prompt", "format": FORMAT, "version": dca.__version__}
+        head = {"library": LIBRARY, "format": FORMAT, "version": dca.__version__}
         return {**head, **dataclasses.asdict(self)}
 
 
@@ -60,17 +72,18 @@ def write(folder: Path, method: Method, record: Record) -> None:
     """Write a model's files into an existing folder that nobody takes for finished yet."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     write_bytes(folder / WEIGHTS, save(tensors))
-    write_bytes(folder / CARD, card(record).encode())
+    write_bytes(folder / CARD, utf8(card(record)))
     write_json(folder / CONFIG, record.to_dict())
 
 
 def save_model(target: Path, method: Method, record: Record) -> None:
     """A finished model folder at `target`, replacing a model that was there, and nothing else."""
     require_replaceable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         os.chmod(made, 0o755)
+    try:
         write(made, method, record)
         publish(made, target)
     except BaseException:
@@ -79,11 +92,15 @@ def save_model(target: Path, method: Method, record: Record) -> None:
 
 
 def require_replaceable(target: Path) -> None:
-    """Raise where `target` holds something that is not a model of ours."""
-    if target.is_dir() and any(target.iterdir()) and not is_model(target):
-        raise UserError(f"{target} exists and is not a dca model", hint="choose another folder with -o DIR")
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target} exists and is a file", hint="choose another folder with -o DIR")
+    """Raise where `target` is no name for a folder, or holds something that is not a model of ours."""
+    way_out = "choose another folder with -o DIR"
+    if target.name in ("", ".."):
+        raise UserError(f"'{target}' is no name for a new folder", hint=way_out)
+    with writing(target):
+        if target.is_dir() and any(target.iterdir()) and not is_model(target):
+            raise UserError(f"{target} exists and is not a dca model", hint=way_out)
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target} exists and is a file", hint=way_out)
 
 
 def is_model(folder: Path) -> bool:
@@ -91,40 +108,55 @@ def is_model(folder: Path) -> bool:
     if not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
         return False
     try:
-        return read_json(folder / CONFIG).get("library") == "dca-prompt"
+        return read_json(folder / CONFIG).get("library") == LIBRARY
     except UserError:
         return False
 
 
 def read_record(folder: Path) -> Record:
     """The record of a model folder, checked field by field."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such model folder", hint="make one with: dca fit DATA -o DIR")
-    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
-        missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
-        raise UserError(f"{folder} is not a dca model: {', '.join(missing)} missing", hint="make one with dca fit")
-    raw = read_json(folder / CONFIG)
-    if raw.get("library") != "dca-prompt":
-        raise UserError(f"{folder / CONFIG} was not written by dca", hint="this folder holds another kind of model")
-    if not isinstance(raw.get("format"), int) or raw["format"] > FORMAT:
-        raise UserError(f"{folder}: format {raw.get('format')} is newer than this version knows", hint="upgrade dca")
+    raw = _read_config(folder)
     problems = [
-        f"{name}: a JSON {kind.__name__} expected"
-        for name, kind in (("method", str), ("options", dict), ("task", dict), ("backbone", dict))
-        if not isinstance(raw.get(name), kind)
+        f"{name}: a JSON {word} expected"
+        for name, kind, word in FIELDS
+        if not isinstance(raw.get(name, kind()), kind) or (name in NEEDED and name not in raw)
     ]
-    problems = problems or _task_problems(raw["task"]) + _backbone_problems(raw["backbone"])
+    if not problems:
+        problems = _task_problems(raw["task"]) + _backbone_problems(raw["backbone"])
+        problems += _draw_problems(raw.get("draw", [])) + _result_problems(raw.get("results", {}))
     if problems:
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")
+    kind = get_method(raw["method"])
+    try:
+        options.from_dict(kind.Options, raw["options"])
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
     task = raw["task"]
     return Record(
         method=raw["method"],
         options=raw["options"],
         task=Task(**{**task, "classes": tuple(task["classes"])}),
         backbone=raw["backbone"],
-        draw=list(raw.get("draw") or []),
-        results=dict(raw.get("results") or {}),
+        draw=raw.get("draw", []),
+        results=raw.get("results", {}),
     )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The JSON of a model folder, if it is one of ours and of a format known here."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such model folder", hint="make one with: dca fit DATA -o DIR")
+    if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
+        raise UserError(f"{folder} is not a dca model: {', '.join(missing)} missing", hint="make one with dca fit")
+    raw = read_json(folder / CONFIG)
+    if raw.get("library") != LIBRARY:
+        raise UserError(f"{folder / CONFIG} was not written by dca", hint="this folder holds another kind of model")
+    found = raw.get("format")
+    if type(found) is not int or found < 1:
+        raise UserError(f"{folder / CONFIG} is damaged: its format is {found!r}", hint="fit the model again")
+    if found > FORMAT:
+        raise UserError(f"{folder}: format {found} is newer than this version knows ({FORMAT})", hint="upgrade dca")
+    return raw
 
 
 def _task_problems(task: dict[str, Any]) -> list[str]:
@@ -132,16 +164,39 @@ def _task_problems(task: dict[str, Any]) -> list[str]:
     problems = []
     if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(c, str) for c in classes):
         problems.append("task.classes: at least two names expected")
-    elif len(set(classes)) < len(classes):
-        problems.append("task.classes: names repeat")
+    else:
+        problems += [f"task.classes: {fault}" for fault in unreadable_names(classes)]
     kinds = {"shots": int, "seed": int, "dataset": str, "template": str}
-    problems += [f"task.{k}: a {v.__name__} expected" for k, v in kinds.items() if not isinstance(task.get(k), v)]
+    problems += [f"task.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(task.get(k)) is not v]
     problems += [f"task.{k}: unknown" for k in task if k not in {*kinds, "classes"}]
     return problems
 
 
+def unreadable_names(classes: Sequence[str]) -> list[str]:
+    """Class names that are empty or hold what is no text: control characters, broken Unicode."""
+    return [
+        f"{name!r} is no readable name"
+        for name in classes
+        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
+    ]
+
+
 def _backbone_problems(backbone: dict[str, Any]) -> list[str]:
     return [f"backbone.{k}: a text expected" for k in ("source", "digest") if not isinstance(backbone.get(k), str)]
+
+
+def _draw_problems(draw: list[Any]) -> list[str]:
+    kinds = {"label": int, "name": str, "sha256": str}
+    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw)
+    return [] if good else ["draw: label, name and sha256 of each image expected"]
+
+
+def _result_problems(results: dict[str, Any]) -> list[str]:
+    return [
+        f"results.{name}: a number expected"
+        for name in ("accuracy", "zero_shot_accuracy")
+        if type(results.get(name)) not in (int, float, type(None))
+    ]
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -149,16 +204,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{folder / WEIGHTS}: not a readable safetensors file ({error})") from None
+        raise UserError(
+            f"{folder / WEIGHTS}: not a readable safetensors file ({error})",
+            hint="copy it again, or fit again",
+        ) from None
 
 
 def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
     """The method of a model folder on its backbone; another backbone is refused."""
     require_same_backbone(folder, record, clip)
+    tensors = read_tensors(folder)
     kind = get_method(record.method)
     with torch.no_grad():
         method = kind(clip, record.task, options.from_dict(kind.Options, record.options))
-        method.restore(read_tensors(folder))
+        try:
+            method.restore(tensors)
+        except UserError as error:
+            raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
     return method
 
 
@@ -186,7 +248,7 @@ def card(record: Record) -> str:
     table = ["", "| on the test images | accuracy |", "|---|---|", *figures] if figures else []
     lines = [
         "---",
-        "library_name: dca-prompt",
+        f"library_name: {LIBRARY}",
         "pipeline_tag: image-classification",
         f"base_model: {base if base.count('/') == 1 else Path(base).name}",
         "---",

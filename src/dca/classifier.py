@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from dca import checkpoint, options
 from dca.clip import CLIP
-from dca.data import load_dataset
 from dca.data.content import sha256_of
-from dca.data.dataset import Dataset, Item
+from dca.data.dataset import Dataset
 from dca.data.images import ImageStore
 from dca.data.opening import Picture
 from dca.data.splits import few_shot, short_classes
 from dca.device import compute_dtype, resolve_device
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
+from dca.inputs import as_dataset, as_pictures, is_one, match_classes, require_learnable
 from dca.methods.base import Method, Task, get_method
 from dca.methods.zero_shot import ZeroShot
-from dca.progress import Progress, of_stage, silent
+from dca.progress import Progress, of_stage, shown, silent
 from dca.support import TrainingImages
 from dca.train import Row, Tick, Trainer
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".heic"}
+Pictures = str | Path | Image.Image | Iterable[str | Path | Image.Image]
+Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
+# Parameters of every classifier; the others belong to its method.
+OWN = ("method", "shots", "seed", "backbone", "device", "precision")
 
 
 class Classifier:
@@ -65,12 +66,19 @@ class Classifier:
         self.device = device
         self.precision = precision
         self.settings = settings
-        self.results_: dict[str, Any] = {}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """What the constructor was given."""
-        names = ("method", "shots", "seed", "backbone", "device", "precision")
-        return {**{name: getattr(self, name) for name in names}, **self.settings}
+        return {**{name: getattr(self, name) for name in OWN}, **self.settings}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change what the constructor was given; takes effect at the next `fit`."""
+        for name, value in params.items():
+            if name in OWN:
+                setattr(self, name, value)
+            else:
+                self.settings[name] = value
+        return self
 
     def __repr__(self) -> str:
         given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in ("method", "backbone")]
@@ -78,61 +86,68 @@ class Classifier:
 
     def fit(
         self,
-        X: str | Path | Dataset | Sequence[str | Path | Image.Image],
-        y: Sequence[Any] | None = None,
+        X: Labelled,
+        y: Iterable[Any] | None = None,
         *,
-        progress: Progress = silent,
+        progress: Progress | None = None,
         folder: Path | None = None,
     ) -> Self:
         """Learn from a folder, an image list or a dataset, or from pictures X and labels y.
 
+        progress: told how far it has come; None draws bars where stderr is a terminal.
         folder: where the state of training is kept, so that an interrupted fit continues.
         """
+        return self.fit_drawn(self.draw(X, y), progress=progress, folder=folder)
+
+    def fit_drawn(self, dataset: Dataset, *, progress: Progress | None = None, folder: Path | None = None) -> Self:
+        """Learn from all training images of `dataset`, in their order: what `draw` gave."""
         kind = get_method(self.method)
         chosen = options.from_dict(kind.Options, self.settings)
-        dataset = self.draw(X, y)
-        clip = self._clip()
-        self.dataset_ = dataset
-        task = task_of(dataset, self.seed)
-        method = kind.build(clip, task, chosen)
-        store = ImageStore(
-            [i.picture for i in dataset.train], clip.preprocess.size, progress=of_stage(progress, "reading")
-        )
-        images = TrainingImages(store, torch.tensor([i.label for i in dataset.train]), clip, self.seed)
-        self.history_ = self._train(method, images, progress, folder)
+        method = kind.build(self._clip(), task_of(dataset, _whole("seed", self.seed, 0)), chosen)
+        with shown(progress) as told:
+            images = self._read(dataset, method.clip, told)
+            history = self._train(method, images, told, folder)
         method.finish(images)
         self._adopt(method)
+        self.dataset_, self.history_ = dataset, history
+        self.results_: dict[str, Any] = {}
         self.draw_ = [
             {"label": i.label, "name": _name(i.picture), "sha256": sha256_of(i.picture)} for i in dataset.train
         ]
         return self
 
-    def draw(
-        self, X: str | Path | Dataset | Sequence[str | Path | Image.Image], y: Sequence[Any] | None = None
-    ) -> Dataset:
+    def draw(self, X: Labelled, y: Iterable[Any] | None = None) -> Dataset:
         """The dataset that `fit` would learn from: the shots of this seed, and the test images."""
+        shots = None if self.shots is None else _whole("shots", self.shots, 1)
         dataset = as_dataset(X, y)
-        if self.shots is not None and (short := short_classes(dataset, self.shots)):
+        require_learnable(dataset)
+        if shots is not None and (short := short_classes(dataset, shots)):
             least = min(n for _, n in short)
             raise UserError(
-                f"{len(short)} of {len(dataset.classes)} classes have fewer than {self.shots} training images",
+                f"{len(short)} of {len(dataset.classes)} classes have fewer than {shots} training images",
                 details=[f"{name}: {n}" for name, n in short],
                 hint=f"add images, or use --shots {least}" if least else "add images to the empty classes",
             )
-        return few_shot(dataset, self.shots, self.seed)
+        return few_shot(dataset, shots, _whole("seed", self.seed, 0))
+
+    def _read(self, dataset: Dataset, clip: CLIP, progress: Progress) -> TrainingImages:
+        pictures = [item.picture for item in dataset.train]
+        store = ImageStore(pictures, clip.preprocess.size, progress=of_stage(progress, "reading"))
+        return TrainingImages(store, torch.tensor([item.label for item in dataset.train]), clip, int(self.seed))
 
     def _train(self, method: Method, images: TrainingImages, progress: Progress, folder: Path | None) -> list[Row]:
         if method.trains_on == "nothing":
             method.prepare(images)
             return []
-        trainer = Trainer(method, images, method.options, self.seed)
-        method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
+        trainer = Trainer(method, images, method.options, int(self.seed))
 
         def show(tick: Tick) -> None:
             note = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.3f}  accuracy {100 * tick.accuracy:.0f} %"
             progress("training", tick.done, tick.total, note)
 
-        return trainer.run(folder, show)
+        rows = trainer.run(folder, show)
+        method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
+        return rows
 
     def _clip(self) -> CLIP:
         """The backbone on its device, in its precision."""
@@ -153,27 +168,23 @@ class Classifier:
             )
         return self.method_
 
-    def predict_proba(
-        self, X: str | Path | Image.Image | Sequence[str | Path | Image.Image], *, progress: Progress = silent
-    ) -> NDArray[np.float64]:
+    def predict_proba(self, X: Pictures, *, progress: Progress = silent) -> NDArray[np.float64]:
         """Probabilities (n, C), columns in the order of `classes_`."""
         return probabilities([self._fitted()], as_pictures(X), progress=progress)[0]
 
-    def predict(self, X: str | Path | Image.Image | Sequence[str | Path | Image.Image]) -> Any:
+    def predict(self, X: Pictures) -> Any:
         """The likeliest class: a name for one picture, an array of names for several."""
-        names = self.classes_[self.predict_proba(X).argmax(axis=1)] if self._fitted() else np.array([])
-        return str(names[0]) if _is_one(X) else names
+        best = self.predict_proba(X).argmax(axis=1)
+        return str(self.classes_[best[0]]) if is_one(X) else self.classes_[best]
 
-    def evaluate(
-        self, X: str | Path | Dataset | Sequence[Any], y: Sequence[Any] | None = None, *, progress: Progress = silent
-    ) -> Evaluation:
+    def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
         """Accuracy, accuracy of each class and calibration on labelled pictures."""
         method = self._fitted()
         items = match_classes(as_dataset(X, y), method.task.classes)
         probs = probabilities([method], [i.picture for i in items], progress=progress)[0]
         return evaluation(probs, np.array([i.label for i in items]), method.task.classes)
 
-    def score(self, X: str | Path | Dataset | Sequence[Any], y: Sequence[Any] | None = None) -> float:
+    def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
         """Accuracy on labelled pictures, a fraction."""
         return self.evaluate(X, y).accuracy
 
@@ -184,7 +195,7 @@ class Classifier:
         plain.finish()
         return plain
 
-    def record(self, results: dict[str, Any] | None = None) -> checkpoint.Record:
+    def record(self) -> checkpoint.Record:
         """What is saved beside the tensors."""
         method = self._fitted()
         return checkpoint.Record(
@@ -193,7 +204,7 @@ class Classifier:
             task=method.task,
             backbone=checkpoint.backbone_record(method.clip),
             draw=getattr(self, "draw_", []),
-            results=self.results_ if results is None else results,
+            results=getattr(self, "results_", {}),
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -216,12 +227,22 @@ class Classifier:
             record.method,
             shots=record.task.shots,
             seed=record.task.seed,
-            backbone=backbone or record.backbone["source"],
+            backbone=record.backbone["source"] if backbone is None else backbone,
             device=device,
             precision=precision,
             **record.options,
         )
-        model._adopt(checkpoint.load_model(path, record, model._clip()))
+        try:
+            clip = model._clip()
+        except UserError as error:
+            if backbone is not None:
+                raise
+            raise UserError(
+                f"the backbone of {path} cannot be loaded: {error.problem}",
+                details=error.details,
+                hint="say where it lies now: --backbone PLACE, in Python from_pretrained(..., backbone=PLACE)",
+            ) from None
+        model._adopt(checkpoint.load_model(path, record, clip))
         model.draw_, model.results_ = record.draw, record.results
         return model
 
@@ -232,69 +253,28 @@ def task_of(dataset: Dataset, seed: int) -> Task:
     return Task(classes=dataset.classes, shots=shots, seed=seed, dataset=dataset.name, template=dataset.template)
 
 
-def as_dataset(X: str | Path | Dataset | Sequence[Any], y: Sequence[Any] | None) -> Dataset:
-    """Labelled pictures from any of the forms a user may hold them in."""
-    if isinstance(X, Dataset):
-        return X
-    if y is None:
-        if not isinstance(X, str | Path):
-            raise UserError(
-                "pictures without labels", hint="fit(pictures, labels), or a folder with one sub-folder a class"
-            )
-        return load_dataset(X)
-    if isinstance(X, str | Path):
-        raise UserError("labels given beside a folder, whose sub-folders are the labels already", hint="fit(folder)")
-    if len(X) != len(y):
-        raise UserError(f"{len(X)} pictures but {len(y)} labels")
-    classes = tuple(sorted({str(label) for label in y}))
-    if len(classes) < 2:
-        raise UserError(f"found {len(classes)} class; at least 2 are needed")
-    place = {name: i for i, name in enumerate(classes)}
-    items = tuple(Item(as_picture(x), place[str(label)]) for x, label in zip(X, y, strict=True))
-    return Dataset(name="images", classes=classes, train=items)
+def backbones() -> dict[str, str | None]:
+    """Short names of backbones, each with where it lies now; None for one yet to be fetched."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from dca.clip.weights import HUB_IDS, MINI, mini_folder
+
+    places: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
+    for name, repo in HUB_IDS.items():
+        found = try_to_load_from_cache(repo, "config.json")
+        places[name] = str(Path(found).parent) if isinstance(found, str) else None
+    return places
 
 
-def as_picture(x: str | Path | Image.Image) -> Picture:
-    """A path or an image."""
-    return Path(x) if isinstance(x, str | Path) else x
-
-
-def as_pictures(X: str | Path | Image.Image | Sequence[str | Path | Image.Image]) -> list[Picture]:
-    """Pictures to predict: one, several, or all images of a folder."""
-    if isinstance(X, str | Path):
-        path = Path(X)
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-            if not found:
-                raise UserError(f"{path} holds no images", hint="give image files or a folder of them")
-            return list(found)
-        if not path.exists():
-            raise UserError(f"{path}: no such file or folder")
-        return [path]
-    if _is_one(X):
-        return [X]  # type: ignore[list-item]
-    several = [as_picture(x) for x in X]  # type: ignore[union-attr]
-    if missing := [str(p) for p in several if isinstance(p, Path) and not p.exists()]:
-        raise UserError("no such files", details=missing)
-    return several
-
-
-def _is_one(X: Any) -> bool:
-    return not isinstance(X, list | tuple | np.ndarray) and not (isinstance(X, str | Path) and Path(X).is_dir())
-
-
-def match_classes(dataset: Dataset, classes: Sequence[str]) -> list[Item]:
-    """The dataset's test images (all, if it has no test part), labelled by the model's classes."""
-    place = {name: i for i, name in enumerate(classes)}
-    items = dataset.test or dataset.train
-    used = Counter(dataset.classes[i.label] for i in items)
-    if unknown := [f"{name}: {n} images" for name, n in used.items() if name not in place]:
-        raise UserError(
-            "classes that the model does not know",
-            details=unknown,
-            hint=f"the model knows: {', '.join(list(classes)[:20])}",
-        )
-    return [Item(i.picture, place[dataset.classes[i.label]]) for i in items]
+def _whole(name: str, value: Any, low: int) -> int:
+    """A whole number, numpy's too; anything else is the user's to change."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name}={value!r}: a whole number expected") from None
+    if isinstance(value, bool) or number < low:
+        raise UserError(f"{name}={value!r}: a whole number of at least {low} expected")
+    return number
 
 
 def _name(picture: Picture) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dca.data.images import stream
 from dca.data.opening import Picture
+from dca.errors import UserError
 from dca.methods.base import Method
 from dca.progress import Progress, of_stage, silent
 
@@ -32,7 +33,13 @@ def probabilities(
         for part, method in zip(parts, methods, strict=True):
             part.append(method.classify(method.encode(pixels)).cpu())
     empty = torch.zeros(0, len(methods[0].task.classes))
-    return [torch.cat(part or [empty]).double().numpy() for part in parts]
+    found = [torch.cat(part or [empty]).double().numpy() for part in parts]
+    if wrong := [method.name for method, probs in zip(methods, found, strict=True) if not np.isfinite(probs).all()]:
+        raise UserError(
+            f"the {' and '.join(wrong)} model gives probabilities that are not numbers",
+            hint="its tensors or options hold extreme values; fit again, with the default options first",
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,10 @@ class Evaluation:
 
 
 def evaluation(probs: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str]) -> Evaluation:
-    """Compare probabilities (N, C) with labels (N,)."""
+    """Compare probabilities (N, C) with labels (N,), N > 0. Classes of the same name share a row."""
     right = probs.argmax(axis=1) == labels
-    per_class = {name: float(right[labels == c].mean()) for c, name in enumerate(classes) if (labels == c).any()}
+    names = np.array(classes)[labels]
+    per_class = {name: float(right[names == name].mean()) for name in dict.fromkeys(classes) if (names == name).any()}
     return Evaluation(probs, labels, tuple(classes), float(right.mean()), per_class, calibration_error(probs, right))
 
 

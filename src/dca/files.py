@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dca.errors import UserError
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal (no permission, read-only, disk full) into a message about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror or error})",
+            hint="check the folder's permissions and the free space, or choose another place",
+        ) from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write under a temporary name, flush to disk, then rename."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:
     """An indented JSON file, atomically."""
-    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_bytes(path, utf8(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -46,15 +61,27 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def publish(made: Path, target: Path) -> None:
     """Put the finished folder `made` in the place of `target`, whatever was there before."""
-    if target.exists():
+    with writing(target):
+        if not target.exists():
+            os.replace(made, target)
+            return
         old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
         os.replace(target, old / "was")
-        os.replace(made, target)
-        shutil.rmtree(old)
-    else:
-        os.replace(made, target)
+        try:
+            os.replace(made, target)
+        except BaseException:
+            os.replace(old / "was", target)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def as_text(value: Mapping[str, Any]) -> str:
-    """Canonical JSON text, for hashing."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def digest_of(value: Any) -> str:
+    """sha256 of a JSON value, the same for the same content."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(utf8(text)).hexdigest()
+
+
+def utf8(text: str) -> bytes:
+    r"""JSON text as bytes; file names that are no valid text stay readable as \udcXX escapes."""
+    return text.encode("utf-8", "backslashreplace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -10,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from dca.errors import UserError, unknown_name
 
 T = TypeVar("T")
+MOST = 2**31 - 1  # of any whole number: more is a slip, and overflows further down
 TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
 
 
@@ -36,14 +39,22 @@ def check(options: Any) -> None:
             continue
         if meta["choices"] and value not in meta["choices"]:
             problems.append(f"{field.name}={value}: one of {', '.join(meta['choices'])}")
-        numbers = value if isinstance(value, tuple) else (value,)
-        for number in (n for n in numbers if isinstance(n, int | float)):
-            if number != number or (meta["low"] is not None and number < meta["low"]):
-                problems.append(f"{field.name}={number}: at least {meta['low']}")
-            elif meta["high"] is not None and number > meta["high"]:
-                problems.append(f"{field.name}={number}: at most {meta['high']}")
+        values = value if isinstance(value, tuple) else (value,)
+        for number in values:
+            if isinstance(number, int | float) and (fault := _fault(number, meta["low"], meta["high"])):
+                problems.append(f"{field.name}={number}: {fault}")
     if problems:
         raise UserError("options out of range", details=problems, hint="see `dca methods show NAME` for the limits")
+
+
+def _fault(number: float, low: float | None, high: float | None) -> str:
+    """What is wrong with a number, if anything."""
+    if not isinstance(number, int) and not math.isfinite(number):
+        return "a finite number expected"
+    if low is not None and number < low:
+        return f"at least {low}"
+    highest = MOST if high is None and isinstance(number, int) else high
+    return f"at most {highest}" if highest is not None and number > highest else ""
 
 
 def parse(cls: type[T], pairs: Iterable[str]) -> T:
@@ -75,12 +86,26 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
         if name not in names:
             problems.append(unknown_name("option", name, names).problem)
             continue
-        taken[name] = tuple(value) if isinstance(value, list) else value
+        taken[name] = _plain(value)
         if not _fits(taken[name], types_of[name]):
-            problems.append(f"{name}={value!r}: {types_of[name]} expected")
+            problems.append(f"{name}={value!r}: {_kind_name(types_of[name])} expected")
     if problems:
         raise UserError("options that cannot be used", details=problems, hint=f"known: {', '.join(names)}")
     return cls(**taken)
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, numbers of numpy as Python's."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _kind_name(kind: Any) -> str:
+    """An annotation as the user reads it."""
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _fits(value: Any, kind: Any) -> bool:

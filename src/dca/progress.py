@@ -20,6 +20,16 @@ def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
 
 
 @contextmanager
+def shown(progress: Progress | None) -> Iterator[Progress]:
+    """What the caller wants to be told with; bars if nothing was said."""
+    if progress is not None:
+        yield progress
+        return
+    with bars() as drawn:
+        yield drawn
+
+
+@contextmanager
 def bars(*, enabled: bool = True) -> Iterator[Progress]:
     """Progress bars on stderr, one a stage, with the time left; nothing where stderr is no terminal."""
     if not (enabled and sys.stderr.isatty()):
@@ -38,11 +48,11 @@ def bars(*, enabled: bool = True) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     tasks = {}
-    with Bars(*columns, console=Console(stderr=True)) as shown:
+    with Bars(*columns, console=Console(stderr=True)) as table:
 
         def progress(stage: str, done: int, total: int, note: str) -> None:
             if stage not in tasks:
-                tasks[stage] = shown.add_task(stage, total=total, note="")
-            shown.update(tasks[stage], completed=done, total=total, note=note)
+                tasks[stage] = table.add_task(stage, total=total, note="")
+            table.update(tasks[stage], completed=done, total=total, note=note)
 
         yield progress

@@ -6,8 +6,6 @@ While it runs, everything lies in `NAME.partial`; the finished folder appears in
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -21,14 +19,17 @@ from dca import checkpoint
 from dca.classifier import Classifier
 from dca.clip import CLIP
 from dca.data.content import sha256_of
-from dca.data.dataset import Dataset
+from dca.data.dataset import Dataset, Item
+from dca.data.opening import Picture, decode
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
-from dca.files import as_text, publish, read_json, write_json
-from dca.progress import Progress, silent
-from dca.train import STATE, read_metrics
+from dca.files import digest_of, publish, read_json, write_json, writing
+from dca.progress import Progress, of_stage, silent
+from dca.train import METRICS, STATE, read_metrics
 
 SPEC, RESULT = "spec.json", "result.json"
+# All that a run's folder may hold.
+FILES = {SPEC, RESULT, METRICS, STATE, checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ def run(
     spec: Spec,
     target: Path,
     *,
+    dataset: Dataset | None = None,
     device: str = "auto",
     overwrite: bool = False,
     progress: Progress = silent,
@@ -78,18 +80,21 @@ def run(
     """Fit, compare with zero-shot on the test images, and leave a finished model at `target`.
 
     A finished run with the same identity is returned as it is; an interrupted one continues.
+    dataset: what `spec.data` names, where it is in memory already.
     """
+    _require_place(target, spec.data)
     clip = CLIP.from_pretrained(spec.backbone)
     model = spec.classifier(device, clip)
-    dataset = model.draw(spec.data)
-    identity = {"spec": dataclasses.asdict(spec), "run": fingerprint(spec, dataset, clip)}
-    if (finished := _finished(target, identity)) and not overwrite:
-        return Outcome(target, finished)
-    _require_free(target, overwrite)
+    dataset = model.draw(dataset or spec.data)
+    identity = identify(spec, dataset, clip)
+    if not overwrite:
+        if finished := _finished(target, identity):
+            return Outcome(target, finished)
+        _require_free(target)
+    require_readable(dataset, progress)
     partial = _open_partial(target, identity)
-    began = time.monotonic()
-    before = _seconds_before(partial)
-    model.fit(dataset, progress=progress, folder=partial)
+    before, began = _seconds_before(partial), time.monotonic()
+    model.fit_drawn(dataset, progress=progress, folder=partial)
     seconds = before + time.monotonic() - began
     zero, adapted = compare(model, dataset, progress)
     result = _result(spec, target, model, zero, adapted, seconds)
@@ -97,21 +102,49 @@ def run(
     checkpoint.write(partial, model.method_, model.record())
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
     write_json(partial / RESULT, result)
-    (partial / STATE).unlink(missing_ok=True)
     publish(partial, target)
+    # Only now: until the folder is in its place, an interrupted run still needs its state.
+    (target / STATE).unlink(missing_ok=True)
     return Outcome(target, result, adapted, zero, model)
 
 
-def fingerprint(spec: Spec, dataset: Dataset, clip: CLIP) -> str:
-    """Hash of everything that decides the trained weights: method, options, images, backbone, version."""
+def identify(spec: Spec, dataset: Dataset, clip: CLIP) -> dict[str, Any]:
+    """The specification, a hash of all that decides the trained weights, and one of the test images."""
     parts = {
         "version": dca.__version__,
         "spec": {k: v for k, v in dataclasses.asdict(spec).items() if k not in ("data", "backbone")},
+        "dataset": [dataset.name, dataset.template],
         "classes": dataset.classes,
-        "images": [[item.label, sha256_of(item.picture)] for item in dataset.train],
+        "images": [[item.label, _content(item.picture)] for item in dataset.train],
         "backbone": clip.digest(),
     }
-    return hashlib.sha256(as_text(parts).encode()).hexdigest()
+    test = digest_of([_mark(item) for item in dataset.test])
+    return {"spec": dataclasses.asdict(spec), "run": digest_of(parts), "test": test}
+
+
+def _content(picture: Picture) -> str:
+    """Hash of a picture; empty where it cannot be read, which `require_readable` reports."""
+    try:
+        return sha256_of(picture)
+    except UserError:
+        return ""
+
+
+def _mark(item: Item) -> list[Any]:
+    """What tells whether a test image has changed, without reading its file."""
+    if not isinstance(item.picture, Path):
+        return [item.label, sha256_of(item.picture)]
+    try:
+        stat = item.picture.stat()
+    except OSError:
+        return [item.label, item.picture.name]
+    return [item.label, item.picture.name, stat.st_size, stat.st_mtime_ns]
+
+
+def require_readable(dataset: Dataset, progress: Progress) -> None:
+    """Open every training and test image, so that a bad one is named before the training, not after it."""
+    pictures = [item.picture for item in (*dataset.train, *dataset.test)]
+    decode(pictures, lambda image: None, progress=of_stage(progress, "checking"))
 
 
 def compare(model: Classifier, dataset: Dataset, progress: Progress) -> tuple[Evaluation | None, Evaluation | None]:
@@ -150,37 +183,70 @@ def _result(
     }
 
 
-def _finished(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The result of a finished run with this identity, if `target` is one."""
-    if not ((target / RESULT).is_file() and (target / SPEC).is_file()):
+def _finished(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """The result of a finished run with this identity, if `folder` is one."""
+    if not ((folder / RESULT).is_file() and checkpoint.is_model(folder)):
         return None
-    same = read_json(target / SPEC).get("run") == identity["run"]
-    return read_json(target / RESULT) if same else None
+    if not _same(folder, identity, "run", "test"):
+        return None
+    (folder / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
+    return read_json(folder / RESULT)
 
 
-def _require_free(target: Path, overwrite: bool) -> None:
+def _same(folder: Path, identity: dict[str, Any], *keys: str) -> bool:
+    """Whether the run in `folder` has this identity; a damaged record is another run's."""
+    try:
+        found = read_json(folder / SPEC)
+    except UserError:
+        return False
+    return all(found.get(key) == identity[key] for key in keys)
+
+
+def _require_place(target: Path, data: str) -> None:
+    """Raise where no model may go: on top of something else, or among the images it learns from."""
     checkpoint.require_replaceable(target)
-    if checkpoint.is_model(target) and not overwrite:
+    source, place = Path(data).expanduser(), target.absolute().parent.resolve()
+    if source.is_dir() and place.is_relative_to(source.resolve()):
         raise UserError(
-            f"{target} holds a model of another run",
+            f"{target} lies inside {data}, where it would be taken for a class",
+            hint="choose a folder outside the images with -o DIR",
+        )
+
+
+def _require_free(target: Path) -> None:
+    if checkpoint.is_model(target):
+        raise UserError(
+            f"{target} holds a model of another run (other images, options, seed or backbone)",
             hint="choose another folder with -o DIR, or replace it with --overwrite",
         )
 
 
 def _open_partial(target: Path, identity: dict[str, Any]) -> Path:
     """The folder of an unfinished run: taken up when it is this run's, emptied otherwise."""
-    partial = target.with_name(f"{target.name}.partial")
-    spec = partial / SPEC
-    try:
-        same = spec.is_file() and read_json(spec).get("run") == identity["run"]
-    except UserError:
-        same = False
-    if not same:
-        if partial.exists():
+    partial = partial_of(target)
+    with writing(partial):
+        if partial.exists() and not _same(partial, identity, "run"):
+            _require_ours(partial)
             shutil.rmtree(partial)
-        os.makedirs(partial)
-        write_json(spec, identity)
+        partial.mkdir(parents=True, exist_ok=True)
+    if not _same(partial, identity, "run", "test"):
+        write_json(partial / SPEC, identity)
     return partial
+
+
+def _require_ours(partial: Path) -> None:
+    """Raise where a folder holds what no run has written; hidden files are halves of ours."""
+    if foreign := sorted(p.name for p in partial.iterdir() if p.name not in FILES and not p.name.startswith(".")):
+        raise UserError(
+            f"{partial} is in the way: it is no unfinished run",
+            details=foreign,
+            hint="move it, or choose another folder with -o DIR",
+        )
+
+
+def partial_of(target: Path) -> Path:
+    """Where a run lies until it is finished."""
+    return target.with_name(f"{target.name}.partial")
 
 
 def _seconds_before(partial: Path) -> float:

@@ -86,15 +86,25 @@ class Trainer:
         )
 
     def run(self, folder: Path | None = None, progress: Progress | None = None) -> list[Row]:
-        """Train to the last epoch, continuing what `folder` holds; returns one row an epoch."""
-        start = self.restore(folder) if folder else 0
-        saved = time.monotonic()
-        for epoch in range(start, self.epochs):
-            self.rows.append(self._epoch(epoch, progress))
-            late = time.monotonic() - saved >= SAVE_EVERY or epoch == self.epochs - 1
-            if folder and late:
-                self.save(folder, epoch + 1)
-                saved = time.monotonic()
+        """Train to the last epoch, continuing what `folder` holds; returns one row an epoch.
+
+        An interrupt saves the last whole epoch before it goes on.
+        """
+        saved = self.restore(folder) if folder else 0
+        state, clock = b"", time.monotonic()
+        try:
+            for epoch in range(saved, self.epochs):
+                self.rows.append(self._epoch(epoch, progress))
+                if folder is None:
+                    continue
+                state = self.state(epoch + 1)
+                if time.monotonic() - clock >= SAVE_EVERY or epoch == self.epochs - 1:
+                    self.save(folder, state)
+                    saved, clock = epoch + 1, time.monotonic()
+        except KeyboardInterrupt:
+            if folder and state and len(self.rows) > saved:
+                self.save(folder, state)
+            raise
         return self.rows
 
     def _epoch(self, epoch: int, progress: Progress | None) -> Row:
@@ -115,6 +125,8 @@ class Trainer:
             if progress:
                 done, total = epoch * len(steps) + number, self.epochs * len(steps)
                 progress(Tick(done, total, epoch + 1, self.epochs, sum(sums.values()) / number, correct / seen))
+        if not all(torch.isfinite(p).all() for p in self.method.parameters()):
+            raise self._diverged(epoch, "a trained value")
         means = {f"loss_{name}": value / len(steps) for name, value in sums.items()}
         row = {"epoch": epoch + 1, "loss": sum(means.values()), **means}
         return {**row, "accuracy": correct / seen, "learning_rate": rate, "seconds": time.monotonic() - began}
@@ -125,14 +137,17 @@ class Trainer:
         step = self.method.step(batch)
         values = {name: float(term.detach()) for name, term in step.terms.items()}
         if bad := [name for name, value in values.items() if not math.isfinite(value)]:
-            raise UserError(
-                f"training diverged in epoch {epoch + 1}: loss term {', '.join(bad)} is not finite",
-                hint=f"lower the learning rate (it was {self.rate:g}): --set learning_rate={self.rate / 10:g}",
-            )
+            raise self._diverged(epoch, f"loss term {', '.join(bad)}")
         self.optimizer.zero_grad(set_to_none=True)
         torch.stack(list(step.terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return values, int((step.probabilities.argmax(dim=-1) == batch.labels).sum())
+
+    def _diverged(self, epoch: int, what: str) -> UserError:
+        return UserError(
+            f"training diverged in epoch {epoch + 1}: {what} is not finite",
+            hint=f"lower the learning rate (it was {self.rate:g}): --set learning_rate={self.rate / 10:g}",
+        )
 
     def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         on_device = indices.to(self.images.labels.device)
@@ -162,19 +177,28 @@ class Trainer:
         gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
         size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
         self.method.zero_grad(set_to_none=True)
+        if not math.isfinite(gradient):
+            raise UserError(
+                "training cannot start: the loss has no finite gradient",
+                hint="`dca methods show NAME` has the limits",
+            )
         share = PROBE_SHARE * min(self.method.task.shots, PROBE_SHOTS) ** 1.5
         return share * size / gradient if gradient > 0 else 0.0
 
-    def save(self, folder: Path, epochs_done: int) -> None:
-        """Parameters, momentum and metrics so far, atomically."""
-        tensors = {f"parameter.{n}": p.detach().contiguous() for n, p in self.method.named_parameters()}
+    def state(self, epochs_done: int) -> bytes:
+        """Parameters and momentum, as a file holds them."""
+        tensors = {}
         for name, parameter in self.method.named_parameters():
+            tensors[f"parameter.{name}"] = parameter.detach().contiguous()
             momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{name}"] = momentum.contiguous()
+        return save_tensors(tensors, metadata={"epochs_done": str(epochs_done), "learning_rate": repr(self.rate)})
+
+    def save(self, folder: Path, state: bytes) -> None:
+        """The metrics so far, then the state: a reader may find more rows than epochs, never fewer."""
         write_bytes(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
-        record = {"epochs_done": str(epochs_done), "learning_rate": repr(self.rate)}
-        write_bytes(folder / STATE, save_tensors(tensors, metadata=record))
+        write_bytes(folder / STATE, state)
 
     def restore(self, folder: Path) -> int:
         """Take up the state in `folder`; returns how many epochs it had done (0 if there is none)."""
@@ -184,19 +208,28 @@ class Trainer:
         try:
             data = path.read_bytes()
             tensors, record = load_tensors(data), _metadata(data)
-            done = int(record["epochs_done"])
-            parameters = dict(self.method.named_parameters())
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(tensors[f"parameter.{name}"])
-                    if f"momentum.{name}" in tensors:
-                        momentum = tensors[f"momentum.{name}"].to(parameter.device)
-                        self.optimizer.state[parameter]["momentum_buffer"] = momentum
-            self.rate = float(record["learning_rate"])
-            self.rows = read_metrics(folder)[:done]
-        except (SafetensorError, KeyError, ValueError, OSError, RuntimeError) as error:
-            raise UserError(f"{folder}: the interrupted run cannot be taken up ({error})", hint="delete it") from None
+            done, rate = int(record["epochs_done"]), float(record["learning_rate"])
+            rows = read_metrics(folder)[:done]
+            if not 0 <= done <= self.epochs or len(rows) < done:
+                raise ValueError(f"{done} of {self.epochs} epochs done, {len(rows)} rows of metrics")
+            for name, parameter in self.method.named_parameters():
+                parameter.data.copy_(_like(parameter, tensors[f"parameter.{name}"]))
+                if f"momentum.{name}" in tensors:
+                    self.optimizer.state[parameter]["momentum_buffer"] = _like(parameter, tensors[f"momentum.{name}"])
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise UserError(
+                f"{folder}: the interrupted run cannot be taken up ({error})",
+                hint="delete that folder, and training starts again",
+            ) from None
+        self.rate, self.rows = rate, rows
         return done
+
+
+def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A saved tensor on the parameter's device, if it is of its shape."""
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
+    return tensor.to(parameter)
 
 
 def read_metrics(folder: Path) -> list[Row]:
@@ -204,7 +237,21 @@ def read_metrics(folder: Path) -> list[Row]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            rows.append(_row(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {number} is not a row of metrics ({error})", hint="delete it") from None
+    return rows
+
+
+def _row(value: Any) -> Row:
+    """A row of metrics, or a ValueError."""
+    numbers = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
+    if not numbers or not {"epoch", "seconds"} <= value.keys():
+        raise ValueError("numbers by name expected, epoch and seconds among them")
+    return dict(value)
 
 
 def _metadata(data: bytes) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from importlib import import_module
 import click
 
 import dca
+from dca.cli.common import Group
 from dca.errors import UserError
 
 # name -> (module with an attribute `command`, what it does)
@@ -26,7 +27,7 @@ COMMANDS = {
 }
 
 
-class Lazy(click.Group):
+class Lazy(Group):
     """A group that knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -44,16 +45,6 @@ class Lazy(click.Group):
         """The table of commands, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest command for an unknown one."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from dca.errors import unknown_name
-
-            raise unknown_name("command", args[0], COMMANDS)
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -73,20 +64,35 @@ def group(traceback: bool) -> None:
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0 done, 2 something for the user to change, 130 interrupted, anything else a bug.
+    0 done, 2 something for the user to change, 3 below --min-accuracy, 130 interrupted; anything
+    else is a bug and shows its traceback.
     """
     arguments = sys.argv[1:] if args is None else args
     try:
         code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
-    except UserError as error:
-        if "--traceback" in arguments:
-            raise
-        click.echo(f"error: {error}", err=True)
-        return 2
     except click.ClickException as error:
         error.show()
         return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; the same command continues where it stopped", err=True)
+        click.echo("interrupted", err=True)
         return 130
+    except Exception as error:
+        message = said(error)
+        if message is None or "--traceback" in arguments:
+            raise
+        click.echo(f"error: {message}", err=True)
+        return 2
     return code if isinstance(code, int) else 0
+
+
+def said(error: Exception) -> str | None:
+    """What to tell the user about an error that is theirs to mend; None for a bug of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the output'}: {error.strerror or error}"
+    # torch says these with a RuntimeError, and it may not have been loaded at all.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "t allocate mem" in str(error):
+        advice = "smaller steps, e.g. --set batch_size=8, fewer images, or another --device"
+        return str(UserError(f"not enough memory ({str(error).splitlines()[0] or 'MemoryError'})", hint=advice))
+    return None

@@ -8,11 +8,26 @@ from typing import Any, TypeVar
 
 import click
 
+from dca.errors import unknown_name
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout, nothing else there.")
 quiet_flag = click.option("-q", "--quiet", is_flag=True, help="No progress bars.")
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
+
+
+class Group(click.Group):
+    """A group that suggests the nearest of its commands for an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named by the first argument."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], known)
+        return super().resolve_command(ctx, args)
 
 
 def running(function: F) -> F:
@@ -35,7 +50,9 @@ def backbone_of_model(function: F) -> F:
 
 def emit(value: Any) -> None:
     """One JSON value on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    # A file name that is no valid text becomes a JSON escape.
+    click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 def percent(fraction: float | None) -> str:

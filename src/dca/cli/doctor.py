@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import dca
-from dca.cli.common import bytes_text, emit, json_flag
+from dca.cli.common import emit, json_flag
 
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub", "matplotlib", "scikit-learn")
 VARIABLES = ("HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DCA_CACHE", "DCA_DATA")
@@ -28,8 +28,8 @@ def command(as_json: bool) -> None:
     for name, found in report["packages"].items():
         click.echo(f"  {name:<16} {found or 'not installed'}")
     click.echo(f"device auto -> {report['device']} ({report['threads']} threads), precision {report['precision']}")
-    for name, state in report["backbones"].items():
-        click.echo(f"  {name:<16} {state}")
+    for name, place in report["backbones"].items():
+        click.echo(f"  {name:<16} {place or 'fetched on first use'}")
     for name, value in report["environment"].items():
         click.echo(f"  {name}={value}")
     for note in report["notes"]:
@@ -40,6 +40,7 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
+    from dca.classifier import backbones
     from dca.device import compute_dtype, resolve_device
 
     device = resolve_device("auto")
@@ -64,20 +65,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def backbones() -> dict[str, str]:
-    """Each short name with where its weights are."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from dca.clip.weights import HUB_IDS, MINI, mini_folder
-
-    weights = mini_folder() / "model.safetensors"
-    states = {MINI: f"inside this package ({bytes_text(weights.stat().st_size)})" if weights.is_file() else "missing"}
-    for name, repo in HUB_IDS.items():
-        cached = isinstance(try_to_load_from_cache(repo, "config.json"), str)
-        states[name] = f"{repo} ({'in the cache' if cached else 'fetched on first use'})"
-    return states
 
 
 def notes() -> list[str]:

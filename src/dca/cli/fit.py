@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dca.cli.common import bytes_text, emit, json_flag, overwrite_flag, percent, quiet_flag, running, seconds_text
+
+if TYPE_CHECKING:
+    from dca.run import Spec
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
@@ -29,7 +34,9 @@ from dca.cli.common import bytes_text, emit, json_flag, overwrite_flag, percent,
 @running
 @quiet_flag
 @json_flag
+@click.pass_context
 def command(
+    ctx: click.Context,
     data: str,
     method: str,
     shots: int | None,
@@ -54,37 +61,47 @@ def command(
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     """
-    import dataclasses
-
-    from dca import options
-    from dca.methods.base import get_method
     from dca.progress import bars
-    from dca.run import Spec, run
+    from dca.run import partial_of, run
 
-    given = options.parse(get_method(method).Options, settings)
-    changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(type(given)(), k)}
-    spec = Spec(
-        data=data,
-        method=method,
-        shots=shots,
-        seed=seed,
-        backbone=backbone,
-        precision=precision,
-        options=changed,
-    )
+    spec = specify(data, method, shots, seed, backbone, precision, settings)
     target = output or default_output(data)
-    with bars(enabled=not (quiet or as_json)) as progress:
-        outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
+    try:
+        with bars(enabled=not (quiet or as_json)) as progress:
+            outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; the same command continues from {partial_of(target)}", err=True)
+        ctx.exit(130)
     if as_json:
         emit(outcome.result)
-    else:
-        click.echo("\n".join(summary(outcome.result)))
+        return
+    if outcome.classifier is None:
+        click.echo(f"{target} is finished already; --overwrite fits it again", err=True)
+    click.echo("\n".join(summary(outcome.result)))
+
+
+def specify(
+    data: str, method: str, shots: int | None, seed: int, backbone: str, precision: str, settings: tuple[str, ...]
+) -> Spec:
+    """The specification that the arguments ask for, with the options that differ from their defaults."""
+    from dca import options
+    from dca.methods.base import get_method
+    from dca.run import Spec
+
+    kind = get_method(method)
+    given, default = options.parse(kind.Options, settings), kind.Options()
+    changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(default, k)}
+    return Spec(
+        data=data, method=kind.name, shots=shots, seed=seed, backbone=backbone, precision=precision, options=changed
+    )
 
 
 def default_output(data: str) -> Path:
-    """`photos/` and `photos.csv` -> photos.dca, in the working folder."""
-    name = Path(data).resolve().name
-    return Path(f"{Path(name).stem if Path(data).is_file() else name}.dca")
+    """`photos/` and `photos.csv` -> photos.dca in the working folder; for `.`, beside that folder."""
+    path = Path(data).expanduser()
+    name = path.resolve().name or "images"
+    place = Path("..") if path.is_dir() and path.resolve() == Path.cwd() else Path()
+    return place / f"{Path(name).stem if path.is_file() else name}.dca"
 
 
 def summary(result: dict[str, Any]) -> list[str]:
@@ -104,7 +121,7 @@ def summary(result: dict[str, Any]) -> list[str]:
     lines += [
         f"trained {result['trained_parameters']:,} parameters in {seconds_text(result['seconds'])}; "
         f"model {result['model']} ({size})",
-        f"next  dca predict {result['model']} IMAGE...",
-        f"      dca eval {result['model']} FOLDER",
+        f"next  dca predict {shlex.quote(result['model'])} IMAGE...",
+        f"      dca eval {shlex.quote(result['model'])} FOLDER",
     ]
     return lines

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from dca.cli.common import emit, json_flag
+from dca.cli.common import Group, emit, json_flag
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -32,7 +32,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("show")
 @click.argument("name")
 @json_flag
-def show(name: str, as_json: bool) -> None:
+@click.pass_context
+def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Explain one method: its equations, its options and their defaults."""
     import sys
 
@@ -42,7 +43,7 @@ def show(name: str, as_json: bool) -> None:
 
     method = get_method(name)
     row: dict[str, Any] = {**summary(method), "options": describe(method.Options)}
-    if as_json:
+    if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
         return
     click.echo(sys.modules[method.__module__].__doc__ or method.__doc__)

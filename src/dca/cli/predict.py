@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,16 +46,16 @@ def command(
     from dca.progress import bars
 
     if as_csv and as_json:
-        raise UserError("--csv and --json cannot go together")
+        raise UserError("--csv and --json cannot go together", hint="choose one of them")
     paths = expand(images)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
-    with bars(enabled=not quiet and len(paths) > 1) as progress:
+    with bars(enabled=not (quiet or as_json) and len(paths) > 1) as progress:
         probabilities = classifier.predict_proba(paths, progress=progress)
     rows = describe(paths, probabilities, list(classifier.classes_), top)
     if as_json:
         emit(rows)
     elif as_csv:
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["path", "label", "probability"])
         writer.writerows(
             [row["path"], best["label"], f"{best['probability']:.6f}"] for row in rows for best in row["top"]
@@ -64,13 +65,28 @@ def command(
 
 
 def expand(images: Sequence[str]) -> list[Path]:
-    """Files in the order given; folders and stdin unfolded; every missing one in one error."""
-    from dca.classifier import as_pictures
+    """Files in the order given, folders and stdin unfolded; all problems of a kind in one error."""
+    from dca.inputs import as_pictures
 
-    given = [line.strip() for name in images for line in (sys.stdin if name == "-" else [name]) if line.strip()]
-    if missing := [name for name in given if not Path(name).exists()]:
-        raise UserError("no such file or folder", details=missing)
-    return [Path(str(path)) for name in given for path in as_pictures(name)]
+    given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
+    if not given:
+        raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
+    if missing := [name for name in given if not os.path.exists(name)]:
+        raise UserError("no such file or folder", details=missing, hint="check the paths")
+    paths, empty = list[Path](), list[str]()
+    for name in given:
+        try:
+            paths += [Path(str(picture)) for picture in as_pictures(name)]
+        except UserError as error:
+            empty.append(error.problem)
+    if empty:
+        raise UserError("nothing to predict in some folders", details=empty, hint="give images, or folders of them")
+    return paths
+
+
+def stdin_lines() -> list[str]:
+    """Paths on stdin, one a line, whatever bytes they are made of."""
+    return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
 
 
 def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], top: int) -> list[dict[str, Any]]:

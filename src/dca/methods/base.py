@@ -91,8 +91,8 @@ class Method(nn.Module, ABC):
     paper: ClassVar[str]
     trains_on: ClassVar[str]  # "images", "features" or "nothing"
     Options: ClassVar[type[Recipe]]
-    # Tensors made after training, of shapes that only the data decides.
-    results: ClassVar[tuple[str, ...]] = ()
+    # Tensors made after training, of shapes that only the data decides, and their types.
+    results: ClassVar[Mapping[str, torch.dtype]] = {}
 
     def __init__(self, clip: CLIP, task: Task, chosen: Any) -> None:
         super().__init__()
@@ -150,9 +150,12 @@ class Method(nn.Module, ABC):
         problems += [f"unexpected {n}" for n in state if n not in expected]
         for name, tensor in state.items():
             want = expected.get(name)
+            dtype = self.results.get(name, torch.float32)
             if want is not None and want.shape != tensor.shape:
                 problems.append(f"{name}: shape {tuple(tensor.shape)}, expected {tuple(want.shape)}")
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if tensor.dtype != dtype:
+                problems.append(f"{name}: type {tensor.dtype}, expected {dtype}")
+            elif not torch.isfinite(tensor).all():
                 problems.append(f"{name}: holds NaN or infinite values")
         problems = problems or self.check_results(state)
         if problems:

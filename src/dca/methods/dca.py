@@ -17,8 +17,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -58,12 +60,12 @@ class DCAOptions(Recipe):
     """Settings of DCA; symbols as in the paper."""
 
     recipe: str = opt("own", "own: works without tuning; paper: its table, by dataset", choices=("own", "paper"))
-    n_prompts: int = opt(4, "M, text contexts learned", low=1, source="paper")
+    n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
     phrases: tuple[str, ...] = opt(PHRASES, "words the contexts start from; further ones are random", source="paper")
-    random_length: int = opt(4, "tokens of a context that starts from no phrase", low=1)
+    random_length: int = opt(4, "tokens of a context that starts from no phrase", low=1, high=1024)
     contexts: str = opt("unified", "shared by the classes, or one set a class", choices=("unified", "class"))
     suffix: str = opt(".", "text behind the class name", source="lineage (CoOp)")
-    visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, source="paper")
+    visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
     tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0)
     eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
     score: str = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", choices=SCORES, source="paper, eq. 8")
@@ -103,7 +105,9 @@ class DCA(Method):
     paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
     trains_on = "images"
     Options = DCAOptions
-    results = ("text_features", "shot_features", "shot_counts")
+    results = MappingProxyType(
+        {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}
+    )
     options: DCAOptions
     text_features: Tensor
     shot_features: Tensor

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,7 +39,7 @@ class ZeroShot(Method):
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
     trains_on = "nothing"
     Options = ZeroShotOptions
-    results = ("text_features",)
+    results = MappingProxyType({"text_features": torch.float32})
     options: ZeroShotOptions
     text_features: Tensor
 

@@ -1,0 +1,127 @@
+"""The forms in which a user may hold pictures and labels, made into one."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from dca.checkpoint import unreadable_names
+from dca.data import load_dataset
+from dca.data.dataset import Dataset, Item
+from dca.data.folder import image_files
+from dca.data.opening import Picture
+from dca.errors import UserError
+
+
+def as_dataset(X: Any, y: Iterable[Any] | None) -> Dataset:
+    """Labelled pictures: a dataset, a folder, an image list, or pictures X with labels y."""
+    if isinstance(X, str | Path | Dataset):
+        if y is not None:
+            raise UserError("labels given beside a folder or dataset, which has its labels already", hint="fit(folder)")
+        return X if isinstance(X, Dataset) else load_dataset(X)
+    if y is None:
+        raise UserError(
+            "pictures without labels", hint="fit(pictures, labels), or a folder with one sub-folder a class"
+        )
+    pictures, labels = _several(X), _labels(y)
+    if len(pictures) != len(labels):
+        raise UserError(f"{len(pictures)} pictures but {len(labels)} labels", hint="one label for each picture")
+    classes = tuple(sorted(set(labels)))
+    if alike := _alike(classes):
+        raise UserError("labels that read alike", details=alike, hint="give one class one name")
+    place = {name: i for i, name in enumerate(classes)}
+    items = tuple(Item(x, place[label]) for x, label in zip(pictures, labels, strict=True))
+    return Dataset(name="images", classes=classes, train=items)
+
+
+def require_learnable(dataset: Dataset) -> None:
+    """Raise unless there are two classes, all with names that can be read."""
+    if faults := unreadable_names(dataset.classes):
+        raise UserError("class names that are no text", details=faults, hint="rename these classes")
+    if len(dataset.classes) < 2:
+        found = f"1 class ('{dataset.classes[0]}')" if dataset.classes else "no pictures"
+        raise UserError(f"found {found}; at least 2 classes are needed", hint="add pictures of another class")
+
+
+def as_pictures(X: Any) -> list[Picture]:
+    """Pictures to predict: one, several, or all images of a folder."""
+    if is_one(X):
+        return _exist([as_picture(X)])
+    if not isinstance(X, str | Path):
+        return _exist(_several(X))
+    found = image_files(Path(X))
+    if not found:
+        raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
+    return list(found)
+
+
+def is_one(X: Any) -> bool:
+    """Whether X is a single picture: a path that is no folder, or an image."""
+    return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not Path(X).is_dir())
+
+
+def as_picture(x: Any) -> Picture:
+    """A path or an image."""
+    if isinstance(x, Image.Image | Path):
+        return x
+    if isinstance(x, str):
+        return Path(x)
+    raise UserError(
+        f"a picture must be a path or a PIL image, not a {type(x).__name__}",
+        hint="make an image of an array with PIL.Image.fromarray(array)",
+    )
+
+
+def match_classes(dataset: Dataset, classes: Sequence[str]) -> list[Item]:
+    """The dataset's test images (all, if it has no test part), labelled by the model's classes."""
+    items = dataset.test or dataset.train
+    if not items:
+        raise UserError("no labelled pictures to measure on")
+    if dataset.classes == tuple(classes):  # public sets have classes of the same name
+        return list(items)
+    place = {_folded(name): i for i, name in enumerate(classes)}
+    used = Counter(dataset.classes[i.label] for i in items)
+    if unknown := [f"{name}: {n} images" for name, n in used.items() if _folded(name) not in place]:
+        raise UserError(
+            "classes that the model does not know",
+            details=unknown,
+            hint=f"the model knows: {', '.join(list(classes)[:20])}",
+        )
+    return [Item(i.picture, place[_folded(dataset.classes[i.label])]) for i in items]
+
+
+def _several(X: Any) -> list[Picture]:
+    if isinstance(X, Image.Image) or not isinstance(X, Iterable):
+        raise UserError(f"a list of pictures expected, found a {type(X).__name__}", hint="[picture] for a single one")
+    return [as_picture(x) for x in X]
+
+
+def _labels(y: Any) -> list[str]:
+    if isinstance(y, str) or not isinstance(y, Iterable):
+        raise UserError(f"a list of labels expected, found {y!r}", hint="one label for each picture")
+    labels = list(y)
+    if missing := [str(n) for n, label in enumerate(labels) if label is None or label != label]:
+        raise UserError("pictures without a label", details=[f"number {', '.join(missing[:20])}"])
+    return [str(label) for label in labels]
+
+
+def _exist(pictures: list[Picture]) -> list[Picture]:
+    if missing := [str(p) for p in pictures if isinstance(p, Path) and not p.exists()]:
+        raise UserError("no such file", details=missing, hint="check the paths")
+    return pictures
+
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    seen: dict[str, str] = {}
+    pairs = [(seen.setdefault(_folded(name), name), name) for name in classes]
+    return [f"'{first}' and '{name}'" for first, name in pairs if first != name]
+
+
+def _folded(name: str) -> str:
+    """What class names share that differ only in case, underscores, spaces or Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").split()).casefold()

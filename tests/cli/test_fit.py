@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_pictures import bad_files, class_folders
+
+from dca.cli.fit import default_output
+
+KEYS = {
+    "model": str, "method": str, "backbone": str, "shots": int, "seed": int, "zero_shot_accuracy": float,
+    "accuracy": float, "trained_parameters": int, "seconds": float, "checkpoint_bytes": int,
+}  # fmt: skip
+QUICK = ("--set", "epochs=1")
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    return class_folders(tmp_path / "few")
+
+
+def test_fit_prints_one_json_object_with_the_promised_keys(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    target = tmp_path / "m.dca"
+    said = dca("fit", photos, "--shots", 1, "--seed", 2, "--backbone", tiny_folder, "-o", target, "--json", *QUICK)
+    assert said.code == 0
+    result = json.loads(said.out)
+    for key, kind in KEYS.items():
+        assert type(result[key]) is kind, key
+    assert result["model"] == str(target)
+    assert result["method"] == "dca"
+    assert result["backbone"] == str(tiny_folder)
+    assert (result["shots"], result["seed"]) == (1, 2)
+    assert 0 <= result["zero_shot_accuracy"] <= 1
+    assert 0 <= result["accuracy"] <= 1
+    assert result["checkpoint_bytes"] == (target / "model.safetensors").stat().st_size
+    assert json.loads((target / "result.json").read_text()) == result
+
+
+def test_fit_without_test_images_has_null_accuracies(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--json", *QUICK)
+    result = json.loads(said.out)
+    assert result["accuracy"] is None
+    assert result["zero_shot_accuracy"] is None
+    assert result["shots"] is None
+
+
+def test_fit_ends_with_the_comparison_the_cost_and_the_next_command(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path
+):
+    target = tmp_path / "my model.dca"
+    said = dca("fit", photos, "--shots", 1, "--backbone", tiny_folder, "-o", target, *QUICK)
+    assert said.code == 0
+    for part in ("zero-shot CLIP", "points)", "parameters in", "kB)"):
+        assert part in said.out
+    assert f"dca predict '{target}' IMAGE" in said.out
+    again = dca("fit", photos, "--shots", 1, "--backbone", tiny_folder, "-o", target, *QUICK)
+    assert again.code == 0
+    assert "finished already" in again.err
+    assert again.out == said.out
+
+
+def test_the_whole_way_works_from_a_process_of_its_own(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    line = [sys.executable, "-m", "dca", "fit", photos, "--shots", "2", "--backbone", tiny_folder, "--json", *QUICK]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    fit = json.loads(done.stdout)
+    assert fit["model"] == "photos.dca"
+    measured = json.loads(dca("eval", tmp_path / "photos.dca", photos, "--json").out)
+    assert measured["accuracy"] == fit["accuracy"]
+    predicted = json.loads(dca("predict", tmp_path / "photos.dca", photos / "test", "--json").out)
+    right = [Path(row["path"]).parent.name == row["label"] for row in predicted]
+    assert sum(right) / len(right) == fit["accuracy"]
+
+
+def test_every_unreadable_image_of_training_and_test_is_listed_before_training(
+    dca: Any, tiny_folder: Path, tmp_path: Path
+):
+    class_folders(tmp_path / "few" / "train")
+    class_folders(tmp_path / "few" / "test")
+    names = bad_files(tmp_path / "few" / "train" / "cat") + bad_files(tmp_path / "few" / "test" / "dog")
+    said = dca("fit", tmp_path / "few", "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
+    assert said.code == 2
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert "8 of 16 images cannot be read" in said.err
+    for name in names:
+        assert said.err.count(name) == 2
+    for reason in ("decompression bomb", "0 bytes", "not an image", "truncated"):
+        assert said.err.count(reason) >= 2
+    assert "fix:" in said.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["few"]
+
+
+def test_a_broken_link_among_the_images_is_named(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    (few / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
+    assert said.code == 2
+    assert "gone.jpg: a broken link" in said.err
+
+
+def test_every_class_with_too_few_images_is_listed(dca: Any, tiny_folder: Path, tmp_path: Path):
+    class_folders(tmp_path / "few", ("ant", "bee"), 2)
+    class_folders(tmp_path / "few", ("cow",), 5)
+    said = dca("fit", tmp_path / "few", "--shots", 4, "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    assert said.code == 2
+    assert "2 of 3 classes have fewer than 4" in said.err
+    assert "ant: 2" in said.err
+    assert "bee: 2" in said.err
+    assert "--shots 2" in said.err
+
+
+def test_unicode_class_names_come_back_as_they_were(dca: Any, tiny_folder: Path, tmp_path: Path):
+    names = ("日本の猫", "naïve café", "🐶 dog", "Ωmega")
+    class_folders(tmp_path / "few", names)
+    fit = dca("fit", tmp_path / "few", "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--json", *QUICK)
+    assert fit.code == 0
+    said = dca("eval", tmp_path / "m.dca", tmp_path / "few", "--json")
+    assert set(json.loads(said.out)["per_class"]) == set(names)
+
+
+def test_a_class_name_that_is_no_text_is_refused(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    strange = Path(os.fsdecode(os.fsencode(few) + b"/caf\xe9"))
+    (few / "cat").rename(strange)
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
+    assert said.code == 2
+    assert "no readable name" in said.err
+
+
+def test_a_file_name_that_is_no_text_does_no_harm(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    (few / "cat" / "0.jpg").rename(os.fsdecode(os.fsencode(few / "cat") + b"/caf\xe9.jpg"))
+    fit = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--json", *QUICK)
+    assert fit.code == 0
+    said = dca("predict", tmp_path / "m.dca", few, "--json")
+    assert os.fsencode(json.loads(said.out)[1]["path"]).endswith(b"caf\xe9.jpg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--method", "dac"], ["unknown method 'dac'", "Did you mean 'dca'?"]),
+        (["--set", "epoch=3", "--set", "alfa=1"], ["Did you mean 'epochs'?", "Did you mean 'alpha'?"]),
+        (["--set", "epochs=-1", "--set", "momentum=2"], ["epochs=-1: at least 0", "momentum=2.0: at most 1"]),
+        (["--set", "epochs=many", "--set", "augment=perhaps"], ["a whole number expected", "true or false expected"]),
+        (["--set", "alpha=nan", "--set", "beta=inf"], ["alpha=nan: a finite", "beta=inf: a finite"]),
+        (["--set", "batch_size=99999999999999999999"], ["batch_size", "at most"]),
+        (["--set", "epochs"], ["'epochs' is not key=value"]),
+        (["--set", "test_metric=mahalanobi"], ["test_metric=mahalanobi: one of mahalanobis"]),
+        (["--set", "recipe=paper"], ["no values for the dataset 'few'", "recipe=own"]),
+        (["--backbone", "vit-b-61"], ["unknown backbone 'vit-b-61'", "Did you mean 'vit-b-16'?"]),
+        (["--backbone", "./nowhere"], ["./nowhere: no such file or folder"]),
+        (["--backbone", "x" * 5000], ["File name too long"]),
+        (["--device", "gpu"], ["device 'gpu' cannot be used", "--device auto"]),
+        (["--precision", "fp8"], ["unknown precision 'fp8'", "bf16"]),
+        (["--shots", "0"], ["--shots", "0"]),
+        (["--shot", "2"], ["--shots"]),
+        (["--seed", "-1"], ["--seed"]),
+    ],
+)
+def test_wrong_options_exit_2_with_a_way_out(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, arguments: list[str], parts: list[str]
+):
+    given = arguments if "--backbone" in arguments else ["--backbone", str(tiny_folder), *arguments]
+    said = dca("fit", few, "-o", tmp_path / "m.dca", *given)
+    assert said.code == 2
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    for part in parts:
+        assert part in said.err
+    assert not (tmp_path / "m.dca").exists()
+
+
+def test_a_missing_folder_and_a_single_class_are_refused(dca: Any, tiny_folder: Path, tmp_path: Path):
+    said = dca("fit", tmp_path / "nowhere", "--backbone", tiny_folder)
+    assert said.code == 2
+    assert "no such folder" in said.err
+    class_folders(tmp_path / "one", ("cat",))
+    said = dca("fit", tmp_path / "one", "--backbone", tiny_folder)
+    assert said.code == 2
+    assert "at least 2 classes" in said.err
+
+
+def test_every_empty_class_is_listed(dca: Any, few: Path, tiny_folder: Path):
+    for name in ("elk", "fox"):
+        (few / name).mkdir()
+    said = dca("fit", few, "--backbone", tiny_folder)
+    assert said.code == 2
+    assert "elk" in said.err
+    assert "fox" in said.err
+
+
+def test_every_bad_row_of_a_list_is_named_with_its_line(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    (few / "list.csv").write_text("path,label\ncat/0.jpg,cat\ncat/9.jpg,cat\ndog/0.jpg,\ndog/1.jpg\n")
+    said = dca("fit", few / "list.csv", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    assert said.code == 2
+    for line in ("line 3", "line 4", "line 5"):
+        assert line in said.err
+
+
+def test_an_interrupt_exits_130_and_says_how_to_continue(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dca.train import Trainer
+
+    def interrupt(self: Trainer, epoch: int, progress: Any) -> Any:
+        raise KeyboardInterrupt
+
+    line = ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_epoch", interrupt)
+        said = dca(*line)
+    assert said.code == 130
+    assert "the same command continues" in said.err
+    assert str(tmp_path / "m.dca.partial") in said.err
+    assert not (tmp_path / "m.dca").exists()
+    assert dca(*line).code == 0
+    assert (tmp_path / "m.dca").is_dir()
+    assert not (tmp_path / "m.dca.partial").exists()
+
+
+def test_the_default_output_is_named_after_the_data(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (few / "list.csv").touch()
+    assert default_output(str(few)) == Path("few.dca")
+    assert default_output(f"{few}/") == Path("few.dca")
+    assert default_output(str(few / "list.csv")) == Path("list.dca")
+    assert default_output("sample") == Path("sample.dca")
+    monkeypatch.chdir(few)
+    assert default_output(".") == Path("../few.dca")
+
+
+def test_a_model_is_never_put_among_the_images_it_learns_from(dca: Any, few: Path, tiny_folder: Path):
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", few / "m.dca", *QUICK)
+    assert said.code == 2
+    assert "taken for a class" in said.err
+    assert sorted(p.name for p in few.iterdir()) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("output", [".", "..", "/"])
+def test_a_folder_that_is_no_name_for_a_model_is_refused(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", output, *QUICK)
+    assert said.code == 2
+    assert "no name for a new folder" in said.err
+
+
+def test_what_is_not_a_model_is_never_overwritten(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "monday.txt").write_text("rain")
+    (tmp_path / "note").write_text("rain")
+    for name in ("diary", "note"):
+        said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / name, "--overwrite", *QUICK)
+        assert said.code == 2
+        assert "exists and is" in said.err
+    assert (tmp_path / "diary" / "monday.txt").read_text() == "rain"
+    assert (tmp_path / "note").read_text() == "rain"
+
+
+def test_diverging_training_names_the_rate_to_try(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
+    settings = ("--set", "learning_rate=1e38", "--set", "epochs=3", "--set", "warmup_epochs=0")
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *settings)
+    assert said.code == 2
+    assert "training diverged" in said.err
+    assert "--set learning_rate=1e+37" in said.err
+    assert not (tmp_path / "m.dca").exists()
