@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import dca as oracle
 from test_metric import units
 
 from dca.methods import losses, metric
 from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
+from oracles import dca as oracle
 
 shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3), "seed": st.integers(0, 10**6)}
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles.dca import dense_covariance, dense_distance
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,6 +13,7 @@ from dca.errors import UserError
 from dca.methods import metric
 from dca.methods.dca import GAMMAS
 from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
+from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]
 

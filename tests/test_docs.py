@@ -1,0 +1,88 @@
+"""What the README and the docs tell people to type is typed here, with a tiny backbone behind `mini`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dca.cli import main
+from dca.clip.weights import HUB_IDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+# Commands that need a network, a public dataset, minutes, or the machine's own package manager.
+NOT_HERE = re.compile(r"^(pip|make|find|dca demo|dca datasets|dca cache|python -m dca\.pretrain)\b|--backbone")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    lines = (line for block in blocks(page, "sh") for line in block.splitlines())
+    return [line.split("    #")[0].split("  #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files the pages speak of, and the tiny backbone in the embedded one's place."""
+    for split, count in (("train", 16), ("test", 2)):
+        for name, source in (("cat", "fish"), ("dog", "house")):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            pictures = sorted((photos / split / source).iterdir())
+            for n in range(count):
+                shutil.copyfile(pictures[n % len(pictures)], folder / f"{n}.png")
+    shutil.copytree(tmp_path / "photos" / "test", tmp_path / "more_photos")
+    for name in ("new.jpg", "a.jpg", "b.jpg"):
+        shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
+    monkeypatch.setattr("dca.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_commands_of_the_page_work(page: str, desk: Path) -> None:
+    typed = [command for command in commands(page) if not NOT_HERE.search(command)]
+    assert len(typed) >= 3
+    for command in typed:
+        program, *arguments = shlex.split(command)
+        if program == "python":
+            exec(arguments[1], {})
+        else:
+            assert program == "dca"
+            assert main(arguments) == 0, command
+
+
+def test_python_of_the_readme_runs(desk: Path) -> None:
+    (block,) = blocks("README.md", "python")
+    block = block.replace("seed=1)", "seed=1, epochs=2)")
+    names: dict[str, object] = {}
+    exec(block, names)
+    model = names["model"]
+    assert list(model.classes_) == ["cat", "dog"]  # type: ignore[attr-defined]
+
+
+def test_makefile_has_the_targets_that_pages_name() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = {c.split()[1] for page in [*PAGES, "CONTRIBUTING.md"] for c in commands(page) if c.startswith("make ")}
+    assert named >= {"demo", "test"}
+    assert [target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_backbones_that_pages_name_exist() -> None:
+    text = "\n".join(c for page in PAGES for c in commands(page))
+    named = set(re.findall(r"--backbone ([\w-]+)(?=\s|$)", text))
+    assert named
+    assert named <= {*HUB_IDS, "mini"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [t for t in targets if not ((ROOT / page).parent / t).exists()] == []
