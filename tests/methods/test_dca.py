@@ -247,6 +247,13 @@ def test_names_that_do_not_fit_are_listed(clip: CLIP) -> None:
     assert len(caught.value.details) == 2
 
 
+def test_an_indefinite_covariance_is_named_by_class_while_fitting(clip: CLIP) -> None:
+    method = build(clip, gamma1=0.0, gamma2=500.0)
+    with pytest.raises(UserError, match="gamma1=0, gamma2=500") as caught:
+        method.prepare(Images((3, 3, 3, 3)))
+    assert any(line.removeprefix("class ") in CLASSES for line in caught.value.details)
+
+
 def test_unusable_options_are_refused() -> None:
     with pytest.raises(UserError, match="out of range") as caught:
         DCAOptions(n_prompts=0, center="nowhere", alpha=-1.0)

@@ -183,7 +183,18 @@ def test_an_indefinite_covariance_names_class_and_gammas() -> None:
     spread = torch.stack([ones, -ones, 2 * ones, -2 * ones]) + units(4, D, seed=1)
     with pytest.raises(UserError, match="gamma1=100, gamma2=500") as caught:
         metric.covariance(torch.stack([units(4, D, seed=2), spread]), 100.0, 500.0)
-    assert "class number 1" in caught.value.details
+    assert "class 1" in caught.value.details
+
+
+def test_an_indefinite_class_far_down_the_list_is_named_by_its_own_number() -> None:
+    """The head works in chunks of classes; the error speaks of the whole list."""
+    C, D = 70, 16
+    x = units(C, 4, D, seed=3)
+    ones = torch.ones(D, dtype=torch.float64)
+    x[66] = torch.stack([ones, -ones, 2 * ones, -2 * ones])
+    with pytest.raises(metric.IndefiniteError) as caught:
+        mahalanobis_head(x, units(1, C, D, seed=4), (1.0, 1.0 + 1e-9), "visual").probabilities(units(1, D, seed=5))
+    assert 66 in caught.value.classes
 
 
 def test_scores_by_hand() -> None:

@@ -15,7 +15,8 @@ images through the final visual tokens, and averages the M probabilities.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,7 @@ from dca.errors import UserError
 from dca.methods import losses
 from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
 from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
-from dca.methods.metric import METRICS, SCORES
+from dca.methods.metric import METRICS, SCORES, IndefiniteError
 from dca.methods.prompts import TextPrompts, VisualTokens
 from dca.options import opt
 
@@ -172,7 +173,8 @@ class DCA(Method):
         shots = Shots.group(features, support.labels, len(self.task.classes))
         self._centers = shots.means()
         double = Shots(shots.features.double(), shots.counts)
-        self._covariances = class_covariances(double, *self._shrinkages()).to(features.dtype)
+        with self._naming_classes():
+            self._covariances = class_covariances(double, *self._shrinkages()).to(features.dtype)
 
     def _shrinkages(self) -> tuple[Shrinkage, Shrinkage]:
         """For classes with several images, and for the covariance shared by those with one."""
@@ -210,7 +212,16 @@ class DCA(Method):
         shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.task.classes))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts
-        self.head().probabilities(features[:1])
+        with self._naming_classes():
+            self.head().probabilities(features[:1])
+
+    @contextmanager
+    def _naming_classes(self) -> Iterator[None]:
+        """Errors of the mathematics speak of class numbers; people know names."""
+        try:
+            yield
+        except IndefiniteError as error:
+            raise IndefiniteError(error.classes, *error.gammas, names=self.task.classes) from None
 
     def head(self, metric: str | None = None) -> Head:
         """The finished model's head, or another metric over the same statistics."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dca.methods import metric
-from dca.methods.metric import Covariance
+from dca.methods.metric import Covariance, IndefiniteError
 
 # How many classes and images a Mahalanobis head takes at once: bounds memory, not results.
 CLASSES, IMAGES = 64, 2048
@@ -71,12 +73,22 @@ def class_covariances(shots: Shots, shrinkage: Shrinkage, pooled: Shrinkage) -> 
     many = shots.counts > 1
     parts = []
     if many.any():
-        parts.append(shrinkage(metric.class_rows(shots.features[many], shots.counts[many])))
+        with numbered(many.nonzero().flatten()):
+            parts.append(shrinkage(metric.class_rows(shots.features[many], shots.counts[many])))
     if not many.all():
         one = pooled(pooled_rows(shots))
         parts.append(one.map(lambda t: t.expand(int((~many).sum()), *t.shape)))
     order = torch.cat([many.nonzero(), (~many).nonzero()]).flatten()
     return metric.concatenate(parts)[order.argsort()]
+
+
+@contextmanager
+def numbered(group: Tensor) -> Iterator[None]:
+    """Errors about places in a batch become errors about the classes `group` that it held."""
+    try:
+        yield
+    except IndefiniteError as error:
+        raise IndefiniteError([int(group[c]) for c in error.classes], *error.gammas) from None
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,8 @@ class Head:
         out = f.new_empty(*self.text.shape[:2], len(f))
         for group in torch.split(many.nonzero().flatten(), CLASSES):
             text = self.text[:, group]
-            cov = self._covariances(group, text).to(f.dtype)
+            with numbered(group):
+                cov = self._covariances(group, text).to(f.dtype)
             out[:, group] = metric.mahalanobis(cov, f, text)
         if not many.all():
             out[:, ~many] = metric.mahalanobis(self._shared().to(f.dtype), f, self.text[:, ~many])

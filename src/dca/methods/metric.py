@@ -106,17 +106,25 @@ def covariance(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = Tru
     return Covariance(U=U, a=a, b=b, s=s, L=torch.linalg.cholesky(Q))
 
 
+class IndefiniteError(UserError):
+    """Shrinkage that leaves some classes without a distance; `classes` are their places in the batch."""
+
+    def __init__(self, classes: Sequence[int], gamma1: float, gamma2: float, names: Sequence[str] = ()) -> None:
+        self.classes, self.gammas = list(classes), (gamma1, gamma2)
+        super().__init__(
+            f"the shrunk covariance is not positive definite with gamma1={gamma1:g}, gamma2={gamma2:g}",
+            details=[f"class {names[c] if names else c}" for c in classes],
+            hint="choose gamma1 > gamma2 >= 0, which always works",
+        )
+
+
 def require_positive_definite(a: Tensor, along_ones: Tensor, gamma1: float, gamma2: float) -> None:
     """Raise unless a > 0 and a + bD > 0: the two eigenvalues of B. Both (...), classes last."""
     bad = ~((a > 0) & (along_ones > 0))
     if bad.any():
         # Any other leading axis is the prompt; a class fails as soon as one of its prompts does.
-        classes = bad.reshape(-1, bad.shape[-1]).any(dim=0).nonzero().flatten().tolist() if bad.dim() else [0]
-        raise UserError(
-            f"the shrunk covariance is not positive definite with gamma1={gamma1:g}, gamma2={gamma2:g}",
-            details=[f"class number {c}" for c in classes],
-            hint="choose gamma1 > gamma2 >= 0, which always works",
-        )
+        places = bad.reshape(-1, bad.shape[-1] if bad.dim() else 1).any(dim=0).nonzero().flatten().tolist()
+        raise IndefiniteError(places, gamma1, gamma2)
 
 
 def quadratic(cov: Covariance, delta: Tensor) -> Tensor:

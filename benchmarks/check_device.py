@@ -1,0 +1,114 @@
+"""Check that a GPU gives what the CPU gives, and time both: python benchmarks/check_device.py [--backbone mini].
+
+The same method, images and random streams run on both devices. Printed are the largest differences
+of features, loss terms and gradients in float32 (TF32 off), the agreement of predictions in
+bfloat16, and milliseconds a training step. Exits with 1 when a float32 difference exceeds its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from dca import seeds
+from dca.clip import CLIP
+from dca.data.images import ImageStore
+from dca.data.sample import load_sample
+from dca.methods.base import Batch, Task
+from dca.methods.dca import DCA, DCAOptions
+from dca.support import TrainingImages
+
+LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
+
+
+def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
+    """DCA on the sample pictures, prepared, on one device."""
+    clip = CLIP.from_pretrained(backbone).to(device)
+    clip.compute_dtype = dtype
+    data = load_sample(per_class_train=8, per_class_test=1)
+    store = ImageStore([item.picture for item in data.train], clip.preprocess.size)
+    images = TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
+    method = DCA.build(clip, Task(classes=data.classes, shots=8, seed=1), DCAOptions())
+    method.prepare(images)
+    return method, images
+
+
+def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
+    """Everything that both devices must agree on, from one augmented batch."""
+    generator = seeds.generator(1, "check")
+    indices = torch.arange(32)
+    pixels = images.pixels(indices, generator, augment=True)
+    step = method.step(Batch(pixels, images.labels[indices.to(images.labels.device)], generator))
+    method.zero_grad()
+    torch.stack(list(step.terms.values())).sum().backward()
+    gradients = torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
+    method.finish(images)
+    with torch.no_grad():
+        seen = {
+            "image features": method.encode(pixels),
+            "text features": method.encode_text(),
+            "loss terms": torch.stack([t.detach() for t in step.terms.values()]),
+            "gradients": gradients / gradients.norm(),
+            "probabilities": method.classify(method.encode(pixels)),
+        }
+    return {name: value.float().cpu() for name, value in seen.items()}
+
+
+def milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
+    """Time of one training step: batch, forward, backward."""
+    generator = seeds.generator(1, "time")
+
+    def step() -> None:
+        indices = torch.randint(len(images), (32,), generator=generator)
+        batch = Batch(
+            images.pixels(indices, generator, augment=True), images.labels[indices.to(images.labels.device)], generator
+        )
+        torch.stack(list(method.step(batch).terms.values())).sum().backward()
+
+    return _timed(step, steps, images.labels.is_cuda)
+
+
+def _timed(work: Callable[[], None], times: int, cuda: bool) -> float:
+    for _ in range(2):
+        work()
+    if cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    if cuda:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began) / times
+
+
+def main() -> int:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="mini")
+    backbone = parser.parse_args().backbone
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing to compare with the CPU")
+        return 0
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    cpu, gpu = build(backbone, "cpu", torch.float32), build(backbone, "cuda", torch.float32)
+    ours, theirs = observe(*cpu), observe(*gpu)
+    failed = False
+    for name, limit in LIMITS.items():
+        gap = float((ours[name] - theirs[name]).abs().max())
+        failed |= gap > limit
+        print(f"{name:<16} largest difference {gap:.1e} (limit {limit:.0e})")
+    half = build(backbone, "cuda", torch.bfloat16)
+    same = observe(*half)["probabilities"].argmax(-1) == ours["probabilities"].argmax(-1)
+    print(f"bf16 predictions equal to the CPU's: {float(same.float().mean()):.1%}")
+    print(
+        f"ms a step: cpu {milliseconds(*cpu, steps=3):.0f}, gpu fp32 {milliseconds(*gpu):.1f}, gpu bf16 {milliseconds(*half):.1f}"
+    )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
