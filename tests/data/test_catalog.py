@@ -12,6 +12,7 @@ from small_pictures import make_folder
 from dca.data import catalog, load_dataset
 from dca.data.check import check_public
 from dca.data.entry import Entry
+from dca.data.protocols import domain_generalisation
 from dca.errors import UserError
 
 NAMES = tuple(catalog.entries())
@@ -93,6 +94,21 @@ def test_facts_are_complete(name):
     assert len(entry.class_list()) == entry.classes
     assert (entry.recipe is None) == (entry.sizes[0] == 0)
     assert (entry.recipe is None) or entry.recipe.batch_size == (64 if name in ("imagenet", "sun397") else 32)
+
+
+def test_shifted_versions_of_imagenet_find_their_classes_by_wordnet_id(minis):
+    source = load_dataset(minis("imagenet"))
+    targets = [load_dataset(minis(name)) for name in ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")]
+    task = domain_generalisation(source, targets, 1, 1)
+    assert [len(target.classes) for target in task.targets] == [1000, 1000, 1000, 200, 200]
+    for target in task.targets:
+        assert target.carries_over
+        assert target.classes == tuple(source.classes[y] for y in target.from_source)
+
+
+def test_the_sample_is_found_by_name(monkeypatch):
+    monkeypatch.setattr("dca.data.sample.load_sample", lambda: "the sample")
+    assert load_dataset("sample") == "the sample"
 
 
 # What check names

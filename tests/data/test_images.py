@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import struct
 import zlib
@@ -141,6 +142,14 @@ def broken(tmp_path):
         "dangling.jpg": "a broken link", "bomb.png": "million pixels", "missing.jpg": "no such file",
     }  # fmt: skip
     return {tmp_path / name: reason for name, reason in reasons.items()}
+
+
+def test_phone_photos_name_the_package_they_need(tmp_path):
+    if importlib.util.find_spec("pillow_heif"):
+        pytest.skip("pillow-heif is installed: these are read")
+    (tmp_path / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    with pytest.raises(UserError, match=r"dca-prompt\[heif\]"):
+        open_image(tmp_path / "x.HEIC")
 
 
 def test_each_unreadable_file_is_an_error_with_its_reason(broken):

@@ -121,7 +121,17 @@ def test_cross_dataset_matches_words_not_folder_numbers():
 
 def test_a_target_needs_test_images():
     with pytest.raises(UserError, match="no test images"):
-        few_shot(toy(test=0), 4, 1)
+        cross_dataset(toy(), [toy("other", test=0)], 4, 1)
+
+
+@pytest.mark.parametrize("protocol", [few_shot, base_to_new])
+def test_without_a_test_part_the_same_fifth_is_held_out_for_every_seed(protocol):
+    tasks = [protocol(toy(test=0), 4, seed) for seed in (1, 2)]
+    assert tasks[0].targets == tasks[1].targets
+    assert sum(len(target.test) for target in tasks[0].targets) == 20
+    held = {item.picture for target in tasks[0].targets for item in target.test}
+    assert not held & pictures_in(tasks[0].source)
+    assert "held out" in tasks[0].source.split
 
 
 def test_unknown_mode_is_named():

@@ -20,6 +20,7 @@ THUMB = 16
 _SAME = 0.992
 _SAME_LEVELS = 20.0
 _FLAT = 8.0
+_CELLS = 2**24  # of the table of pairs, at a time
 
 
 def sha256_of(picture: Path | Image.Image) -> str:
@@ -39,7 +40,7 @@ def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(image.resize((THUMB, THUMB), Image.Resampling.BILINEAR))
 
 
-def near_copies(thumbnails: NDArray[np.uint8], block: int = 2048) -> list[tuple[int, int]]:
+def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list[tuple[int, int]]:
     """Pairs of pictures that are the same but for size, compression or brightness.
 
     thumbnails: (N, 16, 16, 3). Two are copies if their grey levels correlate by 0.992 or more and
@@ -50,6 +51,7 @@ def near_copies(thumbnails: NDArray[np.uint8], block: int = 2048) -> list[tuple[
     busy = np.flatnonzero(grey.std(1) >= _FLAT)
     centred = grey[busy] - grey[busy].mean(1, keepdims=True)
     unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    block = block or max(64, _CELLS // max(1, len(busy)))
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(busy), block):
         alike = np.triu(unit[start : start + block] @ unit[start:].T, 1)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +24,7 @@ Picture = Path | Image.Image
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 _AHEAD = 64
+_HEIF = (".heic", ".heif")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ _UNREADABLE = (
 def _open(picture: Picture) -> Image.Image:
     if not isinstance(picture, Path):
         return _rgb(ImageOps.exif_transpose(picture))
+    if picture.suffix.lower() in _HEIF:
+        _enable_heif()
     with Image.open(picture) as image:
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and image.width * image.height > limit:
@@ -139,6 +144,16 @@ def _open(picture: Picture) -> Image.Image:
         image.load()
         _rotate(image)
         return _rgb(image)
+
+
+@cache
+def _enable_heif() -> None:
+    """Teach Pillow the format of phone photos, if the package for it is there."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return
+    pillow_heif.register_heif_opener()
 
 
 def _rotate(image: Image.Image) -> None:
@@ -194,6 +209,8 @@ def _reason(picture: Picture, error: BaseException) -> str:
         if isinstance(error, PermissionError):
             return "no permission to read it"
     if isinstance(error, UnidentifiedImageError):
+        if isinstance(picture, Path) and picture.suffix.lower() in _HEIF and find_spec("pillow_heif") is None:
+            return "a phone photo (HEIC), for which pip install 'dca-prompt[heif]' is needed"
         return "not an image, or a format Pillow does not know"
     if "truncated" in str(error).lower() or isinstance(error, EOFError):
         return "the file is truncated"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dca.data.dataset import Dataset, Item
-from dca.data.splits import MOST_VAL_SHOTS, draw
+from dca.data.splits import MOST_VAL_SHOTS, draw, hold_out
 from dca.data.splits import few_shot as draw_few_shot
 from dca.errors import UserError, unknown_name
 from dca.seeds import derive
@@ -61,7 +61,11 @@ class Task:
 
 
 def few_shot(dataset: Dataset, shots: int | None, seed: int, *, mode: Mode = "strict", habit: Habit = "few") -> Task:
-    """Train on K images per class, test on the whole test part."""
+    """Train on K images per class, test on the whole test part.
+
+    Without a test part a fifth of each class is held out first, the same for every seed.
+    """
+    dataset = hold_out(dataset)
     source, selection = training_part(dataset, shots, seed, mode=mode, habit=habit)
     return Task("few-shot", mode, selection, shots, seed, source, (_target(dataset, dataset),))
 
@@ -117,8 +121,10 @@ def base_to_new(dataset: Dataset, shots: int | None, seed: int, *, mode: Mode = 
     """Train on the first half of the classes, test on each half among its own classes.
 
     The draw is made over all classes first, as published, so the base images are the same as in
-    the all-class comparison. With an odd number the base half has one more.
+    the all-class comparison. With an odd number the base half has one more. Without a test part a
+    fifth of each class is held out first.
     """
+    dataset = hold_out(dataset)
     drawn, selection = training_part(dataset, shots, seed, mode=mode, habit=habit)
     trained = sorted({item.label for item in dataset.train})
     middle = (len(trained) + 1) // 2
