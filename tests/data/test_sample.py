@@ -131,6 +131,12 @@ def test_writing_never_touches_a_folder_in_use(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_sample(tmp_path / "file" / "sample", per_class_train=1, per_class_test=0, size=16)
+
+
 def test_impossible_sizes_are_listed_together():
     with pytest.raises(UserError) as caught:
         load_sample(per_class_train=0, per_class_test=-1, size=8)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dca.errors import UserError
-from dca.files import write_bytes
+from dca.files import write_bytes, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +152,8 @@ def save(figure: Figure, path: Path | str) -> Path:
     kind = path.suffix.lower()
     if kind not in _SUFFIXES:
         raise UserError(f"{path}: pictures are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.
     metadata = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
     buffer = io.BytesIO()

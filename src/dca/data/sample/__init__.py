@@ -19,7 +19,7 @@ from dca.data.sample import nature, things
 from dca.data.sample.places import deep, desert, forest, meadow, sea, sky, studio, table, wall
 from dca.data.sample.scene import Drawing, Habit, paint
 from dca.errors import UserError
-from dca.files import publish
+from dca.files import publish, writing
 
 __all__ = ["SAMPLE_CLASSES", "load_sample", "write_sample"]
 
@@ -84,12 +84,13 @@ def write_sample(folder: Path | str, **options: int) -> Path:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder}: already there and not empty.", hint="name a new folder for the sample")
     sample = load_sample(**options)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        made = Path(scratch) / "sample"
-        for split, items in (("train", sample.train), ("test", sample.test)):
-            _write_split(made / split, items)
-        publish(made, folder)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+            made = Path(scratch) / "sample"
+            for split, items in (("train", sample.train), ("test", sample.test)):
+                _write_split(made / split, items)
+            publish(made, folder)
     return folder
 
 
