@@ -175,6 +175,20 @@ def test_check_names_missing_class_folders_and_parts(mini, name):
     assert "are not here" in report.findings[0].what
 
 
+def test_check_names_the_class_that_lacks_an_image(mini):
+    folder, entry = mini("imagenetv2"), catalog.get("imagenetv2")
+    base = folder / WNID_FOLDERS["imagenetv2"][0]
+    for y in range(1000):
+        for i in range(9 if y != 7 else 8):
+            (base / str(y) / f"{i}.jpeg").symlink_to(folder.parent / "one.jpg")
+    report = check_public(entry, folder)
+    key, words = entry.class_list()[7]
+    assert report.findings[0].examples == (
+        "test: 9,999 listed, 10,000 official",
+        f"test, {key} ({words}): 9 of 10",
+    )
+
+
 def test_check_can_open_the_images(mini):
     folder = mini("eurosat")
     bad = folder / "2750/Forest/train0.jpg"

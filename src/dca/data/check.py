@@ -155,8 +155,22 @@ def _wrong_counts(entry: Entry, dataset: Dataset) -> list[Finding]:
     ]
     if not wrong:
         return []
+    wrong += _uneven(entry, dataset)
     advice = f"this is not the official split of {entry.title}; accuracies will not compare with papers"
     return [Finding("warning", "the split sizes differ from the official ones", len(wrong), tuple(wrong), advice)]
+
+
+def _uneven(entry: Entry, dataset: Dataset) -> list[str]:
+    """The first classes whose test images are not as many as they should be."""
+    if not entry.test_per_class:
+        return []
+    have = Counter(item.label for item in dataset.test)
+    lines = [
+        f"test, {key} ({words}): {have[y]} of {entry.test_per_class}"
+        for y, (key, words) in enumerate(entry.class_list())
+        if have[y] != entry.test_per_class
+    ]
+    return lines[:MOST_EXAMPLES]
 
 
 def _wrong_classes(entry: Entry, dataset: Dataset) -> list[Finding]:

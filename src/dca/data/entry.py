@@ -49,6 +49,7 @@ class Entry:
     sizes: official numbers of train, val and test images.
     folder: its usual name under the data root.
     notes: how its split or names differ from what one would expect.
+    test_per_class: test images of every class, where that is one number.
     names: whose list of class names it shares; its own if empty.
     """
 
@@ -67,6 +68,7 @@ class Entry:
     aliases: tuple[str, ...] = ()
     notes: str = ""
     names: str = ""
+    test_per_class: int = 0
 
     def class_list(self) -> tuple[tuple[str, str], ...]:
         """Key (folder, WordNet id, number) and words of every class, in label order."""

@@ -17,6 +17,7 @@ ENTRY = Entry(
     classes=1000,
     sizes=(1_281_167, 0, 50_000),
     split="official training and validation images; the validation images are the test part",
+    test_per_class=50,
     template="a photo of a {}.",
     home="https://www.image-net.org/",
     licence="non-commercial research and education",

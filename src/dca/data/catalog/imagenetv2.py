@@ -16,6 +16,7 @@ ENTRY = Entry(
     classes=1000,
     sizes=(0, 0, 10_000),
     split="test only: matched-frequency images, folders 0 to 999 by label",
+    test_per_class=10,
     template="a photo of a {}.",
     home="https://imagenetv2.org/",
     licence="MIT",
