@@ -131,31 +131,49 @@ _NOT_LOSSES = {"epoch", "step", "steps", "accuracy", "lr", "learning_rate", "sec
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
-    """Draw the loss terms and the training accuracy by epoch.
+    """Draw the training accuracy and each loss term by epoch, each on its own scale.
 
     metrics: rows with `epoch`, `accuracy` (a fraction), `loss` and any further named terms, either
     beside them or in a mapping. Several rows of one epoch are averaged.
     """
     epochs, curves = _by_epoch(metrics)
     accuracy = curves.pop("accuracy", None)
+    # A single term is the total: one line says it.
     if len(curves) == 2:
-        # A single term is the total: one line says it.
         curves.pop("loss", None)
-    with drawing(8.6, 3.6) as figure:
-        last = ""
-        if accuracy is not None and math.isfinite(accuracy[-1]):
-            last = f", training accuracy {percent(float(accuracy[-1]))} at the end"
-        style.headline(figure, "Training", f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}{last}")
-        wide = 2.95 if accuracy is not None else 7.2
-        losses = style.box(figure, 0.65, 1.15, wide, 1.95)
-        _lines(losses, epochs, curves)
-        losses.set_title("loss", loc="left", size=9, color=MUTED)
-        if accuracy is not None:
-            axes = style.box(figure, 5.15, 1.15, 2.95, 1.95)
-            _lines(axes, epochs, {"": 100 * accuracy})
-            axes.set_title("training accuracy, %", loc="left", size=9, color=MUTED)
-            axes.set_ylim(0, 102)
+    panels = [(name, y) for name, y in curves.items() if np.isfinite(y).any()]
+    if accuracy is not None and np.isfinite(accuracy).any():
+        panels.insert(0, ("accuracy", accuracy))
+    columns = max(2, len(panels) if len(panels) <= 5 else 4)
+    rows = max(1, math.ceil(len(panels) / columns))
+    with drawing(0.35 + columns * 2.35, 0.9 + rows * 2.35) as figure:
+        style.headline(figure, "Training", f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}")
+        for k, (name, y) in enumerate(panels):
+            axes = style.box(figure, 0.7 + k % columns * 2.35, 1.25 + k // columns * 2.35, 1.75, 1.4)
+            colour = {"loss": TEXT, "accuracy": BLUE}.get(name, SERIES[1 + k % (len(SERIES) - 1)])
+            _curve(axes, epochs, y, name, colour)
         return save(figure, path)
+
+
+def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], name: str, colour: str) -> None:
+    """One line with its name and where it ended."""
+    from matplotlib.ticker import MaxNLocator
+
+    last = float(y[np.isfinite(y)][-1])
+    share = name == "accuracy"
+    words = "accuracy, %" if share else plain(name.removeprefix("loss_").replace("_", " "), 18)
+    look: Any = {"marker": "o", "ms": 4} if len(epochs) < 3 else {}
+    axes.plot(epochs, 100 * y if share else y, color=colour, lw=1.9, clip_on=False, **look)
+    axes.set_title(words, loc="left", size=9, color=colour, weight="bold", pad=8)
+    axes.set_title(f"{100 * last:.1f}" if share else f"{last:.3g}", loc="right", size=8.5, color=MUTED, pad=8)
+    axes.set_xlabel("epoch")
+    axes.grid(axis="y", color=RULE, lw=0.8)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    # One point has no width of its own.
+    axes.set_xlim(epochs[0] - (len(epochs) == 1), epochs[-1])
+    if share:
+        axes.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
 
 
 def _by_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
@@ -180,49 +198,6 @@ def _flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
         elif name == "accuracy" or (name not in _NOT_LOSSES and isinstance(value, int | float)):
             found.append((name, math.nan if value is None else float(value)))
     return found
-
-
-def _lines(axes: Axes, epochs: Sequence[int], curves: Mapping[str, NDArray[np.float64]]) -> None:
-    """One line per curve, named at its end; the total loss stands out."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
-    known = {name: y for name, y in curves.items() if np.isfinite(y).any()}
-    values = np.concatenate(list(known.values()) or [np.zeros(1)])
-    values = values[np.isfinite(values)]
-    if len(known) > 1 and values.min() > 0 and values.max() > 30 * values.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if values.max() < 1000 * values.min() else (1,)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
-    ends: list[tuple[float, str, str]] = []
-    for k, (name, y) in enumerate(known.items()):
-        total = name in ("loss", "total")
-        colour = TEXT if total else SERIES[k % len(SERIES)]
-        axes.plot(
-            epochs, y, color=colour, lw=2.2 if total else 1.7, marker="o" if len(epochs) < 3 else None, clip_on=False
-        )
-        if name:
-            ends.append((float(y[np.isfinite(y)][-1]), name, colour))
-    axes.grid(axis="y", color=RULE, lw=0.8)
-    axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    if len(epochs) > 1:
-        axes.set_xlim(epochs[0] - 0.02 * len(epochs), epochs[-1])
-    elif epochs:
-        axes.set(xlim=(epochs[0] - 1, epochs[0]), xticks=epochs)
-    _name_ends(axes, ends)
-
-
-def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right ends of the lines, pushed apart where they would overlap."""
-    axes.get_ylim()  # settles the limits, which the transform below reads but does not bring up to date
-    to_height = axes.transData + axes.transAxes.inverted()
-    heights = [to_height.transform((0, y))[1] for y, _, _ in ends]
-    floor = -math.inf
-    for k in sorted(range(len(ends)), key=heights.__getitem__):
-        floor = max(heights[k], floor + 0.085)
-        words = plain(ends[k][1].removeprefix("loss_").replace("_", " "), 18)
-        axes.text(1.02, floor, words, transform=axes.transAxes, va="center", size=8.5, color=ends[k][2])
 
 
 # Confusion
