@@ -9,11 +9,19 @@ import pytest
 from miniatures import PER_CLASS, SPLIT_FILES, WNID_FOLDERS, miniature, split_path
 from small_pictures import make_folder
 
+from conftest import shared as shared_folder
 from dca.data import catalog, load_dataset
 from dca.data.check import check_public
 from dca.data.entry import Entry
 from dca.data.protocols import domain_generalisation
 from dca.errors import UserError
+
+
+@pytest.fixture
+def shared():
+    """Real images, split files and published draws, if they lie beside the repository."""
+    return shared_folder("data")
+
 
 NAMES = tuple(catalog.entries())
 FIRST_WORDS = {

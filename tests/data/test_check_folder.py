@@ -8,8 +8,15 @@ import pytest
 from PIL import Image
 from small_pictures import make_folder, picture
 
+from conftest import shared as shared_folder
 from dca.data.check_folder import check_folder, odd_name
 from dca.data.content import near_copies, thumbnail
+
+
+@pytest.fixture
+def shared():
+    """Real images, split files and published draws, if they lie beside the repository."""
+    return shared_folder("data")
 
 
 def busy(seed, size=(96, 72)):

@@ -6,11 +6,18 @@ from dataclasses import replace
 import pytest
 from small_pictures import make_folder
 
+from conftest import shared as shared_folder
 from dca.data import load_dataset
 from dca.data.draws import draw_record, export_draw, import_draw
 from dca.data.folder import load_folder
 from dca.data.splits import few_shot
 from dca.errors import UserError
+
+
+@pytest.fixture
+def shared():
+    """Real images, split files and published draws, if they lie beside the repository."""
+    return shared_folder("data")
 
 
 @pytest.fixture

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import shared as shared_folder
 from dca.data.dataset import Dataset, Item
 from dca.data.splits import draw, few_shot, hold_out, short_classes
 from dca.errors import UserError
+
+
+@pytest.fixture
+def shared():
+    """Real images, split files and published draws, if they lie beside the repository."""
+    return shared_folder("data")
+
 
 FIXTURE = json.loads((Path(__file__).parent / "draws.json").read_text())
 SPLIT_FILES = {
