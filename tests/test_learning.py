@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import shared
 
+from conftest import shared
 from dca.classifier import Classifier
 from dca.data import load_dataset
 from dca.evaluate import evaluation, probabilities

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from PIL import Image
 from dca import checkpoint, options
 from dca.clip import CLIP
 from dca.data.content import sha256_of
-from dca.data.dataset import Dataset
+from dca.data.dataset import Dataset, Item
 from dca.data.images import ImageStore
 from dca.data.opening import Picture
 from dca.data.splits import few_shot, short_classes
@@ -131,9 +131,16 @@ class Classifier:
         return few_shot(dataset, shots, _whole("seed", self.seed, 0))
 
     def _read(self, dataset: Dataset, clip: CLIP, progress: Progress) -> TrainingImages:
-        pictures = [item.picture for item in dataset.train]
+        validation = self._images(dataset.val, clip, progress) if dataset.val else None
+        return self._images(dataset.train, clip, progress, validation)
+
+    def _images(
+        self, items: Sequence[Item], clip: CLIP, progress: Progress, validation: TrainingImages | None = None
+    ) -> TrainingImages:
+        pictures = [item.picture for item in items]
         store = ImageStore(pictures, clip.preprocess.size, progress=of_stage(progress, "reading"))
-        return TrainingImages(store, torch.tensor([item.label for item in dataset.train]), clip, int(self.seed))
+        labels = torch.tensor([item.label for item in items])
+        return TrainingImages(store, labels, clip, int(self.seed), validation)
 
     def _train(self, method: Method, images: TrainingImages, progress: Progress, folder: Path | None) -> list[Row]:
         if method.trains_on == "nothing":

@@ -18,7 +18,10 @@ BATCH = 64
 class TrainingImages:
     """Images in memory and their labels, turned into pixels on the backbone's device."""
 
-    def __init__(self, store: ImageStore, labels: Tensor, clip: CLIP, seed: int) -> None:
+    def __init__(
+        self, store: ImageStore, labels: Tensor, clip: CLIP, seed: int, validation: TrainingImages | None = None
+    ) -> None:
+        self.validation = validation
         self.store = store.to(clip.device)
         self.clip = clip
         self.seed = seed

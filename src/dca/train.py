@@ -29,6 +29,8 @@ from dca.support import TrainingImages
 METRICS, STATE = "metrics.jsonl", "training.safetensors"
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
+# What torch's SGD, Adam and AdamW remember of each parameter.
+OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 # The rule for a learning rate nobody chose: see `probe_rate`.
 PROBE_SHARE, PROBE_SHOTS, PROBE_BATCHES = 0.02, 16, 8
 
@@ -50,14 +52,24 @@ class Tick:
 Progress = Callable[[Tick], None]
 
 
-def rate_at(epoch: int, epochs: int, recipe: Recipe, rate: float) -> float:
-    """Learning rate of an epoch: constant warm-up, then a cosine over the full epoch count.
+def rate_at(epoch: float, epochs: int, recipe: Recipe, rate: float) -> float:
+    """Learning rate at an epoch: constant warm-up, then a cosine over the full epoch count.
 
     The cosine is shifted by the warm-up, as in the lineage: lr(e) = lr (1 + cos(π (e - w) / E)) / 2.
     """
     if epoch < recipe.warmup_epochs:
         return recipe.warmup_rate
-    return rate * (1 + math.cos(math.pi * (epoch - recipe.warmup_epochs) / epochs)) / 2
+    falling = (1 + math.cos(math.pi * (epoch - recipe.warmup_epochs) / epochs)) / 2
+    return recipe.final_rate + (rate - recipe.final_rate) * falling
+
+
+def make_optimizer(method: Method, recipe: Recipe, rate: float) -> torch.optim.Optimizer:
+    """The optimiser that the recipe names, over the method's own parameters."""
+    parameters = list(method.parameters())
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=rate, eps=recipe.adam_eps, weight_decay=recipe.weight_decay)
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -76,14 +88,12 @@ class Trainer:
         self.method, self.images, self.recipe, self.seed = method, images, recipe, seed
         self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
         self.rows: list[Row] = []
-        self._features = None
+        self._features, self._labels = None, images.labels
         if method.trains_on == "features":
-            self._features = images.map(method.clip.encode_image)
+            self._features, self._labels = method.training_rows(images)
         method.prepare(images)
         self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate()
-        self.optimizer = torch.optim.SGD(
-            method.parameters(), lr=self.rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-        )
+        self.optimizer = make_optimizer(method, recipe, self.rate)
 
     def run(self, folder: Path | None = None, progress: Progress | None = None) -> list[Row]:
         """Train to the last epoch, continuing what `folder` holds; returns one row an epoch.
@@ -111,13 +121,15 @@ class Trainer:
         """One pass over the images."""
         began = time.monotonic()
         generator = seeds.generator(self.seed, "epoch", epoch)
-        rate = rate_at(epoch, self.epochs, self.recipe, self.rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         sums: dict[str, float] = {}
         correct = seen = 0
-        steps = list(batches(len(self.images), self.batch_size, generator))
+        steps = list(batches(len(self._labels), self.batch_size, generator))
+        self.method.train()
         for number, indices in enumerate(steps, 1):
+            passed = (number - 1) / len(steps) if self.recipe.schedule == "step" else 0.0
+            rate = rate_at(epoch + passed, self.epochs, self.recipe, self.rate)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
             terms, hits = self._step(indices, generator, epoch)
             correct, seen = correct + hits, seen + len(indices)
             for name, value in terms.items():
@@ -125,6 +137,8 @@ class Trainer:
             if progress:
                 done, total = epoch * len(steps) + number, self.epochs * len(steps)
                 progress(Tick(done, total, epoch + 1, self.epochs, sum(sums.values()) / number, correct / seen))
+        self.method.eval()
+        self.method.epoch_done(epoch + 1, self.epochs)
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
             raise self._diverged(epoch, "a trained value")
         means = {f"loss_{name}": value / len(steps) for name, value in sums.items()}
@@ -150,12 +164,12 @@ class Trainer:
         )
 
     def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        on_device = indices.to(self.images.labels.device)
+        on_device = indices.to(self._labels.device)
         if self._features is not None:
             inputs = self._features[on_device]
         else:
             inputs = self.images.pixels(indices, generator, augment=self.recipe.augment)
-        return Batch(inputs, self.images.labels[on_device], generator)
+        return Batch(inputs, self._labels[on_device], generator)
 
     def probe_rate(self) -> float:
         """A learning rate from the gradient itself, for data nobody has tuned on.
@@ -167,7 +181,7 @@ class Trainer:
         reward large ones.
         """
         generator = seeds.generator(self.seed, "probe")
-        steps = list(batches(len(self.images), self.batch_size, generator))[:PROBE_BATCHES]
+        steps = list(batches(len(self._labels), self.batch_size, generator))[:PROBE_BATCHES]
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         if not parameters:
             return 0.0
@@ -186,13 +200,12 @@ class Trainer:
         return share * size / gradient if gradient > 0 else 0.0
 
     def state(self, epochs_done: int) -> bytes:
-        """Parameters and momentum, as a file holds them."""
-        tensors = {}
+        """The method's tensors and the optimiser's, as a file holds them."""
+        tensors = {f"method.{name}": tensor.detach().contiguous() for name, tensor in self.method.state_dict().items()}
         for name, parameter in self.method.named_parameters():
-            tensors[f"parameter.{name}"] = parameter.detach().contiguous()
-            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{name}"] = momentum.contiguous()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{key}.{name}"] = value.contiguous()
         return save_tensors(tensors, metadata={"epochs_done": str(epochs_done), "learning_rate": repr(self.rate)})
 
     def save(self, folder: Path, state: bytes) -> None:
@@ -212,10 +225,7 @@ class Trainer:
             rows = read_metrics(folder)[:done]
             if not 0 <= done <= self.epochs or len(rows) < done:
                 raise ValueError(f"{done} of {self.epochs} epochs done, {len(rows)} rows of metrics")
-            for name, parameter in self.method.named_parameters():
-                parameter.data.copy_(_like(parameter, tensors[f"parameter.{name}"]))
-                if f"momentum.{name}" in tensors:
-                    self.optimizer.state[parameter]["momentum_buffer"] = _like(parameter, tensors[f"momentum.{name}"])
+            self._take(tensors)
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise UserError(
                 f"{folder}: the interrupted run cannot be taken up ({error})",
@@ -223,6 +233,15 @@ class Trainer:
             ) from None
         self.rate, self.rows = rate, rows
         return done
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy saved tensors into the method and the optimiser; raises where one is missing or misshapen."""
+        for name, tensor in self.method.state_dict().items():
+            tensor.copy_(_like(tensor, tensors[f"method.{name}"]))
+        for name, parameter in self.method.named_parameters():
+            for key in OPTIMIZER_STATE:
+                if (saved := tensors.get(f"{key}.{name}")) is not None:
+                    self.optimizer.state[parameter][key] = saved if key == "step" else _like(parameter, saved)
 
 
 def _like(parameter: Tensor, tensor: Tensor) -> Tensor:

@@ -77,3 +77,47 @@ def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
     for block in list(clip.text.blocks)[1:]:
         h = block(h, causal=True)
     torch.testing.assert_close(got, clip.text.projection(clip.text.ln_final(h[:, -1])))
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, per_class: bool) -> None:
+    """Tokens replaced at blocks 1 and 2, shared by the classes (prefix route) or of each class."""
+    (context,), names = random_case(clip, [3], [1, 4, 2, 4], False, 5)
+    generator = torch.Generator().manual_seed(6)
+    shape = (len(names),) if per_class else ()
+    deep = {n: torch.randn(*shape, 3, clip.config.text.width, generator=generator) for n in (1, 2)}
+    got = clip.encode_prompts([context], names, [deep])[0]
+    for c, ids in enumerate(names):
+        x = torch.cat([clip.text.embed([[clip.config.text.sot_id]])[0], context, clip.text.embed([ids])[0]])
+        h = (x + clip.text.positions[: len(x)])[None]
+        for layer, block in enumerate(clip.text.blocks):
+            if layer in deep:
+                tokens = deep[layer][c] if per_class else deep[layer]
+                h = torch.cat([h[:, :1], tokens[None], h[:, 4:]], dim=1)
+            h = block(h, causal=True)
+        expected = clip.text.projection(clip.text.ln_final(h[:, -1]))[0]
+        torch.testing.assert_close(got[c], expected, atol=1e-5, rtol=0)
+
+
+def test_updates_of_projections_equal_changed_weights() -> None:
+    """A low-rank product added inside the context equals adding it to the weight, on every route."""
+    clip, changed = make_clip(), make_clip()
+    generator = torch.Generator().manual_seed(7)
+    updates = {}
+    for tower, width in (("visual", 32), ("text", 24)):
+        for block in range(3):
+            for n, part in enumerate("qkv"):
+                delta = 0.1 * torch.randn(width, width, generator=generator)
+                updates[f"{tower}.{block}.{part}"] = lambda x, d=delta: x @ d.T
+                target = list(getattr(changed, tower).blocks)[block].attn.qkv.weight
+                target[n * width : (n + 1) * width] += delta
+    pixels = torch.randn(2, 3, 32, 32, generator=generator)
+    contexts, names = random_case(clip, [2, 4], [1, 3, 3], False, 8)
+    before = clip.encode_image(pixels)
+    with clip.updated(updates):
+        torch.testing.assert_close(clip.encode_image(pixels), changed.encode_image(pixels), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            clip.encode_prompts(contexts, names), changed.encode_prompts(contexts, names), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(clip.encode_text(["a cat"]), changed.encode_text(["a cat"]), atol=1e-5, rtol=0)
+    assert torch.equal(clip.encode_image(pixels), before)

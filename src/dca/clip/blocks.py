@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip.config import TowerConfig
+
+# Maps the input (..., T, W) of a linear to what is added to its output (..., T, W).
+Update = Callable[[Tensor], Tensor]
 
 
 class QuickGELU(nn.Module):
@@ -28,6 +31,8 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+        # Set by `CLIP.updated` for the time of its context: what is added to queries, keys or values.
+        self.updates: Mapping[str, Update] = {}
 
     def split(self, x: Tensor) -> Tensor:
         """(..., T, W) -> (..., heads, T, W / heads)."""
@@ -41,7 +46,7 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x (..., T, W), each (..., heads, T, W / heads)."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        return self.split(q), self.split(k), self.split(v)
+        return self._finish(x, x, q, k, v)
 
     def project_last(self, x: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """As `project`, with queries of the chosen rows only."""
@@ -49,6 +54,15 @@ class Attention(nn.Module):
         weight, bias = self.qkv.weight, self.qkv.bias
         q = F.linear(x[..., rows, :], weight[:width], bias[:width])
         k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+        return self._finish(x, x[..., rows, :], q, k, v)
+
+    def _finish(self, x: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the updates and split the heads; `rows` are the inputs of the queries."""
+        if self.updates:
+            q, k, v = (
+                value + self.updates[name](inputs) if name in self.updates else value
+                for name, value, inputs in (("q", q, rows), ("k", k, x), ("v", v, x))
+            )
         return self.split(q), self.split(k), self.split(v)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from dca.clip.blocks import Update
 from dca.clip.config import CLIPConfig
 from dca.clip.preprocess import Preprocess
 from dca.clip.text import TextTower
@@ -72,10 +74,39 @@ class CLIP(nn.Module):
         with self._autocast():
             return self.text.encode_ids(self._sequences(texts)).float()
 
-    def encode_prompts(self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]]) -> Tensor:
+    def encode_prompts(
+        self,
+        contexts: Sequence[Tensor],
+        names: Sequence[Sequence[int]],
+        deep: Sequence[Mapping[int, Tensor]] | None = None,
+    ) -> Tensor:
         """M contexts in front of C class names -> features (M, C, D); see `TextTower`."""
         with self._autocast():
-            return self.text.encode_prompts(contexts, names).float()
+            return self.text.encode_prompts(contexts, names, deep).float()
+
+    def encode_embedded(self, sequences: Sequence[Tensor], extra: ExtraTokens | None = None) -> Tensor:
+        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D); see `TextTower`."""
+        with self._autocast():
+            return self.text.encode_sequences(sequences, extra).float()
+
+    @contextmanager
+    def updated(self, updates: Mapping[str, Update]) -> Iterator[None]:
+        """Add to queries, keys or values while the context lasts, e.g. a low-rank product.
+
+        updates: "visual.0.q" (tower, block, one of q k v) -> a function from the input of that
+        projection to what is added to its output.
+        """
+        touched = []
+        for name, update in updates.items():
+            tower, block, part = name.split(".")
+            attention = list((self.visual if tower == "visual" else self.text).blocks)[int(block)].attn
+            attention.updates = {**attention.updates, part: update}
+            touched.append(attention)
+        try:
+            yield
+        finally:
+            for attention in touched:
+                attention.updates = {}
 
     def _sequences(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
         """Id sequences, each ending at its first EOT."""

@@ -8,7 +8,8 @@ row needs a query and an MLP there. Sequences of equal length run together: no p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -87,29 +88,47 @@ class TextTower(nn.Module):
         parts = [(places, self.encode_embedded(self.embed(group))) for places, group in by_length(sequences)]
         return _restore(parts)
 
-    def encode_prompts(self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]]) -> Tensor:
+    def encode_sequences(self, sequences: Sequence[Tensor], extra: ExtraTokens | None = None) -> Tensor:
+        """Embedded sequences (T_i, W) of any lengths, each from SOS to EOT -> features (N, D).
+
+        Extra tokens (N, V, W) belong to the sequences one by one; (V, W) to all.
+        """
+        parts = []
+        for places, _ in by_length([range(len(s)) for s in sequences]):
+            x = torch.stack([sequences[i] for i in places])
+            parts.append((places, self.encode_embedded(x, _of_group(extra, places))))
+        return _restore(parts)
+
+    def encode_prompts(
+        self,
+        contexts: Sequence[Tensor],
+        names: Sequence[Sequence[int]],
+        deep: Sequence[Mapping[int, Tensor]] | None = None,
+    ) -> Tensor:
         """Every class under every context: features (M, C, D).
 
         contexts: M learned contexts, (L_m, W) shared by the classes or (C, L_m, W) of each.
         names: ids of each class's own tokens, EOT included, SOS not.
+        deep: for each context, tokens (L_m, W) or (C, L_m, W) that replace its rows at the input
+        of a block. Whatever is of each class cannot share the prefix and takes the next best route.
         """
-        features = [
-            self._shared(context, names) if context.dim() == 2 else self._own(context, names) for context in contexts
-        ]
+        features = []
+        for m, context in enumerate(contexts):
+            replaced = deep[m] if deep else {}
+            shared = context.dim() == 2 and all(tokens.dim() == 2 for tokens in replaced.values())
+            features.append((self._shared if shared else self._own)(context, names, replaced))
         return torch.stack(features)
 
-    def _own(self, context: Tensor, names: Sequence[Sequence[int]]) -> Tensor:
-        """Contexts (C, L, W) of each class: nothing but SOS is shared. Features (C, D)."""
-        parts = []
-        for places, group in by_length(names):
-            sos = self.embed([[self.config.sot_id]]).expand(len(group), 1, -1)
-            x = torch.cat([sos, context[places], self.embed(group)], dim=1)
-            parts.append((places, self.encode_embedded(x)))
-        return _restore(parts)
+    def _own(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
+        """Tokens of each class: nothing but SOS is shared. context: (C, L, W) or (L, W). Features (C, D)."""
+        sos = self.embed([[self.config.sot_id]])[0]
+        own = context.expand(len(names), *context.shape[-2:])
+        sequences = [torch.cat([sos, own[c], self.embed([ids])[0]]) for c, ids in enumerate(names)]
+        return self.encode_sequences(sequences, ExtraTokens(deep, present=context.shape[-2]) if deep else None)
 
-    def _shared(self, context: Tensor, names: Sequence[Sequence[int]]) -> Tensor:
+    def _shared(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
         """One context (L, W) for all classes: its keys and values once, then each group. (C, D)."""
-        prefix = self._prefix(context)
+        prefix = self._prefix(context, deep)
         start = 1 + len(context)
         parts = []
         last = len(self.blocks) - 1
@@ -121,13 +140,15 @@ class TextTower(nn.Module):
             parts.append((places, self._read(x)))
         return _restore(parts)
 
-    def _prefix(self, context: Tensor) -> list[KeysValues]:
+    def _prefix(self, context: Tensor, deep: Mapping[int, Tensor]) -> list[KeysValues]:
         """Keys and values of [SOS, w_1 .. w_L] at every block, each (heads, 1 + L, d)."""
         x = torch.cat([self.embed([[self.config.sot_id]])[0], context])
         x = (x + self.positions[: len(x)])[None]
         keys_values = []
         last = len(self.blocks) - 1
+        extra, present = ExtraTokens(deep, present=len(context)), len(context)
         for layer, block in enumerate(self.blocks):
+            x, present = extra.insert(x, layer, present)
             normed = block.ln_1(x)
             q, k, v = block.attn.project(normed)
             keys_values.append((k[0], v[0]))
@@ -151,6 +172,14 @@ def _block_with_prefix(block: Block, x: Tensor, prefix: KeysValues, *, only_last
     else:
         q, k, v = block.attn.project(normed)
     return block.finish(x, attend_with_prefix(q, (k, v), prefix))
+
+
+def _of_group(extra: ExtraTokens | None, places: list[int]) -> ExtraTokens | None:
+    """The extra tokens of the sequences at `places`."""
+    if extra is None:
+        return None
+    layers = {layer: tokens if tokens.dim() == 2 else tokens[places] for layer, tokens in extra.layers.items()}
+    return dataclasses.replace(extra, layers=layers)
 
 
 def _restore(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:

@@ -27,10 +27,18 @@ class Recipe:
     epochs: int | None = opt(None, "passes over the few-shot images", low=0)
     batch_size: int | None = opt(None, "images a step", low=1)
     learning_rate: float | None = opt(None, "rate after warm-up", low=0)
+    optimizer: str = opt(
+        "sgd", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="lineage (CoOp)"
+    )
     momentum: float = opt(0.9, "of SGD", low=0, high=1, source="lineage (CoOp)")
+    adam_eps: float = opt(1e-8, "of Adam and AdamW", low=0, source="torch")
     weight_decay: float = opt(5e-4, "on every trained tensor", low=0, source="lineage (CoOp)")
     warmup_epochs: int = opt(1, "first epochs at the warm-up rate", low=0, source="lineage (CoOp)")
     warmup_rate: float = opt(1e-5, "constant rate of those epochs", low=0, source="lineage (CoOp)")
+    schedule: str = opt(
+        "epoch", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="lineage (CoOp)"
+    )
+    final_rate: float = opt(0.0, "where the cosine ends", low=0, source="lineage (CoOp)")
     augment: bool = opt(True, "random resized crop (0.08, 1) and flip", source="lineage (CoOp)")
 
     def __post_init__(self) -> None:
@@ -71,6 +79,10 @@ class Support(Protocol):
     @property
     def labels(self) -> Tensor:
         """(N,)."""
+
+    @property
+    def validation(self) -> Support | None:
+        """The few-shot validation images, where the dataset has them."""
 
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
         """`encode` of every image's pixels, without gradients: (N, ...).
@@ -131,6 +143,13 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def step(self, batch: Batch) -> Step:
         """Loss terms of one batch."""
+
+    def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
+        """Frozen features (R, D) and labels (R,) that steps take, where `trains_on` is "features"."""
+        return support.map(self.clip.encode_image), support.labels
+
+    def epoch_done(self, epoch: int, epochs: int) -> None:
+        """Called after epoch 1, 2 .. `epochs`, for methods that average over epochs."""
 
     def finish(self, support: Support) -> None:
         """Compute `results`; called once after training."""
