@@ -121,10 +121,14 @@ class TextTower(nn.Module):
 
     def _own(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
         """Tokens of each class: nothing but SOS is shared. context: (C, L, W) or (L, W). Features (C, D)."""
-        sos = self.embed([[self.config.sot_id]])[0]
         own = context.expand(len(names), *context.shape[-2:])
-        sequences = [torch.cat([sos, own[c], self.embed([ids])[0]]) for c, ids in enumerate(names)]
-        return self.encode_sequences(sequences, ExtraTokens(deep, present=context.shape[-2]) if deep else None)
+        extra = ExtraTokens(deep, present=context.shape[-2]) if deep else None
+        parts = []
+        for places, group in by_length(names):
+            sos = self.embed([[self.config.sot_id]]).expand(len(group), 1, -1)
+            x = torch.cat([sos, own[places], self.embed(group)], dim=1)
+            parts.append((places, self.encode_embedded(x, _of_group(extra, places))))
+        return _restore(parts)
 
     def _shared(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
         """One context (L, W) for all classes: its keys and values once, then each group. (C, D)."""
