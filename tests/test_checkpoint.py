@@ -275,6 +275,13 @@ def test_a_config_with_wrong_content_is_refused_with_the_place(model: Path, own_
     assert part in str(refusal(model, own_clip))
 
 
+def test_options_left_out_of_a_config_are_settled_as_at_the_fit(model: Path, own_clip: CLIP, fitted: Path):
+    edit_config(model, lambda raw: [raw["options"].pop(name) for name in ("gamma1", "gamma2", "alpha")])
+    picture = Image.new("RGB", (32, 32), "red")
+    bare = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(picture)
+    assert (bare == Classifier.from_pretrained(fitted, backbone=own_clip).predict_proba(picture)).all()
+
+
 def test_all_wrong_fields_are_listed_at_once(model: Path, own_clip: CLIP):
     edit_config(model, lambda raw: raw["task"].update(classes=[], shots="2", seed=None))
     assert len(refusal(model, own_clip).details) == 3

@@ -216,7 +216,7 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
     tensors = read_tensors(folder)
     kind = get_method(record.method)
     with torch.no_grad():
-        method = kind(clip, record.task, options.from_dict(kind.Options, record.options))
+        method = kind.build(clip, record.task, options.from_dict(kind.Options, record.options))
         try:
             method.restore(tensors)
         except UserError as error:
