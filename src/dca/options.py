@@ -142,7 +142,9 @@ def _convert(text: str, kind: Any) -> Any:
 
 
 def describe(cls: type[Any]) -> list[dict[str, Any]]:
-    """Name, default, help, limits and origin of each option, for tables and `--json`."""
+    """Name, default, help, limits and origin of each option, the class's own before inherited ones."""
+    own = cls.__annotations__
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
     return [
         {
             "name": field.name,
@@ -153,6 +155,6 @@ def describe(cls: type[Any]) -> list[dict[str, Any]]:
             "high": field.metadata["high"],
             "source": field.metadata["source"],
         }
-        for field in dataclasses.fields(cls)
+        for field in fields
         if "help" in field.metadata
     ]

@@ -28,18 +28,18 @@ class Recipe:
     batch_size: int | None = opt(None, "images a step", low=1)
     learning_rate: float | None = opt(None, "rate after warm-up", low=0)
     optimizer: str = opt(
-        "sgd", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="lineage (CoOp)"
+        "sgd", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="CoOp"
     )
-    momentum: float = opt(0.9, "of SGD", low=0, high=1, source="lineage (CoOp)")
+    momentum: float = opt(0.9, "of SGD", low=0, high=1, source="CoOp")
     adam_eps: float = opt(1e-8, "of Adam and AdamW", low=0, source="torch")
-    weight_decay: float = opt(5e-4, "on every trained tensor", low=0, source="lineage (CoOp)")
-    warmup_epochs: int = opt(1, "first epochs at the warm-up rate", low=0, source="lineage (CoOp)")
-    warmup_rate: float = opt(1e-5, "constant rate of those epochs", low=0, source="lineage (CoOp)")
+    weight_decay: float = opt(5e-4, "on every trained tensor", low=0, source="CoOp")
+    warmup_epochs: int = opt(1, "first epochs at the warm-up rate", low=0, source="CoOp")
+    warmup_rate: float = opt(1e-5, "constant rate of those epochs", low=0, source="CoOp")
     schedule: str = opt(
-        "epoch", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="lineage (CoOp)"
+        "epoch", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="CoOp"
     )
-    final_rate: float = opt(0.0, "where the cosine ends", low=0, source="lineage (CoOp)")
-    augment: bool = opt(True, "random resized crop (0.08, 1) and flip", source="lineage (CoOp)")
+    final_rate: float = opt(0.0, "where the cosine ends", low=0, source="CoOp")
+    augment: bool = opt(True, "random resized crop (0.08, 1) and flip", source="CoOp")
 
     def __post_init__(self) -> None:
         options.check(self)

@@ -65,7 +65,7 @@ class DCAOptions(Recipe):
     phrases: tuple[str, ...] = opt(PHRASES, "words the contexts start from; further ones are random", source="paper")
     random_length: int = opt(4, "tokens of a context that starts from no phrase", low=1, high=1024)
     contexts: str = opt("unified", "shared by the classes, or one set a class", choices=("unified", "class"))
-    suffix: str = opt(".", "text behind the class name", source="lineage (CoOp)")
+    suffix: str = opt(".", "text behind the class name", source="CoOp")
     visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
     tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0)
     eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
@@ -86,6 +86,13 @@ class DCAOptions(Recipe):
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
     normalize: bool = opt(True, "turn covariances into correlations", source="paper")
     head_views: int = opt(0, "augmented views a training image in the head; 0: the evaluation view", low=0)
+    epochs: int | None = opt(
+        None, "passes over the images; auto: 80 for one shot, 100 up to four, 200 beyond", low=0, source="paper"
+    )
+    batch_size: int | None = opt(None, "images a step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
+    learning_rate: float | None = opt(
+        None, "rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)", low=0
+    )
     warmup_epochs: int = opt(5, "first epochs at the warm-up rate", low=0, source="paper")
 
 
