@@ -121,6 +121,30 @@ def test_images_without_class_folders(tmp_path):
     assert "found 1 images directly inside" in str(error.value)
 
 
+def test_a_list_among_loose_images_is_pointed_to(tmp_path):
+    picture().save(tmp_path / "x.png")
+    (tmp_path / "labels.csv").write_text("path,label\nx.png,cat\n")
+    with pytest.raises(UserError, match=r"if labels.csv holds the labels"):
+        load_folder(tmp_path)
+
+
+def test_names_that_are_not_text_can_still_be_printed(tmp_path):
+    folder = os.fsencode(tmp_path / "photos")
+    for name in (b"caf\xe9", b"dog"):
+        try:
+            os.makedirs(os.path.join(folder, name))
+        except OSError:
+            pytest.skip("this file system takes only UTF-8 names")
+        picture().save(os.fsdecode(os.path.join(folder, name, b"\xff.png")))
+    with pytest.raises(UserError, match="is not UTF-8 text") as error:
+        load_folder(tmp_path / "photos")
+    str(error.value).encode()
+    (tmp_path / "photos/classnames.json").write_text(json.dumps({"caf\udce9": "coffee house"}))
+    dataset = load_folder(tmp_path / "photos")
+    assert dataset.classes == ("coffee house", "dog")
+    dataset.path_of(dataset.train[0]).encode()
+
+
 def test_no_images_at_all(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_text("x")
@@ -191,6 +215,7 @@ def test_csv_with_splits(listed):
         ("img/a/0.png,cat", "img/b/0.png,dog"),
         ("Path;Label", "img/a/0.png;cat", "", "img/b/0.png;dog"),
         ("file_name\tclass\twidth", "img/a/0.png\tcat\t3", "img/b/0.png\tdog\t4"),
+        ("path,label", "img\\a\\0.png,cat", "img\\b\\0.png,dog"),
         ("\ufefffilename,label", '"img/a/0.png","cat"', '"img/b/0.png","dog"'),
     ],
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_pictures import picture
 
-from dca.data.images import ImageStore, decode, open_image, sha256_of, stream
+from dca.data.images import ImageStore, decode, open_image, sha256_of, stored_side, stream
 from dca.data.opening import Unreadable, attempt
 from dca.errors import UserError
 
@@ -255,3 +255,10 @@ def test_same_generator_same_batch_on_any_call():
     assert batches[0].shape == (3, 3, 16, 16)
     assert batches[0].min() >= 0
     assert batches[0].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "side"), [(160, 224, 896), (16, 64, 256), (5000, 224, 463), (50_000, 224, 448)]
+)
+def test_large_sets_are_stored_smaller(count, size, side):
+    assert stored_side(count, size) == side

@@ -48,6 +48,16 @@ class Dataset:
         """Path of an item as records write it: relative to the root, with forward slashes."""
         if not isinstance(item.picture, Path):
             return ""
-        if self.root is not None and item.picture.is_relative_to(self.root):
-            return item.picture.relative_to(self.root).as_posix()
-        return item.picture.as_posix()
+        path = item.picture
+        if self.root is not None and path.is_relative_to(self.root):
+            path = path.relative_to(self.root)
+        return printable(path.as_posix())
+
+
+def printable(name: str) -> str:
+    """A file name that can be printed and stored: bytes that are not UTF-8 become a sign.
+
+    >>> printable("caf\udce9.jpg")
+    'caf\ufffd.jpg'
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dca.data.dataset import Dataset, Item
+from dca.data.dataset import Dataset, Item, printable
 from dca.data.table import IMAGE_SUFFIXES, SPLIT_NAMES, Row, has_labels, read_rows
 from dca.errors import UserError
 
@@ -74,11 +74,7 @@ def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in above:
         return
-    try:
-        entries = list(os.scandir(folder))
-    except PermissionError as error:
-        raise UserError(f"{folder}: no permission to read this folder.") from error
-    for entry in entries:
+    for entry in _scan(folder):
         if hidden(entry.name):
             continue
         if entry.is_dir():
@@ -93,8 +89,15 @@ def hidden(name: str) -> bool:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    entries = (Path(e.path) for e in os.scandir(folder) if e.is_dir() and not hidden(e.name))
+    entries = (Path(e.path) for e in _scan(folder) if e.is_dir() and not hidden(e.name))
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except PermissionError as error:
+        raise UserError(f"{folder}: no permission to read this folder.") from error
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
@@ -105,6 +108,9 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
     loose = image_files(folder)
     hint = _LAYOUT_HINT.format(folder.name or "photos")
     if loose:
+        lists = [entry.name for entry in _scan(folder) if entry.name.lower().endswith((".csv", ".tsv", ".jsonl"))]
+        if lists:
+            hint = f"if {lists[0]} holds the labels, name it instead of the folder: {folder / lists[0]}"
         raise UserError(
             f"{folder} has images but no class folders.",
             details=[f"expected {folder.name}/<class>/<image>; found {len(loose):,} images directly inside"],
@@ -196,12 +202,14 @@ def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
         folded = unicodedata.normalize("NFKC", words).casefold()
         if not words:
             clashes.append(f"'{key}' has no name")
+        elif printable(words) != words:
+            clashes.append(f"'{printable(words)}' is not UTF-8 text")
         elif folded in seen:
             clashes.append(f"'{seen[folded]}' and '{key}' both read '{words}'")
         seen.setdefault(folded, key)
     if clashes:
         raise UserError(
-            f"{root}: {len(clashes)} class names are empty or not distinct.",
+            f"{root}: {len(clashes)} class names are empty, unreadable or not distinct.",
             details=clashes,
             hint="rename or merge the folders, or give each its own words in classnames.json",
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from dca.data.dataset import printable
 from dca.errors import UserError
 
 if TYPE_CHECKING:
@@ -192,7 +193,9 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
 
 
 def _name(picture: Picture) -> str:
-    return str(picture) if isinstance(picture, Path) else f"{picture.mode} image {picture.width}x{picture.height}"
+    if isinstance(picture, Path):
+        return printable(str(picture))
+    return f"{picture.mode} image {picture.width}x{picture.height}"
 
 
 def _reason(picture: Picture, error: BaseException) -> str:

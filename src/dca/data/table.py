@@ -85,6 +85,8 @@ def _row(folder: Path, line: int, record: dict[str, str]) -> Row | str:
     if not record["path"]:
         return f"line {line}: no path"
     path = folder / record["path"]
+    if "\\" in record["path"] and not path.is_file():
+        path = folder / record["path"].replace("\\", "/")  # a list made on Windows
     if not record["label"]:
         return f"line {line}: no label for {record['path']}"
     split = record["split"].lower()
