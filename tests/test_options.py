@@ -119,5 +119,5 @@ def test_every_option_of_every_method_has_help_and_an_origin():
 
     for method in all_methods().values():
         described = options.describe(method.Options)
-        assert [row["name"] for row in described] == [f.name for f in dataclasses.fields(method.Options)]
+        assert {row["name"] for row in described} == {f.name for f in dataclasses.fields(method.Options)}
         assert all(row["help"] and row["source"] for row in described)
