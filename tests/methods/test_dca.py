@@ -13,7 +13,8 @@ from dca.clip import CLIP
 from dca.clip.tokens import ExtraTokens
 from dca.errors import UserError
 from dca.methods.base import Batch, Task
-from dca.methods.dca import DCA, GAMMAS, PAPER_TABLE, DCAOptions, epochs, gammas
+from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
+from dca.methods.heads import GAMMAS, gammas
 from dca.methods.shape import trained_on
 from oracles import dca as oracle
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from dca.errors import UserError
 from dca.methods import metric
-from dca.methods.dca import GAMMAS
-from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
+from dca.methods.heads import GAMMAS, Head, Shots, Shrinkage, class_covariances
 from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]

@@ -14,9 +14,7 @@ images through the final visual tokens, and averages the M probabilities.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,14 +27,21 @@ from dca.clip import CLIP
 from dca.errors import UserError
 from dca.methods import losses
 from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
-from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
-from dca.methods.metric import METRICS, SCORES, IndefiniteError
+from dca.methods.heads import (
+    Head,
+    Shots,
+    Shrinkage,
+    class_covariances,
+    gammas,
+    naming_classes,
+    shots_problems,
+    shrinkages,
+)
+from dca.methods.metric import METRICS, SCORES
 from dca.methods.prompts import TextPrompts, VisualTokens
 from dca.options import opt
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
-# Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
-GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
 # Dataset -> (α, β, learning rate), the paper's parameter table.
 PAPER_TABLE = {
     "dtd": (5.0, 0.5, 20.0),
@@ -96,11 +101,6 @@ class DCAOptions(Recipe):
     warmup_epochs: int = opt(5, "first epochs at the warm-up rate", low=0, source="paper")
 
 
-def gammas(shots: int) -> tuple[float, float]:
-    """γ1 and γ2 for a number of shots."""
-    return GAMMAS[max(k for k in GAMMAS if k <= max(shots, 1))]
-
-
 def epochs(shots: int) -> int:
     """The paper's epochs for a number of shots."""
     return 80 if shots <= 1 else 100 if shots <= 4 else 200
@@ -142,7 +142,7 @@ class DCA(Method):
             "gamma1": gamma1,
             "gamma2": gamma2,
         }
-        return dataclasses.replace(chosen, **{k: v for k, v in auto.items() if getattr(chosen, k) is None})
+        return chosen.settled(**auto)
 
     def __init__(self, clip: CLIP, task: Task, chosen: DCAOptions) -> None:
         super().__init__(clip, task, chosen)
@@ -180,7 +180,7 @@ class DCA(Method):
         shots = Shots.group(features, support.labels, len(self.task.classes))
         self._centers = shots.means()
         double = Shots(shots.features.double(), shots.counts)
-        with self._naming_classes():
+        with naming_classes(self.task.classes):
             self._covariances = class_covariances(double, *self._shrinkages()).to(features.dtype)
 
     def _shrinkages(self) -> tuple[Shrinkage, Shrinkage]:
@@ -188,9 +188,7 @@ class DCA(Method):
         chosen = self.options
         assert chosen.gamma1 is not None
         assert chosen.gamma2 is not None
-        own = Shrinkage(chosen.gamma1, chosen.gamma2, chosen.normalize)
-        from_table = (chosen.gamma1, chosen.gamma2) == gammas(self.task.shots)
-        return own, Shrinkage(*gammas(1), chosen.normalize) if from_table else own
+        return shrinkages(chosen.gamma1, chosen.gamma2, self.task.shots, normalize=chosen.normalize)
 
     def step(self, batch: Batch) -> Step:
         """L_cls, α L_in and β L_ts of one batch."""
@@ -219,16 +217,8 @@ class DCA(Method):
         shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.task.classes))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts
-        with self._naming_classes():
+        with naming_classes(self.task.classes):
             self.head().probabilities(features[:1])
-
-    @contextmanager
-    def _naming_classes(self) -> Iterator[None]:
-        """Errors of the mathematics speak of class numbers; people know names."""
-        try:
-            yield
-        except IndefiniteError as error:
-            raise IndefiniteError(error.classes, *error.gammas, names=self.task.classes) from None
 
     def head(self, metric: str | None = None) -> Head:
         """The finished model's head, or another metric over the same statistics."""
@@ -263,14 +253,9 @@ class DCA(Method):
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
         M, C, D = self.options.n_prompts, len(self.task.classes), self.clip.config.embed_dim
-        shots, counts = state["shot_features"], state["shot_counts"]
-        problems = []
+        problems = shots_problems(state, C, D)
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
-        if shots.dim() != 3 or shots.shape[0] != C or shots.shape[2] != D:
-            problems.append(f"shot_features: shape {tuple(shots.shape)}, expected ({C}, shots, {D})")
-        elif counts.shape != (C,) or counts.min() < 1 or counts.max() > shots.shape[1]:
-            problems.append(f"shot_counts: {C} numbers from 1 to {shots.shape[1]} expected")
         return problems
 
 

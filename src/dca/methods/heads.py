@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,13 @@ from dca.methods.metric import Covariance, IndefiniteError
 
 # How many classes and images a Mahalanobis head takes at once: bounds memory, not results.
 CLASSES, IMAGES = 64, 2048
+# Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
+GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
+
+
+def gammas(shots: int) -> tuple[float, float]:
+    """γ1 and γ2 for a number of shots."""
+    return GAMMAS[max(k for k in GAMMAS if k <= max(shots, 1))]
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,25 @@ class Shrinkage:
         return metric.covariance(U, self.gamma1, self.gamma2, normalize=self.normalize)
 
 
+def shrinkages(gamma1: float, gamma2: float, shots: int, *, normalize: bool = True) -> tuple[Shrinkage, Shrinkage]:
+    """For classes with several images, and for the covariance shared by those with one.
+
+    Where γ1 and γ2 are the table's for these shots, the shared one takes the table's for one shot.
+    """
+    own = Shrinkage(gamma1, gamma2, normalize)
+    return own, Shrinkage(*gammas(1), normalize) if (gamma1, gamma2) == gammas(shots) else own
+
+
+def shots_problems(state: Mapping[str, Tensor], classes: int, D: int) -> list[str]:
+    """What is wrong with saved `shot_features` and `shot_counts`, one line each."""
+    shots, counts = state["shot_features"], state["shot_counts"]
+    if shots.dim() != 3 or shots.shape[0] != classes or shots.shape[2] != D:
+        return [f"shot_features: shape {tuple(shots.shape)}, expected ({classes}, shots, {D})"]
+    if counts.shape != (classes,) or counts.min() < 1 or counts.max() > shots.shape[1]:
+        return [f"shot_counts: {classes} numbers from 1 to {shots.shape[1]} expected"]
+    return []
+
+
 def pooled_rows(shots: Shots, text: Tensor | None = None) -> Tensor:
     """U of all images as one class; text: (M, C, D) to centre each image on its class's text feature."""
     features, labels = shots.flat()
@@ -89,6 +115,15 @@ def numbered(group: Tensor) -> Iterator[None]:
         yield
     except IndefiniteError as error:
         raise IndefiniteError([int(group[c]) for c in error.classes], *error.gammas) from None
+
+
+@contextmanager
+def naming_classes(names: Sequence[str]) -> Iterator[None]:
+    """Errors of the mathematics speak of class numbers; people know names."""
+    try:
+        yield
+    except IndefiniteError as error:
+        raise IndefiniteError(error.classes, *error.gammas, names=names) from None
 
 
 @dataclass(frozen=True)
