@@ -15,6 +15,7 @@ from small_pictures import picture
 
 from dca.data.cache import FeatureCache, default_folder, space_name
 from dca.data.opening import open_image
+from dca.errors import UserError
 
 ABOUT = {"backbone": "abc", "size": 8}
 
@@ -178,6 +179,12 @@ def test_spaces_and_clear(cache, pictures):
 def test_the_place_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DCA_CACHE", str(tmp_path))
     assert default_folder() == tmp_path / "features"
+    assert FeatureCache().limit == 4 * 2**30
+    monkeypatch.setenv("DCA_CACHE_GB", "0.5")
+    assert FeatureCache().limit == 500_000_000
+    monkeypatch.setenv("DCA_CACHE_GB", "much")
+    with pytest.raises(UserError, match="not a number of gigabytes"):
+        FeatureCache()
 
 
 WORKER = """

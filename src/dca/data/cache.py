@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dca.data.content import sha256_of
 from dca.data.opening import Picture
+from dca.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,17 @@ def default_folder() -> Path:
     return user_cache_path("dca") / "features"
 
 
+def default_limit() -> int:
+    """Most bytes to keep: DCA_CACHE_GB, else 4 GiB."""
+    given = os.environ.get("DCA_CACHE_GB")
+    if not given:
+        return LIMIT
+    try:
+        return int(float(given) * 1e9)
+    except (ValueError, OverflowError):
+        raise UserError(f"DCA_CACHE_GB is '{given}', not a number of gigabytes.", hint="DCA_CACHE_GB=10") from None
+
+
 def space_name(about: Mapping[str, object]) -> str:
     """Name of the space of a backbone and transform, described by plain values.
 
@@ -70,12 +82,12 @@ def space_name(about: Mapping[str, object]) -> str:
 class FeatureCache:
     """Features of pictures by backbone, transform and image content.
 
-    limit: most bytes to keep; the segments not used for longest go first.
+    limit: most bytes to keep (DCA_CACHE_GB, else 4 GiB); the segments not used for longest go first.
     """
 
-    def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
+    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         self.folder = folder if folder is not None else default_folder()
-        self.limit = limit
+        self.limit = limit if limit is not None else default_limit()
 
     def features(self, about: Mapping[str, object], pictures: Sequence[Picture], compute: Compute) -> Tensor:
         """Features (N, D) of the pictures, computing and storing those that are not there.

@@ -59,16 +59,18 @@ def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progr
     try:
         dataset = entry.build(folder)
     except UserError as error:
-        return Report(entry.name, str(folder), {"official": _official(entry)}, (from_error(error),))
+        facts: dict[str, object] = {"official": _official(entry), "layout": _layout(entry)}
+        return Report(entry.name, str(folder), facts, (from_error(error),))
     there = {part: [is_there(item) for item in getattr(dataset, part)] for part in PARTS}
     draws = _complete_draws(dataset, there)
-    facts: dict[str, object] = {
+    facts = {
         "official": _official(entry),
         "listed": dataset.counts(),
         "present": {part: sum(found) for part, found in there.items()},
         "whole_parts": [part for part, found in there.items() if found and all(found)],
         "classes": len(dataset.classes),
         "split": dataset.split,
+        "layout": _layout(entry),
         "complete_draws": draws,
     }
     findings = [
@@ -108,6 +110,11 @@ def is_there(item: Item) -> bool:
 
 def _official(entry: Entry) -> dict[str, int]:
     return dict(zip(PARTS, entry.sizes, strict=True))
+
+
+def _layout(entry: Entry) -> list[str]:
+    """Where things belong, under the data root."""
+    return [f"{entry.folder}/{line}" for line in entry.layout.tree()]
 
 
 def _complete_draws(dataset: Dataset, there: dict[str, list[bool]]) -> list[str]:
