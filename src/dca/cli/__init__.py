@@ -91,8 +91,9 @@ def said(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename or 'the output'}: {error.strerror or error}"
-    # torch says these with a RuntimeError, and it may not have been loaded at all.
+    # torch says it with errors of its own, and may not have been loaded at all.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "t allocate mem" in str(error):
+        reason = str(error).partition("\n")[0] or "the system gave none"
         advice = "smaller steps, e.g. --set batch_size=8, fewer images, or another --device"
-        return str(UserError(f"not enough memory ({str(error).splitlines()[0] or 'MemoryError'})", hint=advice))
+        return str(UserError(f"not enough memory ({reason})", hint=advice))
     return None

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_pictures import bad_files, class_folders
+
+from dca.evaluate import calibration_error, evaluation
+
+
+def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):
+    said = dca("eval", fitted, photos, "--json")
+    assert said.code == 0
+    assert said.err == ""
+    report = json.loads(said.out)
+    assert set(report) == {"accuracy", "n", "per_class", "ece"}
+    assert report["n"] == 30, "the test part only"
+    assert type(report["accuracy"]) is float
+    assert 0 <= report["accuracy"] <= 1
+    assert 0 <= report["ece"] <= 1
+    assert len(report["per_class"]) == 10
+    assert np.mean(list(report["per_class"].values())) == pytest.approx(report["accuracy"])
+    assert report["accuracy"] == json.loads((fitted / "result.json").read_text())["accuracy"]
+
+
+def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
+    report = json.loads(dca("eval", fitted, photos, "--json").out)
+    said = dca("eval", fitted, photos)
+    assert f"accuracy {100 * report['accuracy']:.1f} % on 30 images" in said.out
+    assert all(name in said.out for name in report["per_class"])
+
+
+def test_eval_exits_3_below_the_required_accuracy(dca: Any, fitted: Path, photos: Path):
+    accuracy = json.loads((fitted / "result.json").read_text())["accuracy"]
+    assert dca("eval", fitted, photos, "--min-accuracy", accuracy).code == 0
+    said = dca("eval", fitted, photos, "--min-accuracy", 1.0, "--json")
+    assert said.code == 3
+    assert "below the required 100.0 %" in said.err
+    assert json.loads(said.out)["accuracy"] == accuracy
+    assert dca("eval", fitted, photos, "--min-accuracy", 90).code == 2
+
+
+def test_classes_the_model_does_not_know_are_all_named(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "zoo", ("fish", "lion", "tiger"))
+    said = dca("eval", fitted, tmp_path / "zoo")
+    assert said.code == 2
+    assert "lion: 2 images" in said.err
+    assert "tiger: 2 images" in said.err
+    assert "the model knows: butterfly" in said.err
+
+
+def test_unreadable_images_are_all_listed(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "more", ("fish", "house"))
+    names = bad_files(tmp_path / "more" / "fish")
+    said = dca("eval", fitted, tmp_path / "more", "--json")
+    assert said.code == 2
+    assert said.out == ""
+    assert all(name in said.err for name in names)
+
+
+def test_a_folder_without_test_part_is_measured_whole(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "more", ("fish", "house"), 3)
+    assert json.loads(dca("eval", fitted, tmp_path / "more", "--json").out)["n"] == 6
+
+
+def test_the_calibration_error_of_known_cases():
+    sure = np.array([[1.0, 0.0], [1.0, 0.0]])
+    assert calibration_error(sure, np.array([True, True])) == 0
+    assert calibration_error(sure, np.array([False, False])) == 1
+    mixed = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
+    right = np.array([True, False, True, True])
+    assert calibration_error(mixed, right) == pytest.approx(0.5 * 0.4 + 0.5 * 0.4)
+
+
+def test_an_evaluation_counts_only_classes_with_images():
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
+    report = evaluation(probabilities, np.array([0, 1]), ["a", "b", "c"])
+    assert report.accuracy == 0.5
+    assert report.per_class == {"a": 1.0, "b": 0.0}

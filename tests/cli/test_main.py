@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import dca as package
+from dca import cli
+
+HEAVY = ("torch", "numpy", "PIL", "sklearn", "matplotlib", "rich", "transformers", "safetensors", "tokenizers")
+
+
+def python(code: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_import_dca_loads_nothing_heavy():
+    loaded = python("import json, sys, dca; print(json.dumps(sorted(sys.modules)))")
+    assert not set(HEAVY) & set(loaded)
+
+
+def test_help_takes_under_half_a_second_and_loads_nothing_heavy():
+    code = (
+        "import json, resource, sys; from dca.cli import main; assert main(['--help']) == 0\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(json.dumps([used.ru_utime + used.ru_stime, sorted(sys.modules)]))"
+    )
+    seconds, loaded = python(code)
+    assert seconds < 0.5
+    assert not set(HEAVY) & set(loaded)
+
+
+@pytest.mark.parametrize("command", ["fit", "eval", "predict", "doctor", "methods"])
+def test_the_help_of_a_command_loads_no_torch(command: str):
+    loaded = python(
+        f"import json, sys; from dca.cli import main; assert main(['{command}', '--help']) == 0\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    assert "torch" not in loaded
+
+
+def test_every_public_name_can_be_had():
+    assert {name for name in package.__all__ if getattr(package, name) is None} == set()
+    with pytest.raises(AttributeError, match="no attribute 'Clasifier'"):
+        package.Clasifier  # noqa: B018
+
+
+def test_help_names_every_command(dca: Any):
+    said = dca("--help")
+    assert said.code == 0
+    for name, (_, what) in cli.COMMANDS.items():
+        assert name in said.out
+        assert what.split(",")[0] in said.out
+    assert dca("--version").out.strip().endswith(package.__version__)
+
+
+def test_every_command_is_there(dca: Any):
+    for name in cli.COMMANDS:
+        said = dca(name, "--help")
+        assert said.code == 0, name
+        assert said.out.startswith("Usage: dca")
+
+
+def test_an_unknown_command_suggests_the_nearest(dca: Any):
+    said = dca("predcit", "x")
+    assert said.code == 2
+    assert "unknown command 'predcit'. Did you mean 'predict'?" in said.err
+
+
+@pytest.mark.parametrize("line", [["fit"], ["eval", "x"], ["predict", "x"], ["fit", "x", "--frob"], []])
+def test_a_line_that_lacks_something_exits_2_with_the_usage(dca: Any, line: list[str]):
+    said = dca(*line)
+    assert said.code == 2
+    assert "Usage: dca" in said.err
+    assert said.out == ""
+
+
+def raising(error: BaseException) -> click.Command:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def test_interrupts_exit_130(dca: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(KeyboardInterrupt()))
+    said = dca("doctor")
+    assert said.code == 130
+    assert "interrupted" in said.err
+    assert "continue" not in said.err, "only a fit continues"
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (PermissionError(13, "Permission denied", "/locked"), "/locked: Permission denied"),
+        (OSError(28, "No space left on device"), "the output: No space left"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_said_without_a_traceback(
+    dca: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
+):
+    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(error))
+    said = dca("doctor")
+    assert said.code == 2
+    assert part in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_bug_keeps_its_traceback(dca: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(ZeroDivisionError("ours")))
+    with pytest.raises(ZeroDivisionError):
+        dca("doctor")
+
+
+def test_traceback_shows_where_an_error_comes_from(dca: Any, tmp_path: Path):
+    with pytest.raises(package.UserError):
+        dca("--traceback", "predict", tmp_path / "nowhere", "x")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_pictures import bad_files
+
+from dca.classifier import Classifier
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_predict_prints_a_list_with_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):
+    paths = [photos / "test" / "fish" / "000.png", photos / "test" / "house" / "001.png"]
+    said = dca("predict", fitted, *paths, "--top", 3, "--json")
+    assert said.code == 0
+    assert said.err == ""
+    rows = json.loads(said.out)
+    assert [row["path"] for row in rows] == [str(path) for path in paths]
+    probabilities = Classifier.from_pretrained(fitted).predict_proba(paths)
+    for row, expected in zip(rows, probabilities, strict=True):
+        assert set(row) == {"path", "label", "probability", "top"}
+        assert [set(best) for best in row["top"]] == [{"label", "probability"}] * 3
+        assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
+        assert [best["probability"] for best in row["top"]] == sorted(expected, reverse=True)[:3]
+
+
+def test_top_is_at_most_the_number_of_classes(dca: Any, fitted: Path, photos: Path):
+    said = dca("predict", fitted, photos / "test" / "fish" / "000.png", "--top", 99, "--json")
+    (row,) = json.loads(said.out)
+    assert len(row["top"]) == 10
+    assert sum(best["probability"] for best in row["top"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_predict_writes_csv_that_csv_reads(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    odd = tmp_path / 'a, "b".png'
+    odd.write_bytes((photos / "test" / "fish" / "000.png").read_bytes())
+    said = dca("predict", fitted, odd, photos / "test" / "house", "--csv")
+    assert "\r" not in said.out
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert len(rows) == 4
+    assert rows[0]["path"] == str(odd)
+    assert 0 <= float(rows[0]["probability"]) <= 1
+
+
+def test_paths_come_from_stdin_whatever_their_bytes(
+    dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    strange = os.fsencode(tmp_path) + b"/caf\xe9 .png"
+    Path(os.fsdecode(strange)).write_bytes((photos / "test" / "fish" / "000.png").read_bytes())
+    feed(monkeypatch, strange + b"\n\n" + os.fsencode(photos / "test" / "house") + b"\n")
+    rows = json.loads(dca("predict", fitted, "-", "--json").out)
+    assert len(rows) == 4
+    assert os.fsencode(rows[0]["path"]) == strange
+
+
+def test_empty_stdin_is_said(dca: Any, fitted: Path, monkeypatch: pytest.MonkeyPatch):
+    feed(monkeypatch, b"\n")
+    said = dca("predict", fitted, "-")
+    assert said.code == 2
+    assert "no images given" in said.err
+
+
+def test_every_unreadable_image_is_listed_and_nothing_printed(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    names = bad_files(tmp_path)
+    for form in ("--json", "--csv", "--quiet"):
+        said = dca("predict", fitted, photos / "test" / "fish", tmp_path, form)
+        assert said.code == 2
+        assert said.out == ""
+        for name in names:
+            assert name in said.err
+
+
+def test_all_missing_files_and_all_empty_folders_are_listed(dca: Any, fitted: Path, tmp_path: Path):
+    said = dca("predict", fitted, tmp_path / "one.jpg", tmp_path / "two.jpg", "x" * 5000)
+    assert said.code == 2
+    assert "one.jpg" in said.err
+    assert "two.jpg" in said.err
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    said = dca("predict", fitted, tmp_path / "a", tmp_path / "b")
+    assert said.code == 2
+    assert f"{tmp_path / 'a'} holds no images" in said.err
+    assert f"{tmp_path / 'b'} holds no images" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--csv", "--json"], "--csv and --json cannot go together"),
+        (["--top", "0"], "--top"),
+        (["--backbone", "nowhere/at/all"], "no such file or folder"),
+        (["--device", "gpu"], "device 'gpu' cannot be used"),
+        (["--jsn"], "--json"),
+    ],
+)
+def test_wrong_options_exit_2(dca: Any, fitted: Path, photos: Path, arguments: list[str], part: str):
+    said = dca("predict", fitted, photos / "test" / "fish", *arguments)
+    assert said.code == 2
+    assert part in said.err
+    assert said.out == ""
+
+
+def test_what_is_no_model_is_said(dca: Any, photos: Path, tmp_path: Path):
+    for place, part in ((tmp_path / "nowhere", "no such model folder"), (photos, "is not a dca model")):
+        said = dca("predict", place, photos / "test" / "fish")
+        assert said.code == 2
+        assert part in said.err
+        assert "dca fit" in said.err
+
+
+def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
+    line = [sys.executable, "-m", "dca", "predict", str(fitted), str(photos / "test"), "--csv"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == b""
