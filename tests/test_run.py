@@ -342,3 +342,27 @@ def test_a_run_on_pictures_in_memory_needs_no_files(sample: Dataset, clip: CLIP)
     model = Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
     assert {row["name"] for row in model.draw_} == {"in memory"}
     assert len(model.history_) == 1
+
+
+def test_a_share_can_be_held_out_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    spec = Spec(
+        data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), options={"epochs": 1, "warmup_epochs": 0}
+    )
+    result = run(spec, tmp_path / "held.dca").result
+    assert (result["images"], result["test_images"]) == (30, 10)
+    assert result["accuracy"] is not None
+
+
+def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    from dca.data import load_dataset
+    from dca.data.draws import export_draw
+    from dca.data.splits import few_shot
+
+    few = few_shot(load_dataset(photos), 2, 7)
+    export_draw(few, 2, 7, tmp_path / "draw.json")
+    common = {"data": str(photos), "backbone": str(tiny_folder), "options": {"epochs": 1, "warmup_epochs": 0}}
+    outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
+    assert outcome.classifier is not None
+    assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.picture.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="cannot go together"):
+        run(Spec(draw="x.json", shots=2, **common), tmp_path / "both.dca")  # type: ignore[arg-type]

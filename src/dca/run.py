@@ -20,10 +20,13 @@ from dca.classifier import Classifier
 from dca.clip import CLIP
 from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
+from dca.data.draws import import_draw
 from dca.data.opening import Picture, decode
+from dca.data.splits import hold_out
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
 from dca.files import digest_of, publish, read_json, write_json, writing
+from dca.inputs import as_dataset
 from dca.progress import Progress, of_stage, silent
 from dca.train import METRICS, STATE, read_metrics
 
@@ -42,6 +45,8 @@ class Spec:
     seed: int = 1
     backbone: str = "mini"
     precision: str = "auto"
+    hold_out: float = 0.0
+    draw: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def classifier(self, device: str = "auto", backbone: CLIP | None = None) -> Classifier:
@@ -85,7 +90,7 @@ def run(
     _require_place(target, spec.data)
     clip = CLIP.from_pretrained(spec.backbone)
     model = spec.classifier(device, clip)
-    dataset = model.draw(dataset or spec.data)
+    dataset = drawn(spec, model, dataset)
     identity = identify(spec, dataset, clip)
     if not overwrite:
         if finished := _finished(target, identity):
@@ -108,11 +113,23 @@ def run(
     return Outcome(target, result, adapted, zero, model)
 
 
+def drawn(spec: Spec, model: Classifier, dataset: Dataset | None = None) -> Dataset:
+    """The images of a run: those a draw's file names, or the shots of the seed; a share held out if asked."""
+    dataset = dataset or as_dataset(spec.data, None)
+    if spec.hold_out:
+        dataset = hold_out(dataset, spec.hold_out, spec.seed)
+    if spec.draw is None:
+        return model.draw(dataset)
+    if spec.shots is not None:
+        raise UserError("--draw and --shots cannot go together: the file says which images are taken")
+    return import_draw(spec.draw, dataset)
+
+
 def identify(spec: Spec, dataset: Dataset, clip: CLIP) -> dict[str, Any]:
     """The specification, a hash of all that decides the trained weights, and one of the test images."""
     parts = {
         "version": dca.__version__,
-        "spec": {k: v for k, v in dataclasses.asdict(spec).items() if k not in ("data", "backbone")},
+        "spec": {k: v for k, v in dataclasses.asdict(spec).items() if k not in ("data", "draw", "backbone")},
         "dataset": [dataset.name, dataset.template],
         "classes": dataset.classes,
         "images": [[item.label, _content(item.picture)] for item in dataset.train],

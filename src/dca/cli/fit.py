@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the start."
 )
 @click.option(
+    "--hold-out",
+    type=click.FloatRange(0, 0.9),
+    default=0.0,
+    metavar="SHARE",
+    help="Test on this share of each class's images, where DATA has no test part.",
+)
+@click.option(
+    "--draw", default=None, metavar="FILE", help="Take exactly the images of this file; see: dca datasets draw."
+)
+@click.option(
     "--backbone",
     default="mini",
     show_default=True,
@@ -41,6 +51,8 @@ def command(
     method: str,
     shots: int | None,
     seed: int,
+    hold_out: float,
+    draw: str | None,
     backbone: str,
     output: Path | None,
     settings: tuple[str, ...],
@@ -59,12 +71,16 @@ def command(
     \b
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
+    dca fit photos/ --hold-out 0.2
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     """
     from dca.progress import bars
     from dca.run import partial_of, run
 
-    spec = specify(data, method, shots, seed, backbone, precision, settings)
+    spec = specify(
+        method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
+        precision=precision,
+    )  # fmt: skip
     target = output or default_output(data)
     try:
         with bars(enabled=not (quiet or as_json)) as progress:
@@ -80,9 +96,7 @@ def command(
     click.echo("\n".join(summary(outcome.result)))
 
 
-def specify(
-    data: str, method: str, shots: int | None, seed: int, backbone: str, precision: str, settings: tuple[str, ...]
-) -> Spec:
+def specify(method: str, settings: tuple[str, ...], **rest: Any) -> Spec:
     """The specification that the arguments ask for, with the options that differ from their defaults."""
     from dca import options
     from dca.methods.base import get_method
@@ -91,9 +105,7 @@ def specify(
     kind = get_method(method)
     given, default = options.parse(kind.Options, settings), kind.Options()
     changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(default, k)}
-    return Spec(
-        data=data, method=kind.name, shots=shots, seed=seed, backbone=backbone, precision=precision, options=changed
-    )
+    return Spec(method=kind.name, options=changed, **rest)
 
 
 def default_output(data: str) -> Path:
@@ -116,7 +128,7 @@ def summary(result: dict[str, Any]) -> list[str]:
             f"  {result['method']:<14}  {percent(result['accuracy']):>7}   ({gain:+.1f} points)",
         ]
     else:
-        lines.append("accuracy not measured: no test images (put some into DATA/test/<class>/)")
+        lines.append("accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)")
     size = bytes_text(result["checkpoint_bytes"])
     lines += [
         f"trained {result['trained_parameters']:,} parameters in {seconds_text(result['seconds'])}; "
