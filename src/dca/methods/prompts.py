@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,14 +10,35 @@ from torch import Tensor, nn
 
 from dca.clip import CLIP, ExtraTokens
 from dca.errors import UserError
+from dca.methods.base import Task
 
 RANDOM_STD = 0.02
 
 
-def name_ids(clip: CLIP, classes: Sequence[str], suffix: str) -> list[list[int]]:
-    """Ids of each class's own tokens: name, suffix, EOT."""
-    names = (name.replace("_", " ") for name in classes)
-    return [[*clip.tokenizer.words(f"{name}{suffix}"), clip.tokenizer.eot_id] for name in names]
+def ladder(task: Task) -> int:
+    """Epochs of CoOp's recipe by shots, which VPT and DAPT share; ImageNet takes 50 at any."""
+    if task.shots <= 1 or task.dataset == "imagenet":
+        return 50
+    return 100 if task.shots <= 4 else 200
+
+
+def dropout(x: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """A random share of x zeroed and the rest scaled up; x itself where there is no generator."""
+    if generator is None or share == 0:
+        return x
+    kept = torch.rand(x.shape, generator=generator, device=x.device) >= share
+    return x * kept / (1 - share)
+
+
+def sentences(classes: Sequence[str], template: str) -> list[str]:
+    """The template with each class name in place of {}."""
+    return [template.replace("{}", name.replace("_", " ")) for name in classes]
+
+
+def name_ids(clip: CLIP, classes: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
+    """Ids of each class's own tokens: name, suffix, EOT; `before`: words that stand in front of the name."""
+    written = sentences(classes, f"{before}{{}}{suffix}")
+    return [[*clip.tokenizer.words(sentence), clip.tokenizer.eot_id] for sentence in written]
 
 
 def require_room(clip: CLIP, classes: Sequence[str], names: Sequence[Sequence[int]], context: int) -> None:
@@ -50,7 +72,7 @@ class TextPrompts(nn.Module):
         """phrases: words to start from, or the length of a context to draw from normal(0, 0.02)."""
         super().__init__()
         self.names = name_ids(clip, classes, suffix)
-        starts = [_start(clip, phrase, generator) for phrase in phrases]
+        starts = [start_context(clip, phrase, generator) for phrase in phrases]
         if per_class:
             starts = [start.expand(len(classes), -1, -1).clone() for start in starts]
         self.contexts = nn.ParameterList(starts)
@@ -61,15 +83,37 @@ class TextPrompts(nn.Module):
         return clip.encode_prompts(list(self.contexts), self.names)
 
 
-def _start(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
-    """First value of a context (L, W)."""
+def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Tokens drawn from normal(0, 0.02)."""
+    return (RANDOM_STD * torch.randn(*shape, generator=generator)).to(clip.device)
+
+
+def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
+    """First value of a context (L, W): the words' embeddings, or that many random tokens."""
     if isinstance(phrase, int):
-        noise = torch.randn(phrase, clip.config.text.width, generator=generator)
-        return (RANDOM_STD * noise).to(clip.device)
+        return random_tokens(clip, (phrase, clip.config.text.width), generator)
     ids = clip.tokenizer.words(phrase)
     if not ids:
         raise UserError(f"the phrase '{phrase}' holds no token to start a context from")
     return clip.text.embed([ids])[0].detach().clone()
+
+
+def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with torch's law for weight and bias, U(±1/sqrt(inputs)), from a private stream."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=clip.device)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            drawn = 2 * torch.rand(parameter.shape, generator=generator) - 1
+            parameter.copy_(drawn * inputs**-0.5)
+    return layer
+
+
+def visual_start(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
+    """First values (count, W) of visual tokens: uniform, in VPT's range."""
+    config = clip.config.vision
+    reach = math.sqrt(6 / (3 * config.patch_size**2 + config.width))
+    start = (2 * torch.rand(count, config.width, generator=generator) - 1) * reach
+    return start.to(clip.device)
 
 
 class VisualTokens(nn.Module):
@@ -77,10 +121,7 @@ class VisualTokens(nn.Module):
 
     def __init__(self, clip: CLIP, count: int, generator: torch.Generator) -> None:
         super().__init__()
-        config = clip.config.vision
-        reach = (6 / (3 * config.patch_size**2 + config.width)) ** 0.5
-        start = (2 * torch.rand(count, config.width, generator=generator) - 1) * reach
-        self.tokens = nn.Parameter(start.to(clip.device))
+        self.tokens = nn.Parameter(visual_start(clip, count, generator))
 
     def extra(self) -> ExtraTokens:
         """The tokens as the image tower takes them."""
