@@ -41,3 +41,12 @@ def encode_prompts_padded(clip: CLIP, contexts: list[Tensor], names: list[list[i
             ends.append(len(own) + len(ids))
         features.append(encode_padded(clip, torch.stack(sequences), torch.tensor(ends)))
     return torch.stack(features)
+
+
+def encode_sequences_padded(clip: CLIP, sequences: list[Tensor]) -> Tensor:
+    """Unit features (N, D) of embedded sequences (T_i, W), SOS to EOT, each padded to the full context."""
+    room = clip.config.text.context_length
+    filler = clip.text.embedding.weight[0]
+    padded = [torch.cat([s, filler.expand(room - len(s), -1)]) for s in sequences]
+    features = encode_padded(clip, torch.stack(padded), torch.tensor([len(s) - 1 for s in sequences]))
+    return features / features.square().sum(dim=-1, keepdim=True).sqrt()

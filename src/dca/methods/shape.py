@@ -11,10 +11,15 @@ from dca.methods.base import Method, Task
 CLASSES = 100
 
 
-def trained_on(method: type[Method], config: CLIPConfig = VIT_B_16, classes: int = CLASSES, shots: int = 16) -> int:
-    """Number of trained values on a backbone of this shape."""
-    task = Task(classes=tuple(f"class {c}" for c in range(classes)), shots=shots)
-    return method.build(blank(config), task, method.Options()).trained()
+def trained_on(
+    method: type[Method], config: CLIPConfig = VIT_B_16, classes: int = CLASSES, shots: int = 16, **chosen: Any
+) -> int:
+    """Number of trained values on a backbone of this shape; `chosen`: options that are not the default.
+
+    One name is a single token, as in nearly every dataset: LAMM learns that many tokens a name.
+    """
+    names = ("class", *(f"class {c}" for c in range(1, classes)))
+    return method.build(blank(config), Task(classes=names, shots=shots), method.Options(**chosen)).trained()
 
 
 def summary(method: type[Method]) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""CoOp: context optimisation (Zhou et al., IJCV 2022).
+
+M vectors v_1 .. v_M stand where "a photo of a" would; they are all that is learned:
+
+    t_c = g([SOS] v_1 .. v_M [name c] [.] [EOT])
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE
+
+One context serves all classes, or each class has its own (CSC). The name stands at the end, in
+the middle (behind the first ⌊M/2⌋ vectors) or in front. Two CoOps are in use: 16 random vectors
+(the few-shot curves, the default here) and the 4 words "a photo of a" (`phrase`, as in the
+CoCoOp paper). Class-specific contexts start from the phrase too, where one is given; the authors'
+code falls back to a shared context there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.base import Batch, Step, Task
+from dca.methods.prompts import ladder, name_ids, require_room, start_context
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoOpOptions(TextHeadOptions):
+    """Settings of CoOp."""
+
+    epochs: int | None = opt(
+        None,
+        "passes over the images; auto: 50 for 1 shot and ImageNet, 100 to 4 shots, else 200",
+        low=0,
+        source="paper",
+    )
+    batch_size: int | None = opt(32, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
+    n_tokens: int = opt(16, "M, learned tokens; a phrase decides for itself", low=1, high=1024, source="paper")
+    phrase: str = opt("", "words the context starts from; none: random", source="paper")
+    contexts: str = opt(
+        "unified", "shared by the classes, or one a class", choices=("unified", "class"), source="paper"
+    )
+    position: str = opt("end", "where the class name stands", choices=("end", "middle", "front"), source="paper")
+    suffix: str = opt(".", "text behind the class name", source="CoOp's code")
+
+
+class CoOp(TextHead):
+    """Context optimisation: learned words around the class name."""
+
+    name = "coop"
+    paper = "Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022"
+    trains_on = "images"
+    Options = CoOpOptions
+    options: CoOpOptions
+
+    @classmethod
+    def resolve(cls, chosen: CoOpOptions, task: Task) -> Any:
+        """Settle what depends on shots and dataset."""
+        return super().resolve(chosen.settled(epochs=ladder(task), batch_size=32), task)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: CoOpOptions) -> None:
+        super().__init__(clip, task, chosen)
+        streams = ["context"]
+        if chosen.contexts == "class":
+            streams = [f"context/{name}" for name in task.classes]
+        starts = [start_context(clip, chosen.phrase or chosen.n_tokens, self.generator(s)) for s in streams]
+        self.context = nn.Parameter(torch.stack(starts) if chosen.contexts == "class" else starts[0])
+        self.names = name_ids(clip, task.classes, chosen.suffix)
+        require_room(clip, task.classes, self.names, self.context.shape[-2])
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit features of the frozen image tower, (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features, (C, D)."""
+        if self.options.position == "end":
+            return F.normalize(self.clip.encode_prompts([self.context], self.names)[0], dim=-1)
+        return F.normalize(self.clip.encode_embedded(self._sequences()), dim=-1)
+
+    def _sequences(self) -> list[Tensor]:
+        """Embedded sequences with the name in front or in the middle, (T_c, W) of each class."""
+        before = self.context.shape[-2] // 2 if self.options.position == "middle" else 0
+        sos = self.clip.text.embed([[self.clip.tokenizer.sot_id]])[0]
+        contexts = self.context.expand(len(self.names), *self.context.shape[-2:])
+        sequences = []
+        for label, ids, context in zip(self.task.classes, self.names, contexts, strict=True):
+            own = self.clip.text.embed([ids])[0]
+            length = len(self.clip.tokenizer.words(label.replace("_", " ")))
+            parts = [sos, context[:before], own[:length], context[before:], own[length:]]
+            sequences.append(torch.cat(parts))
+        return sequences
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of τ cos."""
+        logits = self.clip.tau * self.encode(batch.inputs) @ self.encode_text().mT
+        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+
+
+METHOD = CoOp
