@@ -28,3 +28,11 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *names))
+
+
+def branch(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """A stream on `device` that starts from one draw of `generator`: many numbers without a transfer."""
+    import torch
+
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return torch.Generator(device).manual_seed(seed)

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class TextHead(Method):
     shot_counts: Tensor
 
     @classmethod
-    def resolve(cls, chosen: TextHeadOptions, task: Task) -> TextHeadOptions:
+    def resolve(cls, chosen: Any, task: Task) -> Any:
         """Settle γ1 and γ2, which depend on the shots."""
         gamma1, gamma2 = gammas(task.shots)
         return chosen.settled(gamma1=gamma1, gamma2=gamma2)

@@ -1,0 +1,31 @@
+"""Random pixels as a method's training images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dca import seeds
+from dca.methods.base import Batch
+
+
+class Images:
+    """Images of random pixels, the given number of each class; augmented views are shifted copies."""
+
+    validation = None
+
+    def __init__(self, counts: tuple[int, ...], seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
+
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+        with torch.no_grad():
+            if views == 0:
+                return encode(self.pixels)
+            return torch.cat([encode(self.pixels + 0.1 * (view + 1)) for view in range(views)])
+
+    def batch(self, seed: int = 0) -> Batch:
+        return Batch(self.pixels, self.labels, seeds.generator(seed, "test"))
