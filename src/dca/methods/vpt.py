@@ -1,0 +1,118 @@
+"""VPT: visual prompt tuning (Jia et al., ECCV 2022) on CLIP.
+
+n learned tokens P stand beside CLS x and the patches E of the image tower; the text features
+t_y of one fixed sentence a class are the classifier:
+
+    [x_1, Z_1, E_1] = block_1([x_0, P_0, E_0])
+    [x_i, Z_i, E_i] = block_i([x_{i-1}, P_{i-1}, E_{i-1}])    2 <= i <= depth: fresh tokens
+    [x_i, Z_i, E_i] = block_i([x_{i-1}, Z_{i-1}, E_{i-1}])    i > depth
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
+
+Depth 1 is VPT-shallow. Three placements are published. The tokens have no positions and the tower
+looks both ways, so where they stand does not matter; what they start from, and whether ln_pre
+acts on P_0, does:
+
+    original  behind CLS, as they leave the embedding; uniform start; dropout
+    maple     behind the patches, before ln_pre; normal start
+    dapt      behind CLS, after ln_pre; uniform start
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca import seeds
+from dca.clip import CLIP, ExtraTokens
+from dca.errors import UserError
+from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.prompts import dropout, ladder, random_tokens, sentences, visual_start
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+# Placement -> (tokens, depth) as published.
+SIZES = {"original": (5, 12), "maple": (8, 12), "dapt": (16, 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VPTOptions(TextHeadOptions):
+    """Settings of VPT. MaPLe's authors publish rate, batch and epochs of theirs; others take CoOp's, rate apart."""
+
+    placement: str = opt("dapt", "whose tokens: start, place, and ln_pre or not", choices=SIZES, source="DAPT")
+    tokens: int | None = opt(None, "n, learned tokens a block; auto: by placement", low=0, high=4096)
+    depth: int | None = opt(None, "blocks with tokens of their own, at most all; auto: by placement", low=1, high=1024)
+    dropout: float = opt(0.0, "share of token entries zeroed while training", low=0, high=0.99, source="paper")
+    template: str | None = opt("a photo of a {}.", "sentence around the name; auto: the dataset's", source="MaPLe")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.template is not None and "{}" not in self.template:
+            raise UserError(f"template={self.template}: {{}} for the class name is missing")
+
+
+class VPT(TextHead):
+    """Learned tokens in the image tower, fixed sentences for the classes."""
+
+    name = "vpt"
+    paper = "Jia et al., Visual Prompt Tuning, ECCV 2022"
+    trains_on = "images"
+    Options = VPTOptions
+    options: VPTOptions
+
+    @classmethod
+    def resolve(cls, chosen: VPTOptions, task: Task) -> Any:
+        """Sizes and recipe of the placement. Without a published rate the loop finds one."""
+        tokens, depth = SIZES[chosen.placement]
+        auto: dict[str, Any] = {"epochs": ladder(task), "batch_size": 32, "learning_rate": None}
+        if chosen.placement == "maple":
+            auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
+        return super().resolve(chosen.settled(tokens=tokens, depth=depth, template=task.template, **auto), task)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: VPTOptions) -> None:
+        super().__init__(clip, task, chosen)
+        assert chosen.tokens is not None
+        assert chosen.depth is not None
+        config = clip.config.vision
+        shape = (min(chosen.depth, config.layers), chosen.tokens, config.width)
+        if chosen.placement == "maple":
+            start = random_tokens(clip, shape, self.generator("tokens"))
+        else:
+            start = visual_start(clip, shape[0] * shape[1], self.generator("tokens")).view(shape)
+        self.tokens = nn.Parameter(start)
+
+    def extra(self, generator: torch.Generator | None = None) -> ExtraTokens:
+        """The tokens of each block; with dropout where there is a generator."""
+        tokens = dropout(self.tokens, self.options.dropout, generator)
+        return ExtraTokens(
+            dict(enumerate(tokens)),
+            place="end" if self.options.placement == "maple" else "after_first",
+            before_norm=self.options.placement != "dapt",
+        )
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels, self.extra()), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features (C, D), which nothing trains."""
+        assert self.options.template is not None
+        texts = sentences(self.task.classes, self.options.template)
+        return F.normalize(self.clip.encode_text(texts), dim=-1)
+
+    def prepare(self, support: Support) -> None:
+        """The text features, once."""
+        self._text = self.encode_text()
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of one batch."""
+        noise = seeds.branch(batch.generator, self.clip.device) if self.options.dropout else None
+        f = F.normalize(self.clip.encode_image(batch.inputs, self.extra(noise)), dim=-1)
+        logits = self.clip.tau * f @ self._text.T
+        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+
+
+METHOD = VPT
