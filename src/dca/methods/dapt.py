@@ -1,0 +1,127 @@
+"""DAPT: distribution-aware prompt tuning (Cho et al., ICCV 2023).
+
+A text context of 16 tokens, shared by the classes, and 16 visual tokens behind CLS are learned
+together. Images are drawn to their class's prototype, classes pushed apart in text:
+
+    L = CE(softmax_y( τ cos(f, t_y) ), y) + β_v L_v + β_t L_t
+    L_v = mean over images and dimensions of (f_i - p_{y_i})²
+    L_t = mean over pairs i < j of exp( -2 ‖t_i - t_j‖² )
+
+The prototype p_c is the mean of the unit features that CLIP without tokens gives the images of
+class c; it is not brought back to unit length and stays as it is during training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods import metric
+from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.heads import Shots
+from dca.methods.prompts import TextPrompts, VisualTokens, ladder
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+# Dataset -> (learning rate, β_v, β_t), the authors' settings at any number of shots.
+PAPER_TABLE = {
+    "caltech101": (0.2, 10.0, 0.01),
+    "dtd": (20.0, 100.0, 0.01),
+    "eurosat": (20.0, 100.0, 10.0),
+    "fgvc_aircraft": (2.0, 100.0, 0.01),
+    "food101": (20.0, 10.0, 0.01),
+    "imagenet": (2.0, 0.01, 0.01),
+    "oxford_flowers": (0.002, 10.0, 0.01),
+    "oxford_pets": (0.02, 10.0, 0.1),
+    "stanford_cars": (0.002, 100.0, 0.1),
+    "sun397": (20.0, 100.0, 0.01),
+    "ucf101": (20.0, 0.1, 0.1),
+}
+# The medians of that table: what a set that is not in it starts from.
+OWN_VISUAL, OWN_TEXT = 10.0, 0.01
+SHARPNESS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPTOptions(TextHeadOptions):
+    """Settings of DAPT."""
+
+    recipe: str = opt(
+        "paper", "paper: its table for sets it knows; own: medians, rate found by the loop", choices=("paper", "own")
+    )
+    text_tokens: int = opt(16, "length of the text context", low=1, high=1024, source="paper")
+    visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
+    beta_visual: float | None = opt(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
+    beta_text: float | None = opt(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
+    # The authors take one augmented view, so that a random crop decides where a class lies.
+    prototypes: str = opt("evaluation", "view of the images in prototypes", choices=("evaluation", "augmented"))
+
+
+class DAPT(TextHead):
+    """Text and visual prompts, with prototypes for images and repulsion for texts."""
+
+    name = "dapt"
+    paper = "Cho et al., Distribution-Aware Prompt Tuning for Vision-Language Models, ICCV 2023"
+    trains_on = "images"
+    Options = DAPTOptions
+    options: DAPTOptions
+
+    @classmethod
+    def resolve(cls, chosen: DAPTOptions, task: Task) -> Any:
+        """Rate and weights by dataset, epochs by shots."""
+        own = (None, OWN_VISUAL, OWN_TEXT)
+        rate, visual, text = PAPER_TABLE.get(task.dataset, own) if chosen.recipe == "paper" else own
+        settled = chosen.settled(
+            learning_rate=rate, beta_visual=visual, beta_text=text, epochs=ladder(task), batch_size=32
+        )
+        return super().resolve(settled, task)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: DAPTOptions) -> None:
+        super().__init__(clip, task, chosen)
+        lengths = [chosen.text_tokens]
+        start = self.generator("text")
+        self.text = TextPrompts(clip, task.classes, lengths, per_class=False, suffix=".", generator=start)
+        self.visual = VisualTokens(clip, chosen.visual_tokens, self.generator("visual"))
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features through the visual tokens, (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels, self.visual.extra()), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features under the learned context, (C, D)."""
+        return F.normalize(self.text.encode(self.clip)[0], dim=-1)
+
+    def prepare(self, support: Support) -> None:
+        """The prototypes p: (C, D)."""
+
+        def untuned(pixels: Tensor) -> Tensor:
+            return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+        features = support.map(untuned, views=int(self.options.prototypes == "augmented"))
+        self._prototypes = Shots.group(features, support.labels, len(self.task.classes)).means()
+
+    def step(self, batch: Batch) -> Step:
+        """CE, β_v L_v and β_t L_t of one batch."""
+        chosen = self.options
+        f, t = self.encode(batch.inputs), self.encode_text()
+        logits = self.clip.tau * f @ t.T
+        terms = {"cls": F.cross_entropy(logits, batch.labels)}
+        if chosen.beta_visual:
+            terms["visual"] = chosen.beta_visual * F.mse_loss(f, self._prototypes[batch.labels])
+        if chosen.beta_text and len(t) > 1:
+            terms["text"] = chosen.beta_text * text_potential(t)
+        return Step(terms, logits.detach().softmax(dim=-1))
+
+
+def text_potential(t: Tensor) -> Tensor:
+    """L_t: mean Gaussian potential of all pairs of text features t (C, D)."""
+    first, second = torch.triu_indices(len(t), len(t), 1, device=t.device)
+    return (-SHARPNESS * metric.euclidean(t, t)[first, second]).exp().mean()
+
+
+METHOD = DAPT
