@@ -1,0 +1,89 @@
+"""MaPLe: multi-modal prompt learning (Khattak et al., CVPR 2023).
+
+n text tokens are learned for the input and for each of the next J - 1 blocks; a linear map of
+its own turns the tokens of each depth into visual ones, so that the two towers move together:
+
+    text, block i < J:    [SOS, P_i, W_i, EOT]    P_i replaces what block i - 1 made of P_{i-1}
+    image, block i < J:   [x_i, E_i, A_i P_i + b_i]    behind the patches, at i = 0 before ln_pre
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
+
+P_0 starts from the first n tokens of "a photo of a"; the others stay, fixed, in front of the
+class name. Beyond depth J the outputs of the last tokens flow on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP, ExtraTokens
+from dca.methods.base import Batch, Step, Task
+from dca.methods.prompts import name_ids, random_tokens, require_room
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaPLeOptions(TextHeadOptions):
+    """Settings of MaPLe. Its few-shot recipe is not published: this is the one for 16 shots of base classes."""
+
+    epochs: int | None = opt(5, "passes over the few-shot images", low=0, source="paper")
+    batch_size: int | None = opt(4, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(0.0035, "rate after warm-up; auto: found by the loop", low=0, source="paper")
+    tokens: int = opt(2, "n, learned tokens a block", low=1, high=1024, source="paper")
+    depth: int = opt(9, "J, blocks with tokens of their own, at most all", low=1, high=1024, source="paper")
+    phrase: str = opt("a photo of a", "words that P_0 starts from; too few: random", source="paper")
+
+
+class MaPLe(TextHead):
+    """Deep text prompts, and visual prompts made from them by learned maps."""
+
+    name = "maple"
+    paper = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
+    trains_on = "images"
+    Options = MaPLeOptions
+    options: MaPLeOptions
+
+    def __init__(self, clip: CLIP, task: Task, chosen: MaPLeOptions) -> None:
+        super().__init__(clip, task, chosen)
+        n, words = chosen.tokens, clip.tokenizer.words(chosen.phrase)
+        fixed = words[n:] if len(words) > n else []
+        self.names = [[*fixed, *own] for own in name_ids(clip, task.classes, ".")]
+        require_room(clip, task.classes, self.names, n)
+        width, J = clip.config.text.width, min(chosen.depth, clip.config.text.layers, clip.config.vision.layers)
+        start = random_tokens(clip, (J, n, width), self.generator("prompts"))
+        if len(words) >= n:
+            start[0] = clip.text.embed([words[:n]])[0].detach()
+        self.prompts = nn.Parameter(start)
+        reach = width**-0.5
+        draw = self.generator("coupling")
+        # Two draws: the maps of all deeper blocks start alike.
+        maps = (2 * torch.rand(2, clip.config.vision.width, width + 1, generator=draw) - 1) * reach
+        maps = maps[[min(i, 1) for i in range(J)]].to(clip.device)
+        self.weights, self.biases = nn.Parameter(maps[..., :-1].clone()), nn.Parameter(maps[..., -1].clone())
+
+    def visual_tokens(self) -> Tensor:
+        """A_i P_i + b_i of every depth: (J, n, W of the image tower)."""
+        return self.prompts @ self.weights.mT + self.biases[:, None]
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features (B, D)."""
+        extra = ExtraTokens(dict(enumerate(self.visual_tokens())), place="end", before_norm=True)
+        return F.normalize(self.clip.encode_image(pixels, extra), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features (C, D)."""
+        first, *deeper = self.prompts
+        features = self.clip.encode_prompts([first], self.names, [dict(enumerate(deeper, 1))])
+        return F.normalize(features[0], dim=-1)
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of one batch."""
+        logits: Tensor = self.clip.tau * self.encode(batch.inputs) @ self.encode_text().T
+        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+
+
+METHOD = MaPLe
