@@ -1,0 +1,111 @@
+"""CLIP-LoRA: low-rank updates in both towers (Zanella and Ben Ayed, CVPR Workshops 2024).
+
+The query, key and value matrices W of every block of both towers get a product of rank r:
+
+    W' x = W x + (α / √r) B A drop(x),    A: (r, W) Kaiming-uniform, B: (W, r) zero at first
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
+
+with one sentence a class, the dataset's own. At the start B A = 0: zero-shot CLIP. Training
+takes 500 steps a shot, whatever the number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca import seeds
+from dca.clip import CLIP
+from dca.methods.base import Batch, Step, Task
+from dca.methods.prompts import dropout, sentences
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+PARTS = ("q", "k", "v")
+STEPS_A_SHOT = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPLoRAOptions(TextHeadOptions):
+    """Settings of CLIP-LoRA; symbols as in the paper."""
+
+    epochs: int | None = opt(None, "passes over the images; auto: 500 steps a shot", low=0, source="paper")
+    batch_size: int | None = opt(32, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(2e-4, "first rate; auto: found by the loop", low=0, source="paper")
+    optimizer: str = opt("adamw", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="paper")
+    weight_decay: float = opt(0.01, "on every trained tensor", low=0, source="paper")
+    warmup_epochs: int = opt(0, "first epochs at the warm-up rate", low=0, source="paper")
+    schedule: str = opt("step", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="paper")
+    final_rate: float = opt(1e-6, "where the cosine ends", low=0, source="paper")
+    rank: int = opt(2, "r, of each update", low=1, high=1024, source="paper")
+    alpha: float = opt(1.0, "α; the product is scaled by α / √r", low=0, source="paper")
+    dropout: float = opt(0.25, "share of the product's inputs zeroed while training", low=0, high=0.99, source="paper")
+    towers: str = opt("both", "which towers are updated", choices=("both", "visual", "text"), source="paper")
+
+
+class CLIPLoRA(TextHead):
+    """Low-rank updates of queries, keys and values in both towers."""
+
+    name = "clip_lora"
+    paper = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of Vision-Language Models, CVPR Workshops 2024"
+    trains_on = "images"
+    Options = CLIPLoRAOptions
+    options: CLIPLoRAOptions
+
+    @classmethod
+    def resolve(cls, chosen: CLIPLoRAOptions, task: Task) -> Any:
+        """Steps as epochs: the loop drops a short last batch unless it is the only one."""
+        size = chosen.batch_size or 32
+        steps = max(len(task.classes) * task.shots // size, 1)
+        return super().resolve(chosen.settled(batch_size=size, epochs=-(-STEPS_A_SHOT * task.shots // steps)), task)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: CLIPLoRAOptions) -> None:
+        super().__init__(clip, task, chosen)
+        self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
+        for tower, config in (("visual", clip.config.vision), ("text", clip.config.text)):
+            if chosen.towers in ("both", tower):
+                shape = (config.layers, len(PARTS), chosen.rank, config.width)
+                start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
+                self.down[tower] = nn.Parameter(start.to(clip.device))
+                self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))
+        self.sentences = clip.tokenizer(sentences(task.classes, task.template))
+
+    def updates(self, generator: torch.Generator | None = None) -> dict[str, Callable[[Tensor], Tensor]]:
+        """What is added to each projection, by name; with dropout where there is a generator."""
+        scale = self.options.alpha / self.options.rank**0.5
+        return {
+            f"{tower}.{layer}.{part}": partial(self._product, A, scale * B, generator)
+            for tower in self.down
+            for layer, (As, Bs) in enumerate(zip(self.down[tower], self.up[tower], strict=True))
+            for part, A, B in zip(PARTS, As, Bs, strict=True)
+        }
+
+    def _product(self, A: Tensor, B: Tensor, generator: torch.Generator | None, x: Tensor) -> Tensor:
+        """B A drop(x). x: (..., T, W)."""
+        return dropout(x, self.options.dropout, generator) @ A.T @ B.T
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features through the updated tower, (B, D)."""
+        with self.clip.updated(self.updates()):
+            return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit features of the sentences through the updated tower, (C, D)."""
+        with self.clip.updated(self.updates()):
+            return F.normalize(self.clip.encode_text(self.sentences), dim=-1)
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of one batch; both towers drop inputs."""
+        with self.clip.updated(self.updates(seeds.branch(batch.generator, self.clip.device))):
+            f, t = self.clip.encode_image(batch.inputs), self.clip.encode_text(self.sentences)
+        logits = self.clip.tau * F.normalize(f, dim=-1) @ F.normalize(t, dim=-1).T
+        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+
+
+METHOD = CLIPLoRA
