@@ -1,0 +1,91 @@
+"""CoCoOp: conditional context optimisation (Zhou et al., CVPR 2022).
+
+A small network h turns each image into one vector that shifts all tokens of a learned context:
+
+    π(x) = h(f),    v_m(x) = v_m + π(x),    h = Linear(D → D/16), ReLU, Linear(D/16 → W)
+    t_c(x) = g([SOS] v_1(x) .. v_M(x) [name c] [.] [EOT])
+    p(y | x) = softmax_y( τ cos(f, t_y(x)) ),    L = CE
+
+Every image has text features of its own, so nothing can be kept after training: B images and C
+classes cost B·C passes of the text tower (what the classes share of a prompt is computed once
+an image). The recipe is the paper's for 16 shots; it has none for fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.base import Batch, Method, Recipe, Step, Task
+from dca.methods.prompts import linear, name_ids, require_room, start_context
+from dca.options import opt
+
+# Images whose text features exist at once: bounds memory, not results.
+IMAGES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoCoOpOptions(Recipe):
+    """Settings of CoCoOp."""
+
+    epochs: int | None = opt(10, "passes over the few-shot images", low=0, source="paper, 16 shots")
+    batch_size: int | None = opt(1, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
+    phrase: str = opt("a photo of a", "words the context starts from; none: random", source="paper")
+    n_tokens: int = opt(4, "M, learned tokens where no phrase is given", low=1, high=1024, source="paper")
+    reduction: int = opt(16, "h narrows the image feature by this factor", low=1, source="paper")
+    suffix: str = opt(".", "text behind the class name", source="CoOp's code")
+
+
+class CoCoOp(Method):
+    """CoOp with a context that each image shifts."""
+
+    name = "cocoop"
+    paper = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
+    trains_on = "images"
+    Options = CoCoOpOptions
+    options: CoCoOpOptions
+
+    @classmethod
+    def resolve(cls, chosen: CoCoOpOptions, task: Task) -> Any:
+        """Nothing depends on the task; a recipe given as none is the paper's."""
+        return chosen.settled(epochs=10, batch_size=1)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: CoCoOpOptions) -> None:
+        super().__init__(clip, task, chosen)
+        D, W = clip.config.embed_dim, clip.config.text.width
+        hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
+        self.context = nn.Parameter(start_context(clip, chosen.phrase or chosen.n_tokens, self.generator("context")))
+        self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
+        self.names = name_ids(clip, task.classes, chosen.suffix)
+        require_room(clip, task.classes, self.names, len(self.context))
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit features of the frozen image tower, (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+    def encode_text(self, f: Tensor) -> Tensor:
+        """t(x): unit text features of each image f (B, D): (B, C, D)."""
+        contexts = self.context + self.meta(f)[:, None]
+        return F.normalize(self.clip.encode_prompts(list(contexts), self.names), dim=-1)
+
+    def logits(self, f: Tensor) -> Tensor:
+        """τ cos of each image with the classes as it words them: (B, D) -> (B, C)."""
+        return self.clip.tau * (self.encode_text(f) @ f[..., None])[..., 0]
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of τ cos."""
+        logits = self.logits(self.encode(batch.inputs))
+        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Softmax of τ cos: (B, C)."""
+        return torch.cat([self.logits(part).softmax(dim=-1) for part in torch.split(features, IMAGES)])
+
+
+METHOD = CoCoOp
