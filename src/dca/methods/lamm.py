@@ -1,0 +1,119 @@
+"""LAMM: label alignment (Gao et al., AAAI 2024).
+
+The class names themselves are learned. The first ℓ tokens of each name (ℓ: the length of the
+shortest one) become vectors A_c, which start as the embeddings A°_c of those tokens; "a photo of
+a", the rest of the name and the image tower stay as they are:
+
+    t_c = g([SOS] a photo of a A_c [rest of name c] [.] [EOT]),    t°_c = t_c at A° ,    z = τ cos(f, t)
+    L = CE(z) + λ ‖A - A°‖² + mean_i (1 - cos(t_{y_i}, t°_{y_i})) + 0.05 T² H(softmax(z/T), softmax(z°/T))
+
+H(p, q) = -Σ p log q, mean over the batch, T = 2; i runs over the batch, and that term is dropped
+when all its labels are equal. Paper and published code differ twice, and the published figures
+come from the code, whose form is the default: λ is 1 there and 1/K for K shots in the paper
+(`anchor`), and the student is H's first argument there, the teacher in distillation
+(`distillation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.base import Batch, Step, Task
+from dca.methods.prompts import name_ids, require_room
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class LAMMOptions(TextHeadOptions):
+    """Settings of LAMM."""
+
+    epochs: int | None = opt(50, "passes over the few-shot images", low=0, source="LAMM's code")
+    batch_size: int | None = opt(32, "images a step", low=1, source="LAMM's code")
+    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="LAMM's code")
+    n_tokens: int | None = opt(None, "ℓ, learned tokens of a name; auto: all of the shortest name", low=1)
+    phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
+    suffix: str = opt(".", "text behind the class name", source="LAMM's code")
+    anchor: str = opt("code", "λ: 1 as in the code, 1/shots as in the paper", choices=("code", "paper"))
+    feature_weight: float = opt(1.0, "of the term that holds text features", low=0, source="LAMM's code")
+    distillation_weight: float = opt(0.05, "of the distillation term", low=0, source="LAMM's code")
+    distillation: str = opt(
+        "student", "whose probabilities weigh H: the code's student, or the teacher", choices=("student", "teacher")
+    )
+    temperature: float = opt(2.0, "T of the distillation", low=1e-6, source="LAMM's code")
+
+
+class LAMM(TextHead):
+    """Label alignment: learned class names in a fixed sentence."""
+
+    name = "lamm"
+    paper = "Gao et al., LAMM: Label Alignment for Multi-Modal Prompt Learning, AAAI 2024"
+    trains_on = "images"
+    Options = LAMMOptions
+    options: LAMMOptions
+
+    @classmethod
+    def resolve(cls, chosen: LAMMOptions, task: Task) -> Any:
+        """Settle γ1 and γ2; a recipe given as none is the authors'."""
+        return super().resolve(chosen.settled(epochs=50, batch_size=32), task)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: LAMMOptions) -> None:
+        super().__init__(clip, task, chosen)
+        names = name_ids(clip, task.classes, chosen.suffix)
+        shortest = min(len(words) for words in name_ids(clip, task.classes, "")) - 1
+        length = min(chosen.n_tokens or shortest, shortest)
+        require_room(clip, task.classes, names, len(clip.tokenizer.words(chosen.phrase)))
+        self.rest = [ids[length:] for ids in names]
+        self._start = clip.text.embed([ids[:length] for ids in names]).detach()
+        self.labels = nn.Parameter(self._start.clone())
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit features of the frozen image tower, (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features, (C, D)."""
+        return self._with_names(self.labels)
+
+    @cached_property
+    def teacher(self) -> Tensor:
+        """t°: unit text features of the names as written, (C, D)."""
+        with torch.no_grad():
+            return self._with_names(self._start)
+
+    def _with_names(self, labels: Tensor) -> Tensor:
+        """Unit text features (C, D) where the names begin with `labels` (C, ℓ, W)."""
+        phrase = self.clip.text.embed([self.clip.tokenizer.words(self.options.phrase)])
+        context = torch.cat([phrase.expand(len(labels), -1, -1), labels], dim=1)
+        return F.normalize(self.clip.encode_prompts([context], self.rest)[0], dim=-1)
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy, and the three terms that hold names, text features and probabilities."""
+        chosen, y = self.options, batch.labels
+        f, t = self.encode(batch.inputs), self.encode_text()
+        z, z0 = self.clip.tau * f @ t.mT, self.clip.tau * f @ self.teacher.mT
+        anchor = (self.labels - self._start).square().sum()
+        drift = (1 - (t[y] * self.teacher[y]).sum(dim=-1)).mean() if (y != y[0]).any() else t.new_zeros(())
+        terms = {
+            "cls": F.cross_entropy(z, y),
+            "names": anchor if chosen.anchor == "code" else anchor / self.task.shots,
+            "features": chosen.feature_weight * drift,
+            "distillation": chosen.distillation_weight * self._distillation(z, z0),
+        }
+        return Step(terms, z.detach().softmax(dim=-1))
+
+    def _distillation(self, z: Tensor, z0: Tensor) -> Tensor:
+        """T² H of student z and teacher z0, both (B, C), in the chosen order."""
+        T = self.options.temperature
+        p, q = (z, z0) if self.options.distillation == "student" else (z0, z)
+        return -(T**2) * ((p / T).softmax(dim=-1) * (q / T).log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+METHOD = LAMM
