@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dca.errors import UserError
 
 ACTIVATIONS = ("quick_gelu", "gelu")
+# Far above any CLIP; what is larger is damage, and would only fail later and less clearly.
+MOST, MOST_LAYERS = 1 << 22, 1 << 10
+
+
+def require_sizes(config: Any) -> None:
+    """Raise one error for all numbers of a configuration that no model can have."""
+    problems = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        low, high = (0 if field.name.endswith("_id") else 1), (MOST_LAYERS if field.name == "layers" else MOST)
+        if field.type == "int" and not (type(value) is int and low <= value <= high):
+            problems.append(f"{field.name}: {value!r}, a whole number from {low} to {high} expected")
+        elif field.type == "float" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            problems.append(f"{field.name}: {value!r}, a number expected")
+    if problems:
+        raise UserError(
+            "the configuration of the backbone is damaged", details=problems, hint="take the checkpoint's own files"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +42,7 @@ class TowerConfig:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        require_sizes(self)
         if self.activation not in ACTIVATIONS:
             raise UserError(f"activation '{self.activation}' is not one of {', '.join(ACTIVATIONS)}")
         if self.width % self.heads:
@@ -59,6 +79,13 @@ class CLIPConfig:
     vision: VisionConfig
     text: TextConfig
     embed_dim: int
+
+    def __post_init__(self) -> None:
+        require_sizes(self)
+        if max(self.text.sot_id, self.text.eot_id) >= self.text.vocab_size:
+            raise UserError(f"SOT or EOT lies beyond the vocabulary of {self.text.vocab_size} tokens")
+        if self.vision.patch_size > self.vision.image_size:
+            raise UserError(f"patches of {self.vision.patch_size} px in images of {self.vision.image_size} px")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionary, for records."""

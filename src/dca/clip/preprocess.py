@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from dca.errors import UserError
 
+MOST_PIXELS = 1 << 14
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
 
 
@@ -33,6 +35,13 @@ class Preprocess:
     std: tuple[float, float, float]
 
     def __post_init__(self) -> None:
+        sides = [self.size] if self.resize is None else [self.size, self.resize]
+        if not all(1 <= side <= MOST_PIXELS for side in sides):
+            raise UserError(f"preprocessing gives images of {sides} px; 1 to {MOST_PIXELS} expected")
+        if self.resample not in set(Image.Resampling):
+            raise UserError(f"preprocessing asks for filter number {self.resample}, which Pillow does not have")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or not all(self.std):
+            raise UserError(f"preprocessing normalises by mean {self.mean} and std {self.std}: finite, std not 0")
         if self.resize is not None and self.resize < self.size:
             raise UserError(f"preprocessing resizes to {self.resize} px and then cuts {self.size} px out of it")
 

@@ -130,7 +130,13 @@ def _load_file(path: Path) -> CLIP:
 def _build(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
     """Put configuration, tokenizer, preprocessing and checked weights together."""
     state = read_state(weights)
-    config, transform = _describe(folder, state, prefer_open_clip)
+    try:
+        config, transform = _describe(folder, state, prefer_open_clip)
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(
+            f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
+            hint="take the checkpoint's own files again",
+        ) from error
     origin = names.hf_origin if names.is_hf(state) else names.openai_origin
     if transform.size != config.vision.image_size:
         raise UserError(
@@ -141,6 +147,11 @@ def _build(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
         raise UserError(
             f"{folder}: the tokenizer's SOT and EOT are {tokenizer.sot_id} and {tokenizer.eot_id}, "
             f"the checkpoint's {config.text.sot_id} and {config.text.eot_id}",
+            hint="take both from the same checkpoint",
+        )
+    if (largest := max(tokenizer.engine.get_vocab().values())) >= config.text.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer gives ids up to {largest}, the text tower has {config.text.vocab_size}",
             hint="take both from the same checkpoint",
         )
     with torch.device("meta"):
@@ -235,7 +246,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError, ValueError, MemoryError) as error:
             raise UserError(f"{path}: not a readable safetensors file ({error})") from None
     state = state.get("state_dict", state)
-    return {name.removeprefix("module."): tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: its state_dict is a {type(state).__name__}, not tensors by name")
+    return {str(name).removeprefix("module."): t for name, t in state.items() if isinstance(t, Tensor)}
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
