@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -19,6 +20,8 @@ from dca import options, seeds
 from dca.clip import CLIP
 from dca.errors import UserError, unknown_name
 from dca.options import opt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +204,24 @@ def all_methods() -> dict[str, type[Method]]:
         method = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "METHOD", None)
         if method is not None:
             found[method.name] = method
-    for point in entry_points(group="dca.methods"):
-        method = point.load()
-        found[method.name] = method
+    for method in _outside():
+        found.setdefault(method.name, method)
     return dict(sorted(found.items()))
+
+
+def _outside() -> Iterator[type[Method]]:
+    """Methods of other packages. A broken one is reported and left out, so that the others still work."""
+    for point in entry_points(group="dca.methods"):
+        package = point.dist.name if point.dist else point.value
+        try:
+            method = point.load()
+        except Exception as error:  # whatever a foreign module does wrong while it is imported
+            log.warning("method '%s' of %s cannot be loaded: %s", point.name, package, error)
+            continue
+        if isinstance(method, type) and issubclass(method, Method):
+            yield method
+        else:
+            log.warning("method '%s' of %s is not a class derived from dca.methods.base.Method", point.name, package)
 
 
 def get_method(name: str) -> type[Method]:

@@ -1,0 +1,155 @@
+"""The method of docs/add-a-method.md, as a file of ours and as another package's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import test_every_method as every
+import torch
+from torch.nn import functional as F
+
+from dca.classifier import Classifier
+from dca.clip import CLIP
+from dca.data.dataset import Dataset
+from dca.methods.base import Batch, Method, Task, all_methods, get_method
+from dca.methods.shape import trained_on
+from dca.methods.zero_shot import ZeroShot
+from oracles import towers
+from oracles.images import Images
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-method.md"
+(CODE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+CLASSES = ("cat", "dog", "x")
+
+
+def distribution(folder: Path, package: str, code: str, points: dict[str, str]) -> None:
+    """What an installer would leave of a package: its module, and metadata with its entry points."""
+    (folder / f"{package}.py").write_text(code, encoding="utf-8")
+    info = folder / f"{package}-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n", encoding="utf-8")
+    lines = [f"{name} = {package}:{attribute}" for name, attribute in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[dca.methods]", *lines, ""]), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on the path where packages can be put."""
+    folder = tmp_path_factory.mktemp("site")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.startswith("dca_outside")]:
+        del sys.modules[name]
+    all_methods.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def outside(site: Path) -> type[Method]:
+    """The page's method, found through the entry point of a package."""
+    assert "task_res" not in all_methods()
+    distribution(site, "dca_outside", CODE, {"task_res": "TaskRes"})
+    all_methods.cache_clear()
+    return get_method("task-res")
+
+
+@pytest.fixture(scope="module")
+def fitted(outside: type[Method], sample: Dataset) -> Classifier:
+    return every.short(outside.name).fit(sample)
+
+
+def test_the_page_s_file_registers_itself() -> None:
+    module = ModuleType("task_res")
+    sys.modules["task_res"] = module
+    try:
+        exec(compile(CODE, str(PAGE), "exec"), module.__dict__)
+        assert module.METHOD.name == "task_res"
+        assert trained_on(module.METHOD) == 51_200
+    finally:
+        del sys.modules["task_res"]
+
+
+def test_it_passes_what_every_method_must(fitted: Classifier, sample: Dataset, tmp_path: Path) -> None:
+    every.test_probabilities_are_finite_and_sum_to_one(fitted, sample)
+    every.test_losses_are_finite_and_named(fitted)
+    every.test_same_seed_gives_the_same_weights(fitted, sample)
+    every.test_the_backbone_is_bitwise_unchanged(fitted)
+    every.test_saved_and_loaded_gives_the_same_probabilities(fitted, sample, tmp_path)
+    (resumed := tmp_path / "resumed").mkdir()
+    every.test_interrupted_and_resumed_equals_a_straight_run(fitted, sample, resumed)
+    every.test_options_survive_json(fitted)
+    every.test_the_order_of_classes_does_not_matter_before_training("task_res", sample)
+    every.test_few_and_unequal_images_work("task_res", (1, 2, 4), sample)
+    every.test_a_method_says_what_it_is("task_res")
+
+
+def test_its_step_equals_its_equations(outside: type[Method], clip: CLIP) -> None:
+    images, plain = Images((2, 1, 1)), towers.double(clip)
+    task = Task(classes=CLASSES, shots=1, template="a photo of {}.")
+    method: Any = outside.build(clip, task, outside.Options())
+    with torch.no_grad():
+        method.residual.copy_(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
+    method.prepare(images)
+    rows = clip.encode_image(images.pixels)
+    step = method.step(Batch(rows, images.labels, torch.Generator()))
+    with torch.no_grad():
+        t = plain.encode_text([f"a photo of {name}." for name in CLASSES]).double()
+        w = t + 0.5 * method.residual.double()
+        f = torch.stack([towers.encode_image(plain, image) for image in images.pixels.double()])
+        logits = torch.stack([torch.stack([plain.tau * (a @ b) / b.norm() for b in w]) for a in f])
+    assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
+    torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)
+
+
+def test_without_a_step_it_is_zero_shot(outside: type[Method], clip: CLIP) -> None:
+    images, task = Images((1, 1, 1)), Task(classes=CLASSES, shots=1)
+    method, zero_shot = outside.build(clip, task, outside.Options()), ZeroShot.build(clip, task, ZeroShot.Options())
+    method.prepare(images)
+    method.finish(images)
+    zero_shot.finish()
+    f = F.normalize(clip.encode_image(images.pixels), dim=-1)
+    torch.testing.assert_close(method.classify(f), zero_shot.classify(f))
+
+
+def test_the_command_line_knows_it(outside: type[Method], dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    rows = {row["name"]: row for row in json.loads(dca("methods", "--json").out)}
+    assert rows["task_res"]["trained_parameters"] == 51_200
+    assert "alpha = 0.5" in dca("methods", "show", "task_res").out
+    model = tmp_path / "photos.dca"
+    said = dca(
+        "fit", photos, "-o", model, "--method", "task_res", "--shots", 2, "--backbone", tiny_folder, "--set", "epochs=2"
+    )
+    assert said.code == 0, said.err
+    assert json.loads((model / "config.json").read_text())["method"] == "task_res"
+    assert dca("eval", model, photos).code == 0
+
+
+def test_a_damaged_model_of_it_is_refused(fitted: Classifier) -> None:
+    state = {**fitted.method_.state_dict(), "weights": torch.ones(2, 16)}
+    with pytest.raises(Exception, match="not those of a 'task_res' model"):
+        fitted.method_.restore(state)
+
+
+def test_broken_packages_are_reported_and_left_out(
+    outside: type[Method], site: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    distribution(site, "dca_outside_broken", "raise RuntimeError('half installed')", {"broken": "Broken"})
+    distribution(site, "dca_outside_number", "METHOD = 3", {"number": "METHOD"})
+    code = "from dca.methods.zero_shot import ZeroShot\n\n\nclass Mine(ZeroShot):\n    pass\n"
+    distribution(site, "dca_outside_same", code, {"zero_shot": "Mine"})
+    all_methods.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        found = all_methods()
+    assert {"task_res", "dca"} <= found.keys()
+    assert not {"broken", "number"} & found.keys()
+    assert found["zero_shot"] is ZeroShot
+    assert "method 'broken' of dca_outside_broken cannot be loaded: half installed" in caplog.text
+    assert "method 'number' of dca_outside_number is not a class" in caplog.text
