@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.errors import UserError
+from dca.methods.base import Task
+from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
+from dca.methods.shape import trained_on
+from oracles.frozen import Images, cross_entropy, dot, softmax
+
+CLASSES = ("cat", "dog", "a photo", "x")
+
+
+def build(clip: CLIP, **options: object) -> LinearProbe:
+    return LinearProbe.build(clip, Task(classes=CLASSES, shots=3), LinearProbeOptions(**options))  # type: ignore[arg-type]
+
+
+def problem(N: int, D: int, C: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(N)
+    labels = torch.arange(N) % C
+    centers = torch.randn(C, D, generator=generator)
+    return centers[labels] + 2 * torch.randn(N, D, generator=generator), labels
+
+
+def test_it_has_51300_parameters_on_vit_b_16() -> None:
+    assert trained_on(LinearProbe) == 51300
+
+
+def test_the_objective_equals_the_equation() -> None:
+    x, y = problem(9, 5, 3)
+    W, b = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)), torch.tensor([0.1, -0.4, 0.2])
+    logits = [[dot(w, f) + c for w, c in zip(W.tolist(), b.tolist(), strict=True)] for f in x.tolist()]
+    expected = sum(dot(w, w) for w in W.tolist()) / 2 + 0.7 * len(x) * cross_entropy(logits, y.tolist())
+    assert float(objective(W, b, x, y, 0.7)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("N", "D"), [(40, 12), (12, 40)])
+@pytest.mark.parametrize("c", [1e-3, 0.316, 100.0])
+def test_the_solution_is_scikit_learns(N: int, D: int, c: float) -> None:
+    """More images than dimensions, and fewer: the solver then works in the span of the features."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, y = problem(N, D, 4)
+    W, b = solve(x, y, 4, c, iterations=5000)
+    theirs = linear_model.LogisticRegression(C=c, tol=1e-10, max_iter=20000).fit(x.double().numpy(), y.numpy())
+    ours = (x.double() @ W.T + b).softmax(dim=-1)
+    torch.testing.assert_close(ours, torch.from_numpy(theirs.predict_proba(x.double().numpy())), atol=1e-5, rtol=0)
+
+
+def test_the_gradient_vanishes_at_the_solution() -> None:
+    x, y = problem(30, 8, 3)
+    W, b = solve(x, y, 3, 1.0, iterations=1000)
+    W, b = W.requires_grad_(), b.requires_grad_()
+    (objective(W, b, x.double(), y, 1.0) / len(x)).backward()
+    assert float(W.grad.abs().max()) < 10 * FINE  # type: ignore[union-attr]
+    assert float(b.grad.abs().max()) < 10 * FINE  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("features", ["raw", "unit"])
+def test_probabilities_equal_the_equation(clip: CLIP, features: str) -> None:
+    images = Images((3, 3, 3, 3))
+    method = build(clip, features=features)
+    method.finish(images)
+    got = method.classify(method.encode(images.pixels))
+    f = clip.encode_image(images.pixels).detach()
+    f = F.normalize(f, dim=-1) if features == "unit" else f
+    for row, x in zip(got, f.double().tolist(), strict=True):
+        weights = zip(method.weight.tolist(), method.bias.tolist(), strict=True)
+        expected = softmax([dot(w, x) + b for w, b in weights])
+        torch.testing.assert_close(row.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_without_validation_images_c_is_clips(clip: CLIP) -> None:
+    images = Images((2, 2, 2, 2))
+    searched, fixed = build(clip), build(clip, c=0.316)
+    searched.finish(images)
+    fixed.finish(images)
+    assert torch.equal(searched.weight, fixed.weight)
+
+
+@pytest.mark.parametrize("best", [-6.7, -3.1, 0.0, 0.4, 1.9, 5.2])
+def test_the_search_closes_in_on_the_best_c(best: float) -> None:
+    assert best_decade(lambda decade: -abs(decade - best)) == pytest.approx(best, abs=2 / 2**7)
+
+
+def test_the_search_takes_the_left_end_of_a_plateau() -> None:
+    """Every c alike: the first power of ten, then always the left end."""
+    assert best_decade(lambda decade: 1.0) == 5.0
+
+
+def test_c_is_searched_on_the_validation_images(clip: CLIP) -> None:
+    """The validation images carry other labels than the training images: they alone decide."""
+    images = Images((4, 4, 4, 4))
+    fitted = {}
+    for name, labels in (("same", images.labels), ("other", (images.labels + 1) % 4)):
+        images.validation = Images((4, 4, 4, 4))
+        images.validation.labels = labels
+        fitted[name] = build(clip)
+        fitted[name].finish(images)
+    same = fitted["same"].classify(clip.encode_image(images.pixels)).argmax(-1)
+    assert torch.equal(same, images.labels)
+    assert not torch.equal(fitted["same"].weight, fitted["other"].weight)
+
+
+def test_c_must_be_positive() -> None:
+    with pytest.raises(UserError, match="out of range"):
+        LinearProbeOptions(c=0.0)
