@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.base import Task
+from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
+from dca.methods.shape import trained_on
+from dca.methods.zero_shot import ZeroShot
+from oracles.frozen import Images
+
+CLASSES = ("cat", "dog", "a photo", "x")
+
+
+def build(clip: CLIP, images: Images, shots: int = 3, **options: object) -> GDA:
+    method = GDA.build(clip, Task(classes=CLASSES, shots=shots), GDAOptions(**options))  # type: ignore[arg-type]
+    method.finish(images)
+    return method
+
+
+def test_nothing_is_trained_and_51300_numbers_are_stored_on_vit_b_16() -> None:
+    assert trained_on(GDA) == 0
+    features, labels = torch.randn(200, 512), torch.arange(200) % 100
+    W, b = gaussian_part(features, labels, 100, GDAOptions())
+    assert W.numel() + b.numel() == 51300
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 1, 1, 1), (4, 1, 2, 3)])
+def test_probabilities_equal_the_equations(clip: CLIP, counts: tuple[int, ...]) -> None:
+    """P as the pseudo-inverse of a D×D matrix; views stacked as samples."""
+    images = Images(counts)
+    method = build(clip, images, views=10, alpha=0.7)
+    D = clip.config.embed_dim
+    x = torch.cat([F.normalize(clip.encode_image(images.view(v)), dim=-1).detach() for v in range(10)]).double()
+    y = images.labels.repeat(10)
+    means = torch.stack([x[y == c].mean(0) for c in range(4)])
+    n = len(x)
+    S = torch.zeros(D, D, dtype=torch.float64)
+    for f, c in zip(x, y, strict=True):
+        S += torch.outer(f - means[c], f - means[c]) / (n - 1)
+    P = D * torch.linalg.pinv((n - 1) * S + S.trace() * torch.eye(D, dtype=torch.float64))
+    f = F.normalize(clip.encode_image(images.pixels), dim=-1).detach().double()
+    t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1).detach().double()
+    logits = torch.empty(len(f), 4, dtype=torch.float64)
+    for i in range(len(f)):
+        for c in range(4):
+            bias = math.log(1 / 4) - float(means[c] @ P @ means[c]) / 2
+            logits[i, c] = clip.tau * float(f[i] @ t[c]) + 0.7 * (float(f[i] @ P @ means[c]) + bias)
+    got = method.classify(method.encode(images.pixels))
+    torch.testing.assert_close(got.double(), logits.softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_without_the_gaussian_part_it_is_zero_shot(clip: CLIP) -> None:
+    images = Images((2, 2, 2, 2))
+    method = build(clip, images, alpha=0.0)
+    plain = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    plain.finish()
+    f = method.encode(images.pixels)
+    torch.testing.assert_close(method.classify(f), plain.classify(f))
+
+
+def test_alpha_is_the_best_on_validation_images_and_else_follows_the_shots(clip: CLIP) -> None:
+    images = Images((3, 3, 3, 3))
+    assert float(build(clip, images, shots=1).alpha) == pytest.approx(1e-3)
+    assert float(build(clip, images, shots=5).alpha) == pytest.approx(0.1)
+    assert float(build(clip, images, shots=99).alpha) == pytest.approx(10.0)
+    unseen = images.validation = Images((4, 4, 4, 4), seed=7)
+    hits = []
+    for alpha in ALPHAS:
+        method = build(clip, images, alpha=alpha)
+        probabilities = method.classify(method.encode(unseen.pixels))
+        hits.append(int((probabilities.argmax(-1) == unseen.labels).sum()))
+    assert float(build(clip, images).alpha) == pytest.approx(ALPHAS[hits.index(max(hits))])
+
+
+@pytest.mark.parametrize("shrinkage", ["ledoit_wolf", "oas", "convex"])
+def test_other_estimates_fit_in(clip: CLIP, shrinkage: str) -> None:
+    images = Images((3, 3, 3, 3))
+    method = build(clip, images, shrinkage=shrinkage, alpha=100.0)
+    assert torch.isfinite(method.classify(method.encode(images.pixels))).all()
+
+
+def test_a_rotation_of_the_features_changes_nothing() -> None:
+    """The pooled covariance turns with the features; so do the weights."""
+    generator = torch.Generator().manual_seed(0)
+    x = F.normalize(torch.randn(30, 12, generator=generator, dtype=torch.float64), dim=-1)
+    Q = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.float64))[0]
+    y = torch.arange(30) % 3
+    W, b = gaussian_part(x, y, 3, GDAOptions())
+    turned, bias = gaussian_part(x @ Q, y, 3, GDAOptions())
+    torch.testing.assert_close(turned, W @ Q)
+    torch.testing.assert_close(bias, b)
