@@ -1,0 +1,159 @@
+"""Tip-Adapter: a cache of the training images beside zero-shot CLIP (Zhang et al., ECCV 2022). Nothing is trained.
+
+The keys F (N, D) are the features of the training images, averaged over augmented views and then
+normalised; the values L (N, C) are their labels, one-hot:
+
+    logits = τ f T + α exp( -β (1 - f Fᵀ) ) L
+
+α and β are searched on the validation images over a grid, β in 200 steps and α in 20, each from 0.1
+up to, not including, the end of its range; of equal values the first wins. Where there are no
+validation images they keep their starting values.
+
+protocol=paper takes range and starting values by dataset, as published; the authors searched them
+on whole validation sets, on ImageNet on the test set: here it is never more than the validation
+images of the draw. protocol=strict knows nothing about the dataset and takes the medians of that
+table for all; so do datasets that are not in it. Crops are those of every method here, (0.08, 1);
+the authors' are (0.5, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.methods.base import Support, Task
+from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
+from dca.options import opt
+
+# Dataset -> (first α, end of β's range, end of α's range).
+PAPER_TABLE = {
+    "imagenet": (1.17, 7.0, 3.0),
+    "caltech101": (3.0, 12.0, 5.0),
+    "oxford_pets": (1.17, 7.0, 3.0),
+    "stanford_cars": (3.0, 20.0, 10.0),
+    "oxford_flowers": (10.0, 50.0, 50.0),
+    "food101": (1.17, 10.0, 10.0),
+    "fgvc_aircraft": (5.0, 30.0, 30.0),
+    "sun397": (1.17, 12.0, 10.0),
+    "dtd": (2.0, 13.0, 13.0),
+    "eurosat": (2.0, 12.0, 10.0),
+    "ucf101": (3.0, 7.0, 3.0),
+}
+MEDIANS = (2.0, 12.0, 10.0)
+BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TipAdapterOptions(FrozenOptions):
+    """Settings of Tip-Adapter, symbols as in the paper. Of the training recipe nothing is used."""
+
+    protocol: str = opt("paper", "range and start of α and β by dataset, or one for all", choices=("paper", "strict"))
+    views: int = opt(10, "augmented views averaged in a key; 0: the evaluation view", low=0, source="paper")
+    alpha: float | None = opt(None, "α, weight of the cache; auto: by protocol, then searched", low=0)
+    beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
+
+
+def settings(task: Task, protocol: str) -> tuple[float, float, float]:
+    """First α, and where the ranges of β and α end."""
+    return PAPER_TABLE.get(task.dataset, MEDIANS) if protocol == "paper" else MEDIANS
+
+
+def grid(end: float, steps: int) -> list[float]:
+    """Even steps from 0.1 up to, not including, `end`."""
+    return [LOW + i * (end - LOW) / steps for i in range(steps)]
+
+
+def cache_logits(affinity: Tensor, labels: Tensor, classes: int, beta: float | Tensor) -> Tensor:
+    """exp(-β (1 - f Fᵀ)) L as sums over the keys of each class: affinity (B, N), labels (N,) -> (B, C)."""
+    near = (-beta * (1 - affinity)).exp()
+    return near.new_zeros(len(near), classes).index_add(1, labels, near)
+
+
+def cache_keys(support: Support, method: FrozenMethod, views: int) -> Tensor:
+    """F: raw features averaged over the views of an image, then normalised. (N, D)."""
+    return F.normalize(image_views(support, method.clip.encode_image, views).mean(dim=1), dim=-1)
+
+
+def search(
+    text: Tensor, affinity: Tensor, labels: Tensor, truth: Tensor, alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[float, float]:
+    """The α and β with the most hits on images of labels `truth` (V,).
+
+    text: (V, C) zero-shot logits. affinity: (V, N). labels: (N,), of the keys.
+    """
+    best, found = -1.0, (alphas[0], betas[0])
+    for beta in betas:
+        cache = cache_logits(affinity, labels, text.shape[1], beta)
+        for alpha in alphas:
+            hits = accuracy(text + alpha * cache, truth)
+            if hits > best:
+                best, found = hits, (alpha, beta)
+    return found
+
+
+class TipAdapter(FrozenMethod):
+    """A cache of training images beside zero-shot CLIP."""
+
+    name = "tip_adapter"
+    paper = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV 2022"
+    trains_on = "nothing"
+    Options = TipAdapterOptions
+    results = MappingProxyType(
+        {
+            "text_features": torch.float32,
+            "keys": torch.float32,
+            "key_labels": torch.int64,
+            "alpha_beta": torch.float32,
+        }
+    )
+    options: TipAdapterOptions
+    text_features: Tensor
+    keys: Tensor
+    key_labels: Tensor
+    alpha_beta: Tensor
+
+    def finish(self, support: Support) -> None:
+        """Text features and keys, then α and β."""
+        self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
+        self.keys = cache_keys(support, self, self.options.views)
+        self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
+
+    def strengths(self, validation: Support | None) -> tuple[float, float]:
+        """α and β: the options, the best on validation images, or the starting values."""
+        first, beta_end, alpha_end = settings(self.task, self.options.protocol)
+        alpha, beta = self.options.alpha, self.options.beta
+        if validation is None:
+            return first if alpha is None else alpha, 1.0 if beta is None else beta
+        alphas = grid(alpha_end, ALPHA_STEPS) if alpha is None else [alpha]
+        betas = grid(beta_end, BETA_STEPS) if beta is None else [beta]
+        f = validation.map(self.encode)
+        text = self.clip.tau * f @ self.text_features.T
+        return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """τ f T + α exp(-β (1 - f Fᵀ)) L: (B, C)."""
+        alpha, beta = self.alpha_beta[0], self.alpha_beta[1]
+        cache = cache_logits(features @ self.keys.T, self.key_labels, len(self.text_features), beta)
+        return self.clip.tau * features @ self.text_features.T + alpha * cache
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Softmax of text and cache: (B, C)."""
+        return self.logits(features).softmax(dim=-1)
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Text features for the classes, keys with labels below their number, α and β."""
+        C, D = len(self.task.classes), self.clip.config.embed_dim
+        N = max(len(state["key_labels"]), C) if state["key_labels"].dim() else C
+        shapes = {"text_features": (C, D), "keys": (N, D), "key_labels": (N,), "alpha_beta": (2,)}
+        problems = shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
+        if not problems and not 0 <= int(state["key_labels"].min()) <= int(state["key_labels"].max()) < C:
+            problems.append(f"key_labels: numbers from 0 to {C - 1} expected")
+        return problems
+
+
+METHOD = TipAdapter
