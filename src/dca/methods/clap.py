@@ -1,0 +1,114 @@
+"""CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
+
+One prototype w_c a class starts at its text feature t_c, not normalised, and is held near it by as
+much as zero-shot CLIP already knows the class:
+
+    p(y | x) = softmax_y( τ cos(f, w_y) )
+    L = CE(p, y) + 1/C Σ_c λ_c ‖w_c - t_c‖²
+    λ_c = mean over the augmented images of class c of zero-shot CLIP's probability of c
+
+PAPER: the text derives λ as multipliers of an augmented Lagrangian with outer steps; the authors'
+experiments keep them at these first values, and so does this. λ = 0 is their ZS-LP. Nothing is
+chosen on any validation or test image. The penalty acts on raw text vectors, so its strength
+depends on their norm in the backbone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
+from dca.methods.heads import Head
+from dca.options import opt
+
+MULTIPLIERS = ("class", "mean", "corrected", "one", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLAPOptions(FrozenOptions):
+    """Settings of CLAP; symbols as in the paper."""
+
+    views: int = opt(20, "augmented views an image, encoded once; every epoch draws one", low=1, source="paper")
+    multipliers: str = opt(
+        "class",
+        "λ: of each class; their mean for all; scaled to mean 1; all 1; none (ZS-LP)",
+        choices=MULTIPLIERS,
+        source="paper",
+    )
+    epochs: int | None = opt(300, "passes over the few-shot images", low=0, source="paper")
+    batch_size: int | None = opt(256, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(0.1, "rate after warm-up", low=0, source="paper")
+    weight_decay: float = opt(0.0, "on the prototypes", low=0, source="paper")
+
+
+def multipliers(features: Tensor, labels: Tensor, text: Tensor, tau: float, form: str) -> Tensor:
+    """λ (C,) from unit features (R, D), labels (R,) and unit text features (C, D)."""
+    C = len(text)
+    right = (tau * features @ text.T).softmax(dim=-1)[torch.arange(len(labels), device=labels.device), labels]
+    sums = right.new_zeros(C).index_add(0, labels, right)
+    mean = sums / torch.bincount(labels, minlength=C).clamp_min(1)
+    if form == "class":
+        return mean
+    if form == "corrected":
+        return mean / mean.mean().clamp_min(1e-12)
+    return {"mean": mean.mean(), "one": torch.ones_like(mean[0]), "none": torch.zeros_like(mean[0])}[form].repeat(C)
+
+
+def penalty(W: Tensor, text: Tensor, lam: Tensor) -> Tensor:
+    """1/C Σ_c λ_c ‖w_c - t_c‖². W, text: (C, D), lam: (C,)."""
+    return (lam * (W - text).square().sum(dim=-1)).mean()
+
+
+class CLAP(FrozenMethod):
+    """Linear probing from the text features, held near them class by class."""
+
+    name = "clap"
+    paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
+    trains_on = "features"
+    imagenet_templates = (*SEVEN, "a photo of a {}.")
+    Options = CLAPOptions
+    options: CLAPOptions
+
+    def __init__(self, clip: CLIP, task: Task, chosen: CLAPOptions) -> None:
+        super().__init__(clip, task, chosen)
+        self.weight = nn.Parameter(torch.zeros(len(task.classes), clip.config.embed_dim, device=clip.device))
+
+    def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
+        """Features of the views of each image, (N, V, D), and labels (N,)."""
+        self._views = image_views(support, self.clip.encode_image, self.options.views)
+        return self._views, support.labels
+
+    def prepare(self, support: Support) -> None:
+        """Prototypes at the text features, and λ."""
+        self._text = self.texts().mean(dim=0)
+        with torch.no_grad():
+            self.weight.copy_(self._text)
+        views = F.normalize(self._views, dim=-1)
+        labels = support.labels.repeat_interleave(views.shape[1])
+        unit = F.normalize(self._text, dim=-1)
+        self._lambda = multipliers(views.flatten(0, 1), labels, unit, self.clip.tau, self.options.multipliers)
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of one view of each image, and the penalty."""
+        logits = self.head().logits(one_view(batch))[0]
+        terms = {"cls": F.cross_entropy(logits, batch.labels)}
+        if self.options.multipliers != "none":
+            terms["near_text"] = penalty(self.weight, self._text, self._lambda)
+        return Step(terms, logits.detach().softmax(dim=-1))
+
+    def head(self) -> Head:
+        """Cosine to the prototypes."""
+        return Head(F.normalize(self.weight, dim=-1)[None], self.clip.tau)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Softmax of τ cos(f, w): (B, C)."""
+        return self.head().probabilities(features)
+
+
+METHOD = CLAP

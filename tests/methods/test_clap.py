@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dca import seeds
+from dca.clip import CLIP
+from dca.methods.base import Batch, Task
+from dca.methods.clap import CLAP, CLAPOptions, multipliers
+from dca.methods.shape import trained_on
+from dca.methods.zero_shot import ZeroShot
+from oracles.frozen import Images, cross_entropy, dot, mean_of, softmax, unit
+
+CLASSES = ("cat", "dog", "a photo", "x")
+
+
+def prepared(clip: CLIP, images: Images, **options: object) -> tuple[CLAP, Batch]:
+    method = CLAP.build(clip, Task(classes=CLASSES, shots=3), CLAPOptions(**options))  # type: ignore[arg-type]
+    rows, labels = method.training_rows(images)
+    method.prepare(images)
+    return method, Batch(rows, labels, seeds.generator(0, "test"))
+
+
+def test_it_trains_51200_parameters_on_vit_b_16() -> None:
+    assert trained_on(CLAP) == 51200
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 4, 2, 1)])
+def test_the_loss_equals_the_equations(clip: CLIP, counts: tuple[int, ...]) -> None:
+    images = Images(counts)
+    method, batch = prepared(clip, images, views=1)
+    with torch.no_grad():
+        method.weight.add_(0.3 * torch.randn(method.weight.shape, generator=torch.Generator().manual_seed(0)))
+    t = clip.encode_text([f"a photo of a {name}." for name in CLASSES]).double().tolist()
+    f = unit(clip.encode_image(images.view(0)).double().tolist())
+    w = method.weight.double().tolist()
+    labels = images.labels.tolist()
+    zero_shot = [softmax([clip.tau * dot(x, t_c) for t_c in unit(t)]) for x in f]
+    lam = [mean_of([[p[c]] for p, y in zip(zero_shot, labels, strict=True) if y == c])[0] for c in range(4)]
+    logits = [[clip.tau * dot(x, w_c) for w_c in unit(w)] for x in f]
+    apart = [sum((a - b) ** 2 for a, b in zip(w[c], t[c], strict=True)) for c in range(4)]
+    terms = {name: float(term.detach()) for name, term in method.step(batch).terms.items()}
+    expected = {"cls": cross_entropy(logits, labels), "near_text": dot(lam, apart) / 4}
+    assert terms == pytest.approx(expected, rel=1e-5)
+    got = method.classify(method.encode(images.view(0)))
+    wanted = torch.tensor([softmax(row) for row in logits], dtype=torch.float64)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
+
+
+def test_multipliers_average_all_views_of_a_class(clip: CLIP) -> None:
+    images = Images((2, 1, 1, 3))
+    method, _ = prepared(clip, images, views=3)
+    t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
+    for c in range(4):
+        seen = []
+        for v in range(3):
+            f = F.normalize(clip.encode_image(images.view(v)[images.labels == c]), dim=-1)
+            seen += (clip.tau * f @ t.T).softmax(-1)[:, c].tolist()
+        assert float(method._lambda[c]) == pytest.approx(sum(seen) / len(seen), rel=1e-5)
+        assert 0 < float(method._lambda[c]) < 1
+
+
+def test_forms_of_the_multipliers() -> None:
+    f, y = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=-1), torch.arange(12) % 3
+    t = F.normalize(torch.randn(3, 6, generator=torch.Generator().manual_seed(1)), dim=-1)
+    own = multipliers(f, y, t, 10.0, "class")
+    torch.testing.assert_close(multipliers(f, y, t, 10.0, "mean"), own.mean().expand(3))
+    torch.testing.assert_close(multipliers(f, y, t, 10.0, "corrected"), own / own.mean())
+    assert multipliers(f, y, t, 10.0, "one").tolist() == [1, 1, 1]
+    assert multipliers(f, y, t, 10.0, "none").tolist() == [0, 0, 0]
+
+
+def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
+    images = Images((1, 1, 1, 1))
+    method, batch = prepared(clip, images)
+    plain = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    plain.finish()
+    f = method.encode(images.pixels)
+    torch.testing.assert_close(method.classify(f), plain.classify(f))
+    assert float(method.step(batch).terms["near_text"].detach()) == 0
+
+
+def test_zs_lp_has_no_penalty_and_gradients_reach_the_prototypes_alone(clip: CLIP) -> None:
+    method, batch = prepared(clip, Images((2, 2, 2, 2)), multipliers="none")
+    step = method.step(batch)
+    assert list(step.terms) == ["cls"]
+    step.terms["cls"].backward()
+    assert [name for name, _ in method.named_parameters()] == ["weight"]
+    assert (method.weight.grad.abs().sum(dim=1) > 0).all()  # type: ignore[union-attr]
+    assert all(p.grad is None for p in clip.parameters())
