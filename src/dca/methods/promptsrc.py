@@ -1,0 +1,166 @@
+"""PromptSRC: self-regulating prompts (Khattak et al., ICCV 2023).
+
+Tokens are learned in both towers, at the input and anew before each of the next blocks, to a
+depth of 9; from there on the outputs of the last ones flow on. The first text tokens start from
+"a photo of a". What CLIP gives without any, f° and t°, holds what they learn:
+
+    z = τ cos(f, t),    z° = τ cos(f°, t°)
+    L = CE(z) + 25 mean|t - t°| + 10 mean|f - f°| + 1/(B·C) Σ KL(softmax z° ‖ softmax z)
+
+The absolute differences are means over all entries. The finished model is a weighted mean of
+the E epochs' tokens, w_e ∝ exp(-(e - μ)² / 2σ²), Σ_e w_e = 1.
+
+t° is the mean of the text features (not normalised before) of several sentences. The authors
+take 60, which are not reproduced here: the default is the ensemble of seven that CLIP's authors
+chose for ImageNet and the dataset's own sentence. Other ones: `teacher_templates`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP, ExtraTokens
+from dca.errors import UserError
+from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.frozen import SEVEN
+from dca.methods.prompts import name_ids, random_tokens, require_room, sentences, start_context
+from dca.methods.text_head import TextHead, TextHeadOptions
+from dca.options import opt
+
+EPOCHS = 50
+# (μ, σ) of 50 epochs; shorter and longer runs stretch them.
+EVEN, LATE = (30.0, 30.0), (45.0, 5.0)
+LATE_SETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSRCOptions(TextHeadOptions):
+    """Settings of PromptSRC."""
+
+    epochs: int = opt(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
+    batch_size: int = opt(4, "images a step", low=1, source="paper")
+    learning_rate: float | None = opt(0.0025, "rate after warm-up; none: from the gradient", low=0, source="paper")
+    phrase: str = opt("a photo of a", "words the first text tokens start from; none: random", source="paper")
+    text_tokens: int = opt(4, "text tokens a block where no phrase is given", low=1, high=1024, source="paper")
+    visual_tokens: int = opt(4, "visual tokens a block", low=0, high=4096, source="paper")
+    depth: int = opt(9, "blocks with tokens of their own, in each tower at most all", low=1, source="paper")
+    text_weight: float = opt(25.0, "of mean|t - t°|", low=0, source="paper")
+    image_weight: float = opt(10.0, "of mean|f - f°|", low=0, source="paper")
+    logit_weight: float = opt(1.0, "of the divergence of z from z°", low=0, source="paper")
+    teacher_templates: tuple[str, ...] = opt(
+        SEVEN, "sentences of t°, {} for the name, besides the dataset's own", source="CLIP"
+    )
+    average_mean: float | None = opt(None, "μ, epoch that weighs most; auto: by dataset", source="PromptSRC's code")
+    average_spread: float | None = opt(
+        None, "σ, epochs around it; auto: by dataset", low=1e-3, source="PromptSRC's code"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := [t for t in self.teacher_templates if "{}" not in t]:
+            raise UserError("teacher_templates without {} for the class name", details=wrong)
+
+
+def epoch_weights(epochs: int, mean: float, spread: float) -> Tensor:
+    """w_1 .. w_E of the weighted mean over epochs: (E,), float64."""
+    e = torch.arange(1, epochs + 1, dtype=torch.float64)
+    return (-(e - mean).square() / (2 * spread**2)).softmax(dim=0)
+
+
+class PromptSRC(TextHead):
+    """Deep prompts in both towers, held near CLIP's own features and averaged over epochs."""
+
+    name = "promptsrc"
+    paper = "Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting, ICCV 2023"
+    trains_on = "images"
+    Options = PromptSRCOptions
+    options: PromptSRCOptions
+    average: Tensor | None
+
+    @classmethod
+    def resolve(cls, chosen: PromptSRCOptions, task: Task) -> PromptSRCOptions:
+        """Settle, from the dataset, how epochs are weighted."""
+        mean, spread = LATE if task.dataset in LATE_SETS else EVEN
+        share = max(chosen.epochs, 1) / EPOCHS
+        resolved: PromptSRCOptions = super().resolve(chosen, task)
+        return resolved.settled(average_mean=mean * share, average_spread=spread * share)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: PromptSRCOptions) -> None:
+        super().__init__(clip, task, chosen)
+        text, vision = clip.config.text, clip.config.vision
+        first = start_context(clip, chosen.phrase or chosen.text_tokens, self.generator("context"))
+        deeper = (min(chosen.depth, text.layers) - 1, *first.shape)
+        seen = (min(chosen.depth, vision.layers), chosen.visual_tokens, vision.width)
+        self.context = nn.Parameter(first)
+        self.deep = nn.Parameter(random_tokens(clip, deeper, self.generator("deep")))
+        self.visual = nn.Parameter(random_tokens(clip, seen, self.generator("visual")))
+        self.names = name_ids(clip, task.classes, ".")
+        require_room(clip, task.classes, self.names, len(first))
+        # The sum of w_e θ_e so far. It is state only while training lasts: see `prepare` and `finish`.
+        self.register_buffer("average", None)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features through the visual tokens, (B, D)."""
+        extra = ExtraTokens(dict(enumerate(self.visual)), place="end", before_norm=True)
+        return F.normalize(self.clip.encode_image(pixels, extra), dim=-1)
+
+    def encode_text(self) -> Tensor:
+        """t: unit text features, (C, D)."""
+        features = self.clip.encode_prompts([self.context], self.names, [dict(enumerate(self.deep, 1))])
+        return F.normalize(features[0], dim=-1)
+
+    @cached_property
+    def teacher(self) -> Tensor:
+        """t°: unit text features, (C, D)."""
+        templates = dict.fromkeys((*self.options.teacher_templates, self.task.template))
+        with torch.no_grad():
+            each = [self.clip.encode_text(sentences(self.task.classes, template)) for template in templates]
+            return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy, and the three terms that hold text, image and probabilities."""
+        chosen = self.options
+        with torch.no_grad():
+            f0 = F.normalize(self.clip.encode_image(batch.inputs), dim=-1)
+            z0 = self.clip.tau * f0 @ self.teacher.mT
+        f, t = self.encode(batch.inputs), self.encode_text()
+        z = self.clip.tau * f @ t.mT
+        kl = F.kl_div(z.log_softmax(dim=-1), z0.log_softmax(dim=-1), reduction="sum", log_target=True)
+        terms = {
+            "cls": F.cross_entropy(z, batch.labels),
+            "text": chosen.text_weight * (t - self.teacher).abs().mean(),
+            "image": chosen.image_weight * (f - f0).abs().mean(),
+            "logits": chosen.logit_weight * kl / z.numel(),
+        }
+        return Step(terms, z.detach().softmax(dim=-1))
+
+    def prepare(self, support: Support) -> None:
+        """Nothing averaged yet."""
+        self.average = torch.zeros(self.trained(), device=self.clip.device)
+
+    @torch.no_grad()
+    def epoch_done(self, epoch: int, epochs: int) -> None:
+        """Add w_e θ_e to the mean; after the last epoch the mean is the model."""
+        chosen = self.options
+        assert self.average is not None
+        assert chosen.average_mean is not None
+        assert chosen.average_spread is not None
+        weight = float(epoch_weights(epochs, chosen.average_mean, chosen.average_spread)[epoch - 1])
+        self.average += weight * torch.cat([p.flatten() for p in self.parameters()])
+        if epoch == epochs:
+            sizes = [p.numel() for p in self.parameters()]
+            for parameter, mean in zip(self.parameters(), torch.split(self.average, sizes), strict=True):
+                parameter.copy_(mean.view_as(parameter))
+
+    def finish(self, support: Support) -> None:
+        """Text features of the averaged tokens; the mean itself is no longer needed."""
+        self.average = None
+        super().finish(support)
+
+
+METHOD = PromptSRC
