@@ -114,7 +114,6 @@ def test_the_network_follows_torchs_law_from_its_own_stream(clip: CLIP) -> None:
 def test_the_recipe_is_the_papers_and_a_phrase_can_be_replaced(clip: CLIP) -> None:
     chosen = build(clip).options
     assert (chosen.epochs, chosen.batch_size, chosen.learning_rate, chosen.optimizer) == (10, 1, 0.002, "sgd")
-    assert build(clip, epochs=None, batch_size=None).options == chosen
     assert build(clip, phrase="", n_tokens=6).context.shape == (6, 24)
     with pytest.raises(UserError, match="longer than"):
         build(clip, phrase="x " * 75)

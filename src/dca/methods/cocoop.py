@@ -14,7 +14,6 @@ an image). The recipe is the paper's for 16 shots; it has none for fewer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +32,8 @@ IMAGES = 16
 class CoCoOpOptions(Recipe):
     """Settings of CoCoOp."""
 
-    epochs: int | None = opt(10, "passes over the few-shot images", low=0, source="paper, 16 shots")
-    batch_size: int | None = opt(1, "images a step", low=1, source="paper")
+    epochs: int = opt(10, "passes over the few-shot images", low=0, source="paper, 16 shots")
+    batch_size: int = opt(1, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
     phrase: str = opt("a photo of a", "words the context starts from; none: random", source="paper")
     n_tokens: int = opt(4, "M, learned tokens where no phrase is given", low=1, high=1024, source="paper")
@@ -50,11 +49,6 @@ class CoCoOp(Method):
     trains_on = "images"
     Options = CoCoOpOptions
     options: CoCoOpOptions
-
-    @classmethod
-    def resolve(cls, chosen: CoCoOpOptions, task: Task) -> Any:
-        """Nothing depends on the task; a recipe given as none is the paper's."""
-        return chosen.settled(epochs=10, batch_size=1)
 
     def __init__(self, clip: CLIP, task: Task, chosen: CoCoOpOptions) -> None:
         super().__init__(clip, task, chosen)

@@ -38,7 +38,7 @@ class CoOpOptions(TextHeadOptions):
         low=0,
         source="paper",
     )
-    batch_size: int | None = opt(32, "images a step", low=1, source="paper")
+    batch_size: int = opt(32, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
     n_tokens: int = opt(16, "M, learned tokens; a phrase decides for itself", low=1, high=1024, source="paper")
     phrase: str = opt("", "words the context starts from; none: random", source="paper")
@@ -61,7 +61,7 @@ class CoOp(TextHead):
     @classmethod
     def resolve(cls, chosen: CoOpOptions, task: Task) -> Any:
         """Settle what depends on shots and dataset."""
-        return super().resolve(chosen.settled(epochs=ladder(task), batch_size=32), task)
+        return super().resolve(chosen.settled(epochs=ladder(task)), task)
 
     def __init__(self, clip: CLIP, task: Task, chosen: CoOpOptions) -> None:
         super().__init__(clip, task, chosen)

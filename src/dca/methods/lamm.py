@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,8 @@ from dca.options import opt
 class LAMMOptions(TextHeadOptions):
     """Settings of LAMM."""
 
-    epochs: int | None = opt(50, "passes over the few-shot images", low=0, source="LAMM's code")
-    batch_size: int | None = opt(32, "images a step", low=1, source="LAMM's code")
+    epochs: int = opt(50, "passes over the few-shot images", low=0, source="LAMM's code")
+    batch_size: int = opt(32, "images a step", low=1, source="LAMM's code")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="LAMM's code")
     n_tokens: int | None = opt(None, "ℓ, learned tokens of a name; auto: all of the shortest name", low=1)
     phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
@@ -58,11 +57,6 @@ class LAMM(TextHead):
     trains_on = "images"
     Options = LAMMOptions
     options: LAMMOptions
-
-    @classmethod
-    def resolve(cls, chosen: LAMMOptions, task: Task) -> Any:
-        """Settle γ1 and γ2; a recipe given as none is the authors'."""
-        return super().resolve(chosen.settled(epochs=50, batch_size=32), task)
 
     def __init__(self, clip: CLIP, task: Task, chosen: LAMMOptions) -> None:
         super().__init__(clip, task, chosen)

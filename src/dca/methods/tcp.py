@@ -55,7 +55,7 @@ class TCPOptions(TextHeadOptions):
     epochs: int | None = opt(
         None, "passes over the images; auto: 25 for ImageNet and SUN397, else 50", low=0, source="TCP's code"
     )
-    batch_size: int | None = opt(32, "images a step", low=1, source="TCP's code")
+    batch_size: int = opt(32, "images a step", low=1, source="TCP's code")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="TCP's code")
     optimizer: str = opt("adam", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="TCP's code")
     adam_eps: float = opt(1e-3, "of Adam and AdamW", low=0, source="TCP's code")
@@ -86,7 +86,6 @@ class TCP(TextHead):
         """Settle epochs and sentences, which depend on the dataset."""
         settled = chosen.settled(
             epochs=25 if task.dataset in SHORTER else 50,
-            batch_size=32,
             sentence=STUDENTS.get(task.dataset, "{}."),
             teacher_sentence=TEACHERS.get(task.dataset, task.template),
         )
