@@ -110,6 +110,13 @@ def test_fit_refuses_what_it_cannot_learn_from(clip: CLIP, X: Any, y: Any, part:
     assert part in str(caught.value)
 
 
+def test_every_class_needs_a_training_image(clip: CLIP):
+    items = tuple(Item(picture, n) for n, picture in enumerate(pictures(2)))
+    with pytest.raises(UserError, match="without training images") as caught:
+        Classifier(backbone=clip, epochs=1).fit(Dataset("some", ("ant", "bee", "cow", "doe"), train=items))
+    assert caught.value.details == ("cow", "doe")
+
+
 def test_labels_beside_a_folder_are_refused(clip: CLIP, photos: Path, sample: Dataset):
     for source in (photos, str(photos), sample):
         with pytest.raises(UserError, match="labels given beside"):
@@ -124,7 +131,7 @@ def test_labels_beside_a_folder_are_refused(clip: CLIP, photos: Path, sample: Da
         ({"shots": True}, "shots=True"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"method": "dac"}, "Did you mean 'dca'?"),
+        ({"method": "dcaa"}, "Did you mean 'dca'?"),
         ({"epocs": 1}, "Did you mean 'epochs'?"),
         ({"epochs": "1"}, "epochs='1': int | None expected"),
         ({"device": "gpu"}, "device 'gpu' cannot be used"),

@@ -254,6 +254,19 @@ def test_other_test_images_are_another_run(tiny_folder: Path, tmp_path: Path):
     assert run(spec, tmp_path / "m.dca", overwrite=True).result["test_images"] == 3
 
 
+def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, tmp_path: Path):
+    """Metrics are written before the state: an end between the two leaves one row too many."""
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    metrics = partial_of(target) / train.METRICS
+    metrics.write_text(
+        metrics.read_text() + metrics.read_text().splitlines()[-1].replace('"epoch": 2', '"epoch": 3') + "\n"
+    )
+    run(spec, target)
+    require_same(target, straight)
+
+
 def test_an_interrupted_run_of_another_kind_is_started_over(spec: Spec, straight: Path, tmp_path: Path):
     target = tmp_path / "m.dca"
     other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)

@@ -101,6 +101,7 @@ class Classifier:
 
     def fit_drawn(self, dataset: Dataset, *, progress: Progress | None = None, folder: Path | None = None) -> Self:
         """Learn from all training images of `dataset`, in their order: what `draw` gave."""
+        require_learnable(dataset)
         kind = get_method(self.method)
         chosen = options.from_dict(kind.Options, self.settings)
         method = kind.build(self._clip(), task_of(dataset, _whole("seed", self.seed, 0)), chosen)

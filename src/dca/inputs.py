@@ -40,12 +40,15 @@ def as_dataset(X: Any, y: Iterable[Any] | None) -> Dataset:
 
 
 def require_learnable(dataset: Dataset) -> None:
-    """Raise unless there are two classes, all with names that can be read."""
+    """Raise unless there are two classes, all with readable names and training images."""
     if faults := unreadable_names(dataset.classes):
         raise UserError("class names that are no text", details=faults, hint="rename these classes")
     if len(dataset.classes) < 2:
         found = f"1 class ('{dataset.classes[0]}')" if dataset.classes else "no pictures"
         raise UserError(f"found {found}; at least 2 classes are needed", hint="add pictures of another class")
+    present = {item.label for item in dataset.train}
+    if empty := [name for c, name in enumerate(dataset.classes) if c not in present]:
+        raise UserError("classes without training images", details=empty, hint="add images to these classes")
 
 
 def as_pictures(X: Any) -> list[Picture]:

@@ -99,7 +99,12 @@ def run(
     require_readable(dataset, progress)
     partial = _open_partial(target, identity)
     before, began = _seconds_before(partial), time.monotonic()
-    model.fit_drawn(dataset, progress=progress, folder=partial)
+    try:
+        model.fit_drawn(dataset, progress=progress, folder=partial)
+    except UserError:
+        if not (partial / STATE).is_file():  # nothing to continue from
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     seconds = before + time.monotonic() - began
     zero, adapted = compare(model, dataset, progress)
     result = _result(spec, target, model, zero, adapted, seconds)

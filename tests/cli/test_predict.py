@@ -120,7 +120,8 @@ def test_what_is_no_model_is_said(dca: Any, photos: Path, tmp_path: Path):
 
 def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
     line = [sys.executable, "-m", "dca", "predict", str(fitted), str(photos / "test"), "--csv"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
