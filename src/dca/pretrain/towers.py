@@ -1,0 +1,45 @@
+"""Training passes through the backbone's towers: some patches only, padded texts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.clip.text import TextTower
+from dca.clip.vision import CLS, VisionTower
+
+
+def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.Generator) -> Tensor:
+    """Features (B, D) of pixels (B, 3, S, S) seen through a random share of the patches.
+
+    Half the patches cost half the time and keep the tower from relying on any one of them.
+    """
+    x = tower.embed(pixels)
+    batch, rows, width = x.shape
+    kept = kept_patches(rows - 1, keep)
+    if kept < rows - 1:
+        order = torch.rand(batch, rows - 1, generator=rng, device=x.device).argsort(1)[:, :kept]
+        chosen = x[:, 1:].gather(1, order[..., None].expand(-1, -1, width))
+        x = torch.cat([x[:, :1], chosen], dim=1)
+    x = tower.ln_pre(x)
+    last = len(tower.blocks) - 1
+    for layer, block in enumerate(tower.blocks):
+        x = block(x, rows=CLS if layer == last else None)
+    feature: Tensor = tower.projection(tower.ln_post(x[:, 0]))
+    return feature.float()
+
+
+def kept_patches(patches: int, keep: float) -> int:
+    """How many patches are seen; one fewer than a round share, so that CLS fills the row count up."""
+    return patches if keep >= 1 else max(1, round(patches * keep) - 1)
+
+
+def encode_padded(tower: TextTower, ids: Tensor, eot: Tensor) -> Tensor:
+    """Features (B, D), unit length, of padded ids (B, T) whose EOT stands at eot (B,)."""
+    x = tower.embedding(ids)
+    x = x + tower.positions[: ids.shape[1]].to(x.dtype)
+    for block in tower.blocks:
+        x = block(x, causal=True)
+    end = x[torch.arange(len(x), device=x.device), eot]
+    return F.normalize(tower.projection(tower.ln_final(end)).float(), dim=-1)
