@@ -13,7 +13,10 @@ from dca.methods import gaussian
 from dca.methods.gaussian import Gaussian
 from dca.methods.heads import Head, Shots, Shrinkage
 
-CASES = [*gaussian.HEADS.values(), Gaussian("convex", pooling=0.3, rho=0.4, normalize=True, log_det=True)]
+CASES = [
+    *gaussian.HEADS.values(),
+    Gaussian("convex", pooling=0.3, rho=0.4, normalize=True, log_det=True, unit_means=True),
+]
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
@@ -58,7 +61,8 @@ def test_every_head_equals_its_dense_definition(head: Gaussian, counts: tuple[in
     got = gaussian.log_likelihoods(f, Shots.group(x, y, 3), head)
     expected = torch.empty(6, 3, dtype=torch.float64)
     for i, c in itertools.product(range(6), range(3)):
-        sigma, delta = dense(x, y, c, head), f[i] - x[y == c].mean(0)
+        mean = x[y == c].mean(0)
+        sigma, delta = dense(x, y, c, head), f[i] - (mean / mean.norm() if head.unit_means else mean)
         expected[i, c] = -delta @ torch.linalg.inv(sigma) @ delta / 2
         if head.log_det:
             expected[i, c] -= torch.logdet(sigma) / 2
@@ -106,6 +110,14 @@ def test_lda_decides_as_scikit_learns() -> None:
     theirs = analysis.LinearDiscriminantAnalysis(solver="lsqr").fit(x.numpy(), y.numpy())
     ours = gaussian.log_likelihoods(x, Shots.group(x, y, 4), Gaussian("convex", pooling=1.0, rho=1e-12))
     assert (ours.argmax(dim=1).numpy() == theirs.predict(x.numpy())).all()
+
+
+def test_the_nearest_unit_mean_is_the_cosine() -> None:
+    y = torch.arange(3).repeat_interleave(4)
+    x, f = rows(12, 8), rows(50, 8, seed=2)
+    shots = Shots.group(x, y, 3)
+    got = gaussian.log_likelihoods(f, shots, gaussian.HEADS["nearest mean, cosine"])
+    torch.testing.assert_close(got + 0.5, f @ F.normalize(shots.means(), dim=-1).T)
 
 
 def test_strong_shrinkage_of_the_pooled_covariance_ranks_like_the_nearest_mean() -> None:

@@ -19,7 +19,6 @@ Only the linear form is here, not partial fine-tuning.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,11 +72,9 @@ class CrossModal(FrozenMethod):
     @classmethod
     def resolve(cls, chosen: CrossModalOptions, task: Task) -> CrossModalOptions:
         """As many epochs as make the paper's 12,800 iterations."""
-        if chosen.epochs is not None:
-            return chosen
         batch, rows = chosen.batch_size or 16, 2 * len(task.classes) * task.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
-        return dataclasses.replace(chosen, batch_size=batch, epochs=max(epochs, 1))
+        return chosen.settled(batch_size=batch, epochs=max(epochs, 1))
 
     def __init__(self, clip: CLIP, task: Task, chosen: CrossModalOptions) -> None:
         super().__init__(clip, task, chosen)

@@ -31,6 +31,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dca.methods import metric
 from dca.methods.heads import CLASSES, Shots, pooled_rows
@@ -47,6 +48,7 @@ class Gaussian:
     shrinkage: "identity" for Σ = I; "additive" takes gamma1 and gamma2, "convex" takes rho; the
     others find theirs in the data, and pooling must then be 1. Classes with a single image have
     no S_c: they take S, or without pooling the covariance of all images about their mean.
+    unit_means: normalise μ_c before measuring; with Σ = I and unit f this is the cosine.
     """
 
     shrinkage: str
@@ -56,6 +58,7 @@ class Gaussian:
     rho: float = 0.0
     normalize: bool = False
     log_det: bool = False
+    unit_means: bool = False
 
     def __post_init__(self) -> None:
         if self.shrinkage not in SHRINKAGES:
@@ -76,7 +79,8 @@ def fecam(gamma1: float, gamma2: float) -> Gaussian:
 
 HEADS = MappingProxyType(
     {
-        "nearest mean": Gaussian("identity"),
+        "nearest mean, cosine": Gaussian("identity", unit_means=True),
+        "nearest mean, Euclidean": Gaussian("identity"),
         "FeCAM (10, 10)": fecam(10.0, 10.0),
         "DCA (500, 500)": fecam(500.0, 500.0),
         "GDA": Gaussian("gda", pooling=1.0),
@@ -86,6 +90,11 @@ HEADS = MappingProxyType(
         "RDA (l 0.8, ρ 0.1)": Gaussian("convex", pooling=0.8, rho=0.1, log_det=True),
     }
 )
+
+
+def means_of(shots: Shots, gaussian: Gaussian) -> Tensor:
+    """μ of every class, (C, D)."""
+    return F.normalize(shots.means(), dim=-1) if gaussian.unit_means else shots.means()
 
 
 def _squared(x: Tensor) -> float:
@@ -162,8 +171,7 @@ def linear(shots: Shots, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Te
     """W (C, D) and b (C,) of a shared covariance: w_c = Σ⁻¹ μ_c, b_c = log π - ½ μ_cᵀ Σ⁻¹ μ_c."""
     if not gaussian.shared:
         raise ValueError("only a covariance that all classes share makes a linear head")
-    means = shots.means()
-    W = means
+    W = means = means_of(shots, gaussian)
     if gaussian.shrinkage != "identity":
         cov, scale = shared_covariance(shots, gaussian)
         W = metric.precision_times(cov, means) / scale
@@ -178,11 +186,11 @@ def _quadratic(f: Tensor, means: Tensor, cov: Covariance, scale: float, log_det:
 
 def log_likelihoods(f: Tensor, shots: Shots, gaussian: Gaussian) -> Tensor:
     """What the softmax takes, up to what all classes share: f (N, D) -> (N, C). Exact in float64."""
-    means = shots.means()
     if gaussian.shared:
         W, b = linear(shots, gaussian)
         return f @ W.T + b
-    pooled = pooled_rows(shots, means if gaussian.pooling else None)
+    means = means_of(shots, gaussian)
+    pooled = pooled_rows(shots, shots.means() if gaussian.pooling else None)
     rho = rho_of(gaussian, pooled)
     scale = factor(gaussian, rho)
     out = f.new_empty(len(means), len(f))

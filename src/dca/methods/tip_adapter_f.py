@@ -12,10 +12,9 @@ epoch; here each image has `train_views` augmented views, encoded once, and ever
 
 from __future__ import annotations
 
-import dataclasses
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +49,13 @@ class TipAdapterF(TipAdapter):
     name = "tip_adapter_f"
     trains_on = "features"
     Options = TipAdapterFOptions
-    results = MappingProxyType({name: kind for name, kind in TipAdapter.results.items() if name != "keys"})
+    results = types.MappingProxyType({name: kind for name, kind in TipAdapter.results.items() if name != "keys"})
     options: TipAdapterFOptions
 
     @classmethod
     def resolve(cls, chosen: TipAdapterFOptions, task: Task) -> TipAdapterFOptions:
         """Twenty epochs, on EuroSAT a hundred."""
-        if chosen.epochs is not None:
-            return chosen
-        return dataclasses.replace(chosen, epochs=100 if task.dataset == "eurosat" else 20)
+        return chosen.settled(epochs=100 if task.dataset == "eurosat" else 20)
 
     def __init__(self, clip: CLIP, task: Task, chosen: TipAdapterFOptions) -> None:
         super().__init__(clip, task, chosen)
