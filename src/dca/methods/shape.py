@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dca.clip import VIT_B_16, CLIPConfig
@@ -31,3 +32,15 @@ def summary(method: type[Method]) -> dict[str, Any]:
         "trained_parameters": trained_on(method),
         "summary": (method.__doc__ or "").splitlines()[0],
     }
+
+
+def table(methods: Iterable[type[Method]]) -> str:
+    """Markdown: one row a method, with what it learns and from what."""
+    lines = ["| method | what it is | learns from | trained values | paper |", "|---|---|---|---:|---|"]
+    for row in map(summary, methods):
+        learns = "frozen features" if row["trains_on"] == "features" else row["trains_on"]
+        if learns == "nothing":
+            learns = "frozen features, solved" if row["trained_parameters"] else "nothing is trained"
+        what = row["summary"].rstrip(".")
+        lines.append(f"| `{row['name']}` | {what} | {learns} | {row['trained_parameters']:,} | {row['paper']} |")
+    return "\n".join(lines)
