@@ -86,7 +86,9 @@ def command(
         with bars(enabled=not (quiet or as_json)) as progress:
             outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
-        click.echo(f"interrupted; the same command continues from {partial_of(target)}", err=True)
+        partial = partial_of(target)
+        way_on = f"; the same command continues from {partial}" if partial.exists() else ""
+        click.echo(f"interrupted{way_on}", err=True)
         ctx.exit(130)
     if as_json:
         emit(outcome.result)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pickle
+
+from dca.errors import MOST_DETAILS, UserError, unknown_name
+
+
+def test_an_error_reads_as_problem_places_and_way_out():
+    error = UserError("2 files cannot be read", details=["a.jpg: empty", "b.jpg: cut"], hint="remove them")
+    assert str(error) == "2 files cannot be read\n  a.jpg: empty\n  b.jpg: cut\n  fix: remove them"
+    assert str(UserError("no")) == "no"
+
+
+def test_a_long_list_is_cut_and_counted():
+    lines = str(UserError("many", details=[f"file {n}" for n in range(MOST_DETAILS + 1500)])).splitlines()
+    assert len(lines) == MOST_DETAILS + 2
+    assert lines[-1] == "  ... and 1,500 more"
+
+
+def test_an_error_survives_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(UserError("a", details=["b"], hint="c")))
+    assert (error.problem, error.details, error.hint) == ("a", ("b",), "c")
+
+
+def test_the_nearest_name_is_suggested_and_a_far_one_is_not():
+    assert "Did you mean 'coop'?" in str(unknown_name("method", "colop", ["coop", "dca"]))
+    far = str(unknown_name("method", "zzz", ["coop", "dca"]))
+    assert "Did you mean" not in far
+    assert "one of: coop, dca" in far

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from dca import progress
+
+
+def test_bars_are_silent_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]):
+    with progress.bars() as told:
+        assert told is progress.silent
+        told("training", 1, 2, "note")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_bars_can_be_switched_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress.bars(enabled=False) as told:
+        assert told is progress.silent
+
+
+def test_what_the_caller_gives_is_used_as_it_is():
+    calls: list[tuple[str, int, int, str]] = []
+    with progress.shown(lambda *call: calls.append(call)) as told:
+        progress.of_stage(told, "reading")(1, 4)
+    assert calls == [("reading", 1, 4, "")]
