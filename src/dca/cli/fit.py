@@ -12,7 +12,7 @@ import click
 from dca.cli.common import bytes_text, emit, json_flag, overwrite_flag, percent, quiet_flag, running, seconds_text
 
 if TYPE_CHECKING:
-    from dca.run import Spec
+    from dca.run import Outcome, Spec
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 @running
 @quiet_flag
 @json_flag
-@click.pass_context
 def command(
-    ctx: click.Context,
     data: str,
     method: str,
     shots: int | None,
@@ -74,28 +72,33 @@ def command(
     dca fit photos/ --hold-out 0.2
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     """
-    from dca.progress import bars
-    from dca.run import partial_of, run
-
     spec = specify(
         method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
         precision=precision,
     )  # fmt: skip
     target = output or default_output(data)
-    try:
-        with bars(enabled=not (quiet or as_json)) as progress:
-            outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
-    except KeyboardInterrupt:
-        partial = partial_of(target)
-        way_on = f"; the same command continues from {partial}" if partial.exists() else ""
-        click.echo(f"interrupted{way_on}", err=True)
-        ctx.exit(130)
+    outcome = follow(spec, target, device, overwrite, bars_shown=not (quiet or as_json))
     if as_json:
         emit(outcome.result)
         return
     if outcome.classifier is None:
         click.echo(f"{target} is finished already; --overwrite fits it again", err=True)
     click.echo("\n".join(summary(outcome.result)))
+
+
+def follow(spec: Spec, target: Path, device: str, overwrite: bool, *, bars_shown: bool) -> Outcome:
+    """Run with bars; an interrupt exits with 130 and says how to go on."""
+    from dca.progress import bars
+    from dca.run import partial_of, run
+
+    try:
+        with bars(enabled=bars_shown) as progress:
+            return run(spec, target, device=device, overwrite=overwrite, progress=progress)
+    except KeyboardInterrupt:
+        partial = partial_of(target)
+        way_on = f"; the same command continues from {partial}" if partial.exists() else ""
+        click.echo(f"interrupted{way_on}", err=True)
+        raise click.exceptions.Exit(130) from None
 
 
 def specify(method: str, settings: tuple[str, ...], **rest: Any) -> Spec:
