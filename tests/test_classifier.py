@@ -221,6 +221,8 @@ def test_every_missing_picture_is_listed(model: Classifier):
     with pytest.raises(UserError, match="no such file") as caught:
         model.predict(["one.jpg", "two.jpg"])
     assert caught.value.details == ("one.jpg", "two.jpg")
+    with pytest.raises(UserError, match="no such file"):
+        model.predict("x" * 5000)
 
 
 def test_zero_shot_of_a_model_shares_its_classes_and_backbone(model: Classifier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -65,7 +66,7 @@ def as_pictures(X: Any) -> list[Picture]:
 
 def is_one(X: Any) -> bool:
     """Whether X is a single picture: a path that is no folder, or an image."""
-    return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not Path(X).is_dir())
+    return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not os.path.isdir(X))
 
 
 def as_picture(x: Any) -> Picture:
@@ -114,7 +115,7 @@ def _labels(y: Any) -> list[str]:
 
 
 def _exist(pictures: list[Picture]) -> list[Picture]:
-    if missing := [str(p) for p in pictures if isinstance(p, Path) and not p.exists()]:
+    if missing := [str(p) for p in pictures if isinstance(p, Path) and not os.path.exists(p)]:
         raise UserError("no such file", details=missing, hint="check the paths")
     return pictures
 
