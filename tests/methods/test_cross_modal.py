@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from conftest import make_clip
 from dca import seeds
+from dca.classifier import Classifier
 from dca.clip import CLIP
+from dca.data.dataset import Dataset
 from dca.methods.base import Batch, Task
 from dca.methods.cross_modal import CrossModal, CrossModalOptions, repeats
 from dca.methods.shape import trained_on
@@ -110,3 +116,28 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
     method.finish(images)
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
     torch.testing.assert_close(method.head, (trained + t) / 2)
+
+
+def test_a_resumed_run_remembers_the_best_weights(sample: Dataset, tmp_path: Path) -> None:
+    """The best state may lie before the interruption."""
+    import dca.train
+
+    data = dataclasses.replace(sample, val=sample.test)
+
+    def fit(folder: Path | None, epoch: int = 0) -> CrossModal:
+        def told(stage: str, done: int, total: int, note: str) -> None:
+            if stage == "training" and f"epoch {epoch}/" in note:
+                raise KeyboardInterrupt
+
+        model = Classifier("cross_modal", seed=3, backbone=make_clip(), epochs=3, learning_rate=0.1, warmup_epochs=0)
+        return model.fit(data, progress=told, folder=folder).method_  # type: ignore[return-value]
+
+    straight = fit(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dca.train, "SAVE_EVERY", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path, epoch=3)
+    resumed = fit(tmp_path)
+    assert float(straight.validated) > 0
+    assert torch.equal(straight.validated, resumed.validated)
+    assert torch.equal(straight.head, resumed.head)
