@@ -44,6 +44,7 @@ class CrossModalOptions(FrozenOptions):
     init: str = opt("zeroshot", "first weights: text features, or random", choices=("zeroshot", "random"))
     keep: str = opt("best", "state on validation images, or the last", choices=("best", "last"), source="paper")
     wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
+    epochs: int | None = opt(None, "auto: what makes 12,800 iterations", low=0, source="paper")
     optimizer: str = opt("adamw", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="paper")
     batch_size: int | None = opt(16, "images a step, and as many sentences", low=1, source="paper's grid")
     learning_rate: float | None = opt(1e-4, "rate after warm-up", low=0, source="paper's grid")

@@ -34,6 +34,7 @@ class TipAdapterFOptions(TipAdapterOptions):
     train_views: int = opt(
         20, "augmented views an image that the epochs draw from", low=1, source="paper: one an epoch"
     )
+    epochs: int | None = opt(None, "passes over the images; auto: 20, on EuroSAT 100", low=0, source="paper")
     optimizer: str = opt("adamw", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="paper")
     batch_size: int | None = opt(256, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(1e-3, "first rate", low=0, source="paper")
