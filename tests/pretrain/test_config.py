@@ -14,7 +14,7 @@ from dca.pretrain.evaluate import probe, zero_shot
 
 def test_toml_sets_what_it_names_and_nothing_else(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('[train]\nsteps = 7\nkeep = [0.5, 1.0]\nuntil = [0.5, 1.0]\n[weights]\nmine = 2.0\n')
+    path.write_text("[train]\nsteps = 7\nkeep = [0.5, 1.0]\nuntil = [0.5, 1.0]\n[weights]\nmine = 2.0\n")
     config = read_config(path)
     assert (config.train.steps, config.train.keep, config.weights) == (7, (0.5, 1.0), {"mine": 2.0})
     assert config.train.batch == TrainConfig().batch

@@ -59,9 +59,7 @@ def prepare(config: PretrainConfig, names: Iterable[str] = (), device: str = "cp
         log.info("%s: %s images, %s texts", name, len(tables.get("images", ())), len(tables["tokens"]))
 
 
-def _prepare(
-    name: str, config: PretrainConfig, tokenizer: Tokenizer, lexicon: Lexicon, device: torch.device
-) -> Tables:
+def _prepare(name: str, config: PretrainConfig, tokenizer: Tokenizer, lexicon: Lexicon, device: torch.device) -> Tables:
     """All tensors of one source."""
     table, known = TextTable(), dict[str, Tensor]()
     if name == LEXICON:
