@@ -55,8 +55,9 @@ def refusal(model: Path, clip: CLIP) -> UserError:
 
 
 def test_a_model_loaded_in_a_new_process_gives_the_same_bits(fitted: Path, photos: Path):
+    # Sums of floats depend on how many threads share them, so both sides use as many.
     code = (
-        "import sys; from dca import Classifier\n"
+        f"import sys, torch; torch.set_num_threads({torch.get_num_threads()}); from dca import Classifier\n"
         "sys.stdout.buffer.write(Classifier.from_pretrained(sys.argv[1]).predict_proba(sys.argv[2]).tobytes())"
     )
     line = [sys.executable, "-c", code, str(fitted), str(photos / "test")]
