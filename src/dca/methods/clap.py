@@ -9,8 +9,9 @@ much as zero-shot CLIP already knows the class:
 
 PAPER: the text derives λ as multipliers of an augmented Lagrangian with outer steps; the authors'
 experiments keep them at these first values, and so does this. λ = 0 is their ZS-LP. Nothing is
-chosen on any validation or test image. The penalty acts on raw text vectors, so its strength
-depends on their norm in the backbone.
+chosen on any validation or test image. The penalty acts on raw text vectors, so how hard it holds
+depends on their norm in the backbone: `strength` multiplies it, and the paper's is 1. Where text
+vectors are longer than those of CLIP it is to be lowered, or the prototypes cannot leave them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class CLAPOptions(FrozenOptions):
         choices=MULTIPLIERS,
         source="paper",
     )
+    strength: float = opt(1.0, "factor of the penalty, for other norms of the text vectors", low=0, source="paper")
     epochs: int | None = opt(300, "passes over the few-shot images", low=0, source="paper")
     batch_size: int | None = opt(256, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.1, "rate after warm-up", low=0, source="paper")
@@ -99,7 +101,7 @@ class CLAP(FrozenMethod):
         logits = self.head().logits(one_view(batch))[0]
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.multipliers != "none":
-            terms["near_text"] = penalty(self.weight, self._text, self._lambda)
+            terms["near_text"] = self.options.strength * penalty(self.weight, self._text, self._lambda)
         return Step(terms, logits.detach().softmax(dim=-1))
 
     def head(self) -> Head:
