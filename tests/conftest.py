@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from dca.data.dataset import Dataset
 from dca.files import write_json
 
 torch.set_num_threads(1)
+# Features that tests store stay out of the user's cache; processes they start inherit this.
+os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 MERGES = ["a t</w>", "c at</w>", "d o", "do g</w>", "o f</w>", "p h", "ph o", "pho t", "phot o</w>", "i s</w>", "t h"]

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dca import checkpoint, options
 from dca.clip import CLIP
+from dca.data.cache import FeatureCache
 from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
 from dca.data.images import ImageStore
@@ -189,7 +190,7 @@ class Classifier:
         """Accuracy, accuracy of each class and calibration on labelled pictures."""
         method = self._fitted()
         items = match_classes(as_dataset(X, y), method.task.classes)
-        probs = probabilities([method], [i.picture for i in items], progress=progress)[0]
+        probs = probabilities([method], [i.picture for i in items], progress=progress, cache=FeatureCache())[0]
         return evaluation(probs, np.array([i.label for i in items]), method.task.classes)
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from dca.clip import CLIP
+from dca.data.cache import FeatureCache
 from dca.data.images import stream
 from dca.data.opening import Picture
 from dca.errors import UserError
@@ -22,24 +25,61 @@ ECE_BINS = 15
 
 @torch.no_grad()
 def probabilities(
-    methods: Sequence[Method], pictures: Sequence[Picture], *, stage: str = "images", progress: Progress = silent
+    methods: Sequence[Method],
+    pictures: Sequence[Picture],
+    *,
+    stage: str = "images",
+    progress: Progress = silent,
+    cache: FeatureCache | None = None,
 ) -> list[NDArray[np.float64]]:
-    """(N, C) of each method, which share a backbone: every picture is opened once."""
-    clip = methods[0].clip
-    parts: list[list[torch.Tensor]] = [[] for _ in methods]
-    on_gpu = clip.device.type == "cuda"
-    for crops in stream(pictures, clip.preprocess.crop, BATCH, of_stage(progress, stage), pin=on_gpu):
-        pixels = clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
-        for part, method in zip(parts, methods, strict=True):
-            part.append(method.classify(method.encode(pixels)).cpu())
-    empty = torch.zeros(0, len(methods[0].task.classes))
-    found = [torch.cat(part or [empty]).double().numpy() for part in parts]
-    if wrong := [method.name for method, probs in zip(methods, found, strict=True) if not np.isfinite(probs).all()]:
+    """(N, C) of each method; they share a backbone.
+
+    cache: where the features of methods that leave the image tower alone are kept from run to run.
+    """
+    stored = {n for n, method in enumerate(methods) if cache is not None and method.frozen_images}
+    found = {n: _stored(methods[n], pictures, stage, progress, cache) for n in stored if cache is not None}
+    fresh = [n for n in range(len(methods)) if n not in stored]
+    found |= dict(zip(fresh, _streamed([methods[n] for n in fresh], pictures, stage, progress), strict=True))
+    results = [found[n].double().numpy() for n in range(len(methods))]
+    if wrong := [method.name for method, probs in zip(methods, results, strict=True) if not np.isfinite(probs).all()]:
         raise UserError(
             f"the {' and '.join(wrong)} model gives probabilities that are not numbers",
             hint="its tensors or options hold extreme values; fit again, with the default options first",
         )
-    return found
+    return results
+
+
+def _pixels(clip: CLIP, pictures: Sequence[Picture], stage: str, progress: Progress) -> Iterator[Tensor]:
+    """Batches of pixels as the image tower takes them."""
+    on_gpu = clip.device.type == "cuda"
+    for crops in stream(pictures, clip.preprocess.crop, BATCH, of_stage(progress, stage), pin=on_gpu):
+        yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
+
+
+def _streamed(methods: Sequence[Method], pictures: Sequence[Picture], stage: str, progress: Progress) -> list[Tensor]:
+    """Probabilities (N, C) of each method; every picture is opened once for all of them."""
+    if not methods:
+        return []
+    parts: list[list[Tensor]] = [[torch.zeros(0, len(method.task.classes))] for method in methods]
+    for pixels in _pixels(methods[0].clip, pictures, stage, progress):
+        for part, method in zip(parts, methods, strict=True):
+            part.append(method.classify(method.encode(pixels)).cpu())
+    return [torch.cat(part) for part in parts]
+
+
+def _stored(method: Method, pictures: Sequence[Picture], stage: str, progress: Progress, cache: FeatureCache) -> Tensor:
+    """Probabilities (N, C) from frozen features, encoding only the pictures that the cache has not seen."""
+    clip = method.clip
+    about = {"backbone": clip.digest(), "source": clip.source, "precision": str(clip.compute_dtype)}
+
+    def encode(missing: Sequence[Picture]) -> Iterator[Tensor]:
+        return (clip.encode_image(pixels).cpu() for pixels in _pixels(clip, missing, f"{stage}: features", progress))
+
+    features = cache.features(about, pictures, encode)
+    parts = [torch.zeros(0, len(method.task.classes))]
+    for rows in torch.split(features, BATCH):
+        parts.append(method.classify(method.from_frozen(rows.to(clip.device))).cpu())
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True)

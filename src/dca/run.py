@@ -18,6 +18,7 @@ import dca
 from dca import checkpoint
 from dca.classifier import Classifier
 from dca.clip import CLIP
+from dca.data.cache import FeatureCache
 from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
 from dca.data.draws import import_draw
@@ -170,12 +171,13 @@ def require_readable(dataset: Dataset, progress: Progress) -> None:
 
 
 def compare(model: Classifier, dataset: Dataset, progress: Progress) -> tuple[Evaluation | None, Evaluation | None]:
-    """Zero-shot CLIP and the fitted model on the test images, which are opened once."""
+    """Zero-shot CLIP and the fitted model on the test images."""
     if not dataset.test:
         return None, None
     pictures = [item.picture for item in dataset.test]
     labels = np.array([item.label for item in dataset.test])
-    plain, fitted = probabilities([model.zero_shot(), model.method_], pictures, stage="testing", progress=progress)
+    both = [model.zero_shot(), model.method_]
+    plain, fitted = probabilities(both, pictures, stage="testing", progress=progress, cache=FeatureCache())
     return evaluation(plain, labels, dataset.classes), evaluation(fitted, labels, dataset.classes)
 
 

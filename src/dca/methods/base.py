@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dca import options, seeds
 from dca.clip import CLIP
@@ -158,9 +159,18 @@ class Method(nn.Module, ABC):
     def finish(self, support: Support) -> None:
         """Compute `results`; called once after training."""
 
-    @abstractmethod
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, 3, S, S) -> unit image features (B, D)."""
+        """Pixels (B, 3, S, S) -> unit image features (B, D); overridden where the image tower is touched."""
+        return self.from_frozen(self.clip.encode_image(pixels))
+
+    def from_frozen(self, features: Tensor) -> Tensor:
+        """What `encode` makes of the backbone's own image features (B, D), where it leaves the tower alone."""
+        return F.normalize(features, dim=-1)
+
+    @property
+    def frozen_images(self) -> bool:
+        """Whether images pass the backbone untouched, so that their features can be stored and used again."""
+        return type(self).encode is Method.encode
 
     @abstractmethod
     def classify(self, features: Tensor) -> Tensor:

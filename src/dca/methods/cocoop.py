@@ -59,10 +59,6 @@ class CoCoOp(Method):
         self.names = name_ids(clip, task.classes, chosen.suffix)
         require_room(clip, task.classes, self.names, len(self.context))
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit features of the frozen image tower, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     def encode_text(self, f: Tensor) -> Tensor:
         """t(x): unit text features of each image f (B, D): (B, C, D)."""
         contexts = self.context + self.meta(f)[:, None]

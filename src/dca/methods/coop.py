@@ -73,10 +73,6 @@ class CoOp(TextHead):
         self.names = name_ids(clip, task.classes, chosen.suffix)
         require_room(clip, task.classes, self.names, self.context.shape[-2])
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit features of the frozen image tower, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
         if self.options.position == "end":

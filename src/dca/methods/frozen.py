@@ -91,10 +91,6 @@ class FrozenMethod(Method):
 
     imagenet_templates: ClassVar[Sequence[str]] = SEVEN
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f̂: unit image features (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     def texts(self) -> Tensor:
         """Text features of the sentences, not normalised: (T, C, D)."""
         return class_texts(self.clip, self.task, self.options.templates, self.imagenet_templates)

@@ -68,10 +68,6 @@ class LAMM(TextHead):
         self._start = clip.text.embed([ids[:length] for ids in names]).detach()
         self.labels = nn.Parameter(self._start.clone())
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit features of the frozen image tower, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
         return self._with_names(self.labels)

@@ -109,9 +109,8 @@ class LinearProbe(FrozenMethod):
         self.weight = nn.Parameter(torch.zeros(C, D, device=clip.device))
         self.bias = nn.Parameter(torch.zeros(C, device=clip.device))
 
-    def encode(self, pixels: Tensor) -> Tensor:
+    def from_frozen(self, features: Tensor) -> Tensor:
         """Image features f (B, D) as the encoder gives them, unit vectors only where the option says so."""
-        features = self.clip.encode_image(pixels)
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
 
     def finish(self, support: Support) -> None:

@@ -102,10 +102,6 @@ class TCP(TextHead):
         self.names = name_ids(clip, task.classes, after, before)
         require_room(clip, task.classes, self.names, M)
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit features of the frozen image tower, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features of the teacher's sentences, (C, D)."""

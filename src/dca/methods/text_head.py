@@ -32,7 +32,7 @@ class TextHeadOptions(Recipe):
 
 
 class TextHead(Method):
-    """A method with one unit text feature a class; it adds its parameters, `encode`, `encode_text` and `step`."""
+    """A method with one unit text feature a class; it adds its parameters, `encode_text` and `step`."""
 
     results = MappingProxyType(
         {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}

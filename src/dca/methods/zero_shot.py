@@ -56,10 +56,6 @@ class ZeroShot(Method):
         ]
         self.text_features = F.normalize(sum(each[1:], each[0]), dim=-1).detach()
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Unit image features (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
     def classify(self, features: Tensor) -> Tensor:
         """Softmax of τ cos: (B, C)."""
         return Head(self.text_features[None], self.clip.tau).probabilities(features)
