@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": BASE | {"data", "checkpoint"},
     "classifier": BASE | LOOP | {"clip", "data", "methods", "engine", "checkpoint", "inputs"},
     "run": BASE | LOOP | {"clip", "data", "methods", "checkpoint", "inputs", "classifier"},
+    "transfer": BASE | LOOP | {"data", "methods", "classifier"},
     "plots": BASE,
     "demo": BASE | LOOP | TOP | {"data", "plots"},
     "studies": BASE | TOP | {"plots"},

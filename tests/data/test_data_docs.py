@@ -41,7 +41,7 @@ def test_commands_run(place, page, capsys):
         assert main(shlex.split(command)[1:]) == 0, command
 
 
-@pytest.mark.parametrize("page", ["datasets.md"])
+@pytest.mark.parametrize("page", ["datasets.md", "protocols.md"])
 def test_python_runs(place, page):
     codes = blocks(page, "python")
     assert codes

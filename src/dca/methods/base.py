@@ -7,7 +7,7 @@ import importlib
 import logging
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -175,6 +175,39 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def classify(self, features: Tensor) -> Tensor:
         """Unit image features (B, D) -> probabilities (B, C)."""
+
+    def class_parameters(self) -> set[str]:
+        """Names of parameters whose first axis is the classes."""
+        return set()
+
+    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """The finished model for the classes of another task; nothing is refitted.
+
+        sources: for each class of `task` the trained class it is, or None. Prompts are attached to
+        the new names; what belongs to a class (its covariance, say) follows its source.
+        """
+        raise UserError(
+            f"a {self.name} model knows only the classes it was trained on",
+            hint="methods that learn prompts can be asked about others: dca, coop, vpt, maple, ...",
+        )
+
+    def moved(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """A copy with these parameters for another task, without `results`: a start for `retarget`."""
+        other = type(self)(self.clip, task, self.options)
+        mine = dict(self.named_parameters())
+        rows = [s for s in sources if s is not None]
+        with torch.no_grad():
+            for name, parameter in other.named_parameters():
+                value: Tensor = mine[name]
+                if name in self.class_parameters():
+                    value = value[rows]
+                if value.shape != parameter.shape:
+                    raise UserError(
+                        f"{name} of this {self.name} model belongs to the classes it was trained on",
+                        hint="use a model whose prompts all classes share: --set contexts=unified",
+                    )
+                parameter.copy_(value)
+        return other
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over a saved `state_dict`, checking every name, shape and value."""

@@ -13,7 +13,9 @@ an image). The recipe is the paper's for 16 shots; it has none for fewer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +60,10 @@ class CoCoOp(Method):
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
         self.names = name_ids(clip, task.classes, chosen.suffix)
         require_room(clip, task.classes, self.names, len(self.context))
+
+    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """The same context and network for other names."""
+        return self.moved(task, sources)
 
     def encode_text(self, f: Tensor) -> Tensor:
         """t(x): unit text features of each image f (B, D): (B, C, D)."""

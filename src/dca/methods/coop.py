@@ -73,6 +73,10 @@ class CoOp(TextHead):
         self.names = name_ids(clip, task.classes, chosen.suffix)
         require_room(clip, task.classes, self.names, self.context.shape[-2])
 
+    def class_parameters(self) -> set[str]:
+        """The context, where each class has its own."""
+        return {"context"} if self.options.contexts == "class" else set()
+
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
         if self.options.position == "end":

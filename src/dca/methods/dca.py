@@ -14,10 +14,11 @@ images through the final visual tokens, and averages the M probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -219,6 +220,22 @@ class DCA(Method):
         self.shot_features, self.shot_counts = shots.features, shots.counts
         with naming_classes(self.task.classes):
             self.head().probabilities(features[:1])
+
+    def class_parameters(self) -> set[str]:
+        """The contexts, where each class has its own."""
+        own = self.options.contexts == "class"
+        return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
+
+    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """Prompts on the new names; covariances by class, or Euclidean distances where one is missing."""
+        other = self.moved(task, sources)
+        other.text_features = other.encode_text().detach()
+        shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+        if shots is None:
+            other.options = dataclasses.replace(self.options, test_metric="euclidean")
+            shots = Shots(self.shot_features[:0], self.shot_counts[:0])
+        other.shot_features, other.shot_counts = shots.features, shots.counts
+        return other
 
     def head(self, metric: str | None = None) -> Head:
         """The finished model's head, or another metric over the same statistics."""

@@ -48,6 +48,11 @@ class Shots:
         labels = torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
         return self.features[inside], labels
 
+    def carried(self, sources: Sequence[int | None]) -> Shots | None:
+        """Those of the classes `sources`, in that order; None where one of them has none."""
+        rows = [s for s in sources if s is not None]
+        return Shots(self.features[rows], self.counts[rows]) if len(rows) == len(sources) else None
+
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
         return self.features.sum(dim=1) / self.counts[:, None].to(self.features.dtype)

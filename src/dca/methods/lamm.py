@@ -68,6 +68,10 @@ class LAMM(TextHead):
         self._start = clip.text.embed([ids[:length] for ids in names]).detach()
         self.labels = nn.Parameter(self._start.clone())
 
+    def class_parameters(self) -> set[str]:
+        """The learned names."""
+        return {"labels"}
+
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
         return self._with_names(self.labels)

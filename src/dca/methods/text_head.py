@@ -6,11 +6,12 @@ how the DCA paper shows that covariances help other methods too ("baseline + d_m
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -61,6 +62,19 @@ class TextHead(Method):
         self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
         with naming_classes(self.task.classes):
             self.classify(text[:1])
+
+    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """Text features of the new names; covariances by class, or Euclidean distances where one is missing."""
+        other = self.moved(task, sources)
+        other.text_features = other.encode_text().detach()
+        other.shot_features, other.shot_counts = self.shot_features[:0], self.shot_counts[:0]
+        if self.options.test_metric == "mahalanobis":
+            shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+            if shots is None:
+                other.options = dataclasses.replace(self.options, test_metric="euclidean")
+            else:
+                other.shot_features, other.shot_counts = shots.features, shots.counts
+        return other
 
     def head(self) -> Head:
         """The finished model's head."""

@@ -6,16 +6,17 @@ features of several sentences. Nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.errors import UserError
-from dca.methods.base import Batch, Method, Recipe, Step, Support
+from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
 from dca.methods.heads import Head
 from dca.options import opt
 
@@ -55,6 +56,12 @@ class ZeroShot(Method):
             for template in self.options.templates or (self.task.template,)
         ]
         self.text_features = F.normalize(sum(each[1:], each[0]), dim=-1).detach()
+
+    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+        """The same sentences for other names."""
+        other = self.moved(task, sources)
+        other.finish()
+        return other
 
     def classify(self, features: Tensor) -> Tensor:
         """Softmax of τ cos: (B, C)."""

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from conftest import make_clip
+from dca.classifier import Classifier
+from dca.data import protocols
+from dca.data.dataset import Dataset
+from dca.errors import UserError
+from dca.methods.base import Task, all_methods
+from dca.methods.dca import DCA
+from dca.transfer import retargeted, run_task
+
+SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
+PROMPTS = ["clip_lora", "cocoop", "coop", "dapt", "dca", "maple", "promptsrc", "tcp", "vpt", "zero_shot"]
+
+
+@pytest.fixture(scope="module")
+def halves(sample: Dataset) -> protocols.Task:
+    return protocols.base_to_new(sample, 2, 1)
+
+
+def short(name: str, **options: object) -> Classifier:
+    return Classifier(name, seed=1, backbone=make_clip(), **{**SHORT, **options})
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_are_attached_to_new_names(name: str, halves: protocols.Task) -> None:
+    result = run_task(short(name), halves)
+    base, new = result.targets
+    assert base.evaluation.classes == halves.targets[0].classes
+    assert new.evaluation.classes == halves.targets[1].classes
+    assert np.isfinite(new.evaluation.probabilities).all()
+    np.testing.assert_allclose(new.evaluation.probabilities.sum(1), 1, atol=1e-5)
+    row = result.to_dict()
+    assert (row["protocol"], row["mode"], row["targets"][1]["name"]) == ("base-to-new", "strict", "sample new")
+    assert row["selection"].startswith("strict")
+
+
+def test_every_other_method_refuses_new_names_in_words(halves: protocols.Task) -> None:
+    for name in sorted(set(all_methods()) - set(PROMPTS)):
+        with pytest.raises(UserError, match=name):
+            run_task(short(name), halves)
+
+
+def test_unknown_classes_cost_the_covariances_and_the_result_says_so(halves: protocols.Task) -> None:
+    base, new = run_task(short("dca"), halves).targets
+    assert (base.metric, new.metric) == ("mahalanobis", "euclidean")
+
+
+def test_covariances_follow_their_classes(sample: Dataset) -> None:
+    """A target with some of the classes, in another order: the same numbers as choosing those columns of M heads."""
+    model = short("dca").fit(sample)
+    method = model.method_
+    assert isinstance(method, DCA)
+    chosen = [7, 2, 5]
+    test = tuple(dataclasses.replace(i, label=chosen.index(i.label)) for i in sample.test if i.label in chosen)
+    names = tuple(sample.classes[c] for c in chosen)
+    target = protocols.Target("part", names, sample.template, test, tuple(chosen))
+    other = retargeted(method, target)
+    f = F.normalize(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
+    logits = method.head().logits(f)[..., chosen]
+    torch.testing.assert_close(other.classify(f), logits.softmax(-1).mean(0), atol=1e-5, rtol=1e-4)
+
+
+def test_class_specific_prompts_follow_known_classes_only(sample: Dataset) -> None:
+    method = short("coop", contexts="class").fit(sample).method_
+    task = Task(classes=(sample.classes[3], sample.classes[0]), shots=4)
+    moved = method.retarget(task, (3, 0))
+    torch.testing.assert_close(moved.encode_text(), method.encode_text()[[3, 0]], atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match="belongs to the classes"):
+        method.retarget(dataclasses.replace(task, classes=("x", "y")), (3, None))
+
+
+def test_few_shot_protocol_equals_a_plain_fit(sample: Dataset) -> None:
+    task = protocols.few_shot(sample, 2, 1)
+    assert task.source.test == ()
+    result = run_task(short("dca"), task)
+    plain = Classifier("dca", shots=2, seed=1, backbone=make_clip(), **SHORT).fit(sample)
+    np.testing.assert_allclose(
+        result.targets[0].evaluation.probabilities,
+        plain.predict_proba([item.picture for item in sample.test]),
+        atol=1e-6,
+    )
