@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,14 @@ def test_every_shape_of_model_is_saved_and_loaded_bit_for_bit(
     loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
     given = [item.picture for item in sample.test[:4]]
     assert loaded.predict_proba(given).tobytes() == fitted.predict_proba(given).tobytes()
+
+
+def test_paper_mode_selects_on_what_a_methods_authors_took(sample: Dataset):
+    whole = dataclasses.replace(sample, val=sample.test)
+    for name, strict, paper in (("gda", 10, 30), ("linear_probe", 10, 10), ("dca", 0, 0)):
+        model = Classifier(name, shots=1)
+        assert len(model.draw(whole).val) == strict
+        assert model.selection_.startswith("strict: ")
+        assert len(model.draw(whole, mode="paper").val) == paper
+        assert model.selection_.startswith("paper: ")
+        assert model.draw(whole, mode="paper").test == whole.test

@@ -20,7 +20,8 @@ from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
 from dca.data.images import ImageStore
 from dca.data.opening import Picture
-from dca.data.splits import few_shot, short_classes
+from dca.data.protocols import Mode, training_part
+from dca.data.splits import short_classes
 from dca.device import compute_dtype, resolve_device
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
@@ -118,8 +119,12 @@ class Classifier:
         ]
         return self
 
-    def draw(self, X: Labelled, y: Iterable[Any] | None = None) -> Dataset:
-        """The dataset that `fit` would learn from: the shots of this seed, and the test images."""
+    def draw(self, X: Labelled, y: Iterable[Any] | None = None, *, mode: Mode = "strict") -> Dataset:
+        """The dataset that `fit` would learn from: the shots of this seed, and the test images.
+
+        mode: on which validation images the method may select, as `data/protocols.py` has them;
+        `selection_` then says in words which they are.
+        """
         shots = None if self.shots is None else _whole("shots", self.shots, 1)
         dataset = as_dataset(X, y)
         require_learnable(dataset)
@@ -130,7 +135,9 @@ class Classifier:
                 details=[f"{name}: {n}" for name, n in short],
                 hint=f"add images, or use --shots {least}" if least else "add images to the empty classes",
             )
-        return few_shot(dataset, shots, _whole("seed", self.seed, 0))
+        seed, habit = _whole("seed", self.seed, 0), get_method(self.method).habit
+        source, self.selection_ = training_part(dataset, shots, seed, mode=mode, habit=habit)
+        return dataclasses.replace(source, test=dataset.test)
 
     def _read(self, dataset: Dataset, clip: CLIP, progress: Progress) -> TrainingImages:
         validation = self._images(dataset.val, clip, progress) if dataset.val else None

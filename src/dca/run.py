@@ -23,6 +23,7 @@ from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
 from dca.data.draws import import_draw
 from dca.data.opening import Picture, decode
+from dca.data.protocols import Mode
 from dca.data.splits import hold_out
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
@@ -46,6 +47,7 @@ class Spec:
     seed: int = 1
     backbone: str = "mini"
     precision: str = "auto"
+    protocol: Mode = "strict"
     hold_out: float = 0.0
     draw: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -125,9 +127,10 @@ def drawn(spec: Spec, model: Classifier, dataset: Dataset | None = None) -> Data
     if spec.hold_out:
         dataset = hold_out(dataset, spec.hold_out, spec.seed)
     if spec.draw is None:
-        return model.draw(dataset)
+        return model.draw(dataset, mode=spec.protocol)
     if spec.shots is not None:
         raise UserError("--draw and --shots cannot go together: the file says which images are taken")
+    model.selection_ = f"{spec.protocol}: the validation images of {Path(spec.draw).name}"
     return import_draw(spec.draw, dataset)
 
 
@@ -200,6 +203,7 @@ def _result(
         "images": len(model.draw_),
         "test_images": adapted.n if adapted else 0,
         "seed": spec.seed,
+        "selection": model.selection_,
         "zero_shot_accuracy": zero.accuracy if zero else None,
         "accuracy": adapted.accuracy if adapted else None,
         "trained_parameters": model.method_.trained(),

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="mini (inside this package), vit-b-16, vit-b-32, vit-l-14, laion-vit-b-16, ..., a hub id, or a path.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["strict", "paper"]),
+    default="strict",
+    show_default=True,
+    help="Validation images a method may select on: at most 4 a class, or those its authors took.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
 @overwrite_flag
@@ -52,6 +59,7 @@ def command(
     hold_out: float,
     draw: str | None,
     backbone: str,
+    protocol: str,
     output: Path | None,
     settings: tuple[str, ...],
     overwrite: bool,
@@ -74,7 +82,7 @@ def command(
     """
     spec = specify(
         method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
-        precision=precision,
+        protocol=protocol, precision=precision,
     )  # fmt: skip
     target = output or default_output(data)
     outcome = follow(spec, target, device, overwrite, bars_shown=not (quiet or as_json))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from dca.errors import UserError, unknown_name
 from dca.options import opt
 
 log = logging.getLogger(__name__)
+
+
+Habit = Literal["none", "few", "shots", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,8 @@ class Method(nn.Module, ABC):
     paper: ClassVar[str]
     trains_on: ClassVar[str]  # "images", "features" or "nothing"
     Options: ClassVar[type[Recipe]]
+    # Validation images that its authors' code selects on: none, few, shots or full (data/protocols.py).
+    habit: ClassVar[Habit] = "none"
     # Tensors made after training, of shapes that only the data decides, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}
 

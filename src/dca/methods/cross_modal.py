@@ -63,6 +63,7 @@ class CrossModal(FrozenMethod):
     name = "cross_modal"
     paper = "Lin et al., Multimodality Helps Unimodality: Cross-Modal Few-Shot Learning, CVPR 2023"
     trains_on = "features"
+    habit = "few"
     Options = CrossModalOptions
     # What the finished model multiplies with, and its accuracy on the validation images (-1: unknown).
     results = MappingProxyType({"head": torch.float32, "validated": torch.float32})

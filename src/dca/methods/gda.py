@@ -62,6 +62,7 @@ class GDA(FrozenMethod):
     name = "gda"
     paper = "Wang et al., A Hard-to-Beat Baseline for Training-free CLIP-based Adaptation, ICLR 2024"
     trains_on = "nothing"
+    habit = "full"
     Options = GDAOptions
     results = MappingProxyType(dict.fromkeys(("text_features", "weight", "bias", "alpha"), torch.float32))
     options: GDAOptions

@@ -100,6 +100,7 @@ class LinearProbe(FrozenMethod):
     name = "linear_probe"
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
     trains_on = "nothing"  # of the loop; a convex solver finds the weights
+    habit = "few"
     Options = LinearProbeOptions
     options: LinearProbeOptions
 

@@ -102,6 +102,7 @@ class TipAdapter(FrozenMethod):
     name = "tip_adapter"
     paper = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV 2022"
     trains_on = "nothing"
+    habit = "full"
     Options = TipAdapterOptions
     results = MappingProxyType(
         {

@@ -49,6 +49,7 @@ class TipAdapterF(TipAdapter):
 
     name = "tip_adapter_f"
     trains_on = "features"
+    habit = "full"
     Options = TipAdapterFOptions
     results = types.MappingProxyType({name: kind for name, kind in TipAdapter.results.items() if name != "keys"})
     options: TipAdapterFOptions
