@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -14,6 +13,7 @@ from typing import Any
 from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
 from dca.errors import UserError
+from dca.files import write_bytes
 
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")
@@ -53,10 +53,7 @@ def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path
     rows = {part: ",\n".join(f"  {json.dumps(row)}" for row in record.pop(part)) for part in PARTS}
     head = json.dumps(record, indent=1)[:-2]
     body = ",\n".join(f' "{part}": [\n{rows[part]}\n ]' for part in PARTS)
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{head},\n{body}\n}}\n", encoding="utf-8")
-    partial.replace(path)
+    write_bytes(Path(path), f"{head},\n{body}\n}}\n".encode())
     return str(record["hash"])
 
 
