@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from dca.clip import CLIP, ExtraTokens
@@ -61,3 +62,10 @@ def test_gradients_reach_tokens_and_no_weight(clip: CLIP) -> None:
     assert tokens.grad is not None
     assert tokens.grad.abs().min() > 0
     assert all(p.grad is None for p in clip.parameters())
+
+
+def test_pil_images_and_their_pixels_give_the_same_features(clip: CLIP) -> None:
+    images = [Image.effect_noise((50, 40), 80).convert("RGB"), Image.new("L", (32, 70), 90)]
+    features = clip.encode_image(images)
+    assert features.shape == (2, clip.config.embed_dim)
+    assert torch.equal(features, clip.encode_image(clip.preprocess(images)))
