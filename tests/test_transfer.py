@@ -53,6 +53,12 @@ def test_unknown_classes_cost_the_covariances_and_the_result_says_so(halves: pro
     assert (base.metric, new.metric) == ("mahalanobis", "euclidean")
 
 
+def test_a_model_that_needs_no_covariances_keeps_its_metric(halves: protocols.Task) -> None:
+    for name in ("dca", "coop"):
+        base, new = run_task(short(name, test_metric="cosine"), halves).targets
+        assert (base.metric, new.metric) == ("cosine", "cosine")
+
+
 def test_covariances_follow_their_classes(sample: Dataset) -> None:
     """A target with some of the classes, in another order: the same numbers as choosing those columns of M heads."""
     model = short("dca").fit(sample)

@@ -232,7 +232,8 @@ class DCA(Method):
         other.text_features = other.encode_text().detach()
         shots = Shots(self.shot_features, self.shot_counts).carried(sources)
         if shots is None:
-            other.options = dataclasses.replace(self.options, test_metric="euclidean")
+            if self.options.test_metric == "mahalanobis":
+                other.options = dataclasses.replace(self.options, test_metric="euclidean")
             shots = Shots(self.shot_features[:0], self.shot_counts[:0])
         other.shot_features, other.shot_counts = shots.features, shots.counts
         return other

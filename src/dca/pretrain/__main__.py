@@ -54,11 +54,11 @@ def tokenizer(config: Path, out: Path, size: int) -> None:
 @click.option("--device", default="auto", show_default=True, help="Where the sentence encoder runs.")
 def prepare(config: Path, sources: tuple[str, ...], device: str) -> None:
     """Decode the images and tokenise the texts of the pack, once."""
+    from dca.device import resolve_device
     from dca.pretrain.config import read_config
     from dca.pretrain.prepare import prepare as prepare_sources
-    from dca.pretrain.train import resolve
 
-    prepare_sources(read_config(config), sources, str(resolve(device)))
+    prepare_sources(read_config(config), sources, str(resolve_device(device)))
 
 
 @cli.command()

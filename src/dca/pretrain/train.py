@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.device import resolve_device
 from dca.pretrain import augment, loss, schedule
 from dca.pretrain.config import ATTENTION, AugmentConfig, PretrainConfig, TrainConfig
 from dca.pretrain.corpus import Corpus, TextBatch, load_corpus
@@ -30,18 +31,13 @@ LARGEST_SCALE = math.log(100.0)
 LONG_EVERY = 8
 
 
-def resolve(device: str) -> torch.device:
-    """The device asked for; auto takes a GPU where there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-
-
 def train(config: PretrainConfig, report: Report | None = None, stop_after: int | None = None) -> State:
     """Train to the end of the schedule, continuing what lies in `out`; writes log, state and model.
 
     report: called with each log line. stop_after: stop (and save) after this many further steps; a
     file named `stop` in `out` does the same at the next log line.
     """
-    settings, device = config.train, resolve(config.train.device)
+    settings, device = config.train, resolve_device(config.train.device)
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config.to_dict(), indent=1), encoding="utf-8")
