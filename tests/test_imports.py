@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 BASE = {"errors", "seeds", "files", "options", "progress", "device"}
-LOOP = {"support", "train", "evaluate"}
+LOOP = {"support", "gradients", "train", "evaluate"}
 TOP = {"inputs", "classifier", "run"}
 # Room -> the rooms it may import, besides itself. A new room needs a line here.
 MAY_IMPORT: dict[str, set[str]] = {

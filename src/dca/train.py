@@ -23,6 +23,7 @@ from torch import Tensor
 from dca import seeds
 from dca.errors import UserError
 from dca.files import write_bytes
+from dca.gradients import Gradients
 from dca.methods.base import Batch, Method, Recipe
 from dca.support import TrainingImages
 
@@ -94,6 +95,7 @@ class Trainer:
         method.prepare(images)
         self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate()
         self.optimizer = make_optimizer(method, recipe, self.rate)
+        self._gradients = Gradients(method)
 
     def run(self, folder: Path | None = None, progress: Progress | None = None) -> list[Row]:
         """Train to the last epoch, continuing what `folder` holds; returns one row an epoch.
@@ -125,12 +127,15 @@ class Trainer:
         correct = seen = 0
         steps = list(batches(len(self._labels), self.batch_size, generator))
         self.method.train()
+        following = self._batch(steps[0], generator)
         for number, indices in enumerate(steps, 1):
             passed = (number - 1) / len(steps) if self.recipe.schedule == "step" else 0.0
             rate = rate_at(epoch + passed, self.epochs, self.recipe, self.rate)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            terms, hits = self._step(indices, generator, epoch)
+            told = self._step(following, rate)
+            # A GPU is still busy with this step while the next batch is made; reading waits for it.
+            if number < len(steps):
+                following = self._batch(steps[number], generator)
+            terms, hits = self._read(*told, epoch)
             correct, seen = correct + hits, seen + len(indices)
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -145,17 +150,23 @@ class Trainer:
         row = {"epoch": epoch + 1, "loss": sum(means.values()), **means}
         return {**row, "accuracy": correct / seen, "learning_rate": rate, "seconds": time.monotonic() - began}
 
-    def _step(self, indices: Tensor, generator: torch.Generator, epoch: int) -> tuple[dict[str, float], int]:
-        """One update; the value of each loss term, and how many images were right."""
-        batch = self._batch(indices, generator)
-        step = self.method.step(batch)
-        values = {name: float(term.detach()) for name, term in step.terms.items()}
-        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
-            raise self._diverged(epoch, f"loss term {', '.join(bad)}")
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(step.terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+    def _step(self, batch: Batch, rate: float) -> tuple[list[str], Tensor]:
+        """One update. Names of the loss terms; their values and the number of right images, still on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        step = self._gradients(batch)
+        right = (step.probabilities.argmax(dim=-1) == batch.labels).sum()
+        told = torch.stack([value.double() for value in (*step.terms.values(), right)])
         self.optimizer.step()
-        return values, int((step.probabilities.argmax(dim=-1) == batch.labels).sum())
+        return list(step.terms), told
+
+    def _read(self, names: list[str], told: Tensor, epoch: int) -> tuple[dict[str, float], int]:
+        """What `_step` told, as numbers."""
+        *values, right = told.tolist()
+        terms = dict(zip(names, values, strict=True))
+        if bad := [name for name, value in terms.items() if not math.isfinite(value)]:
+            raise self._diverged(epoch, f"loss term {', '.join(bad)}")
+        return terms, int(right)
 
     def _diverged(self, epoch: int, what: str) -> UserError:
         return UserError(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import make_clip, tiny_config
-from dca.clip import CLIP, ExtraTokens
+from dca.clip import CLIP
 from oracles.text import encode_padded, encode_prompts_padded
 
 
@@ -70,7 +70,7 @@ def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
     width = clip.config.text.width
     x = torch.randn(2, 7, width, generator=generator)
     deep = torch.randn(3, width, generator=generator)
-    got = clip.text.encode_embedded(x, ExtraTokens({1: deep}, present=3))
+    got = clip.text.encode_packed(x.flatten(0, 1), [7, 7], {1: deep})
 
     h = clip.text.blocks[0](x + clip.text.positions[:7], causal=True)
     h = torch.cat([h[:, :1], deep.expand(2, -1, -1), h[:, 4:]], dim=1)
@@ -88,7 +88,7 @@ def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, per_class: bool)
     deep = {n: torch.randn(*shape, 3, clip.config.text.width, generator=generator) for n in (1, 2)}
     got = clip.encode_prompts([context], names, [deep])[0]
     for c, ids in enumerate(names):
-        x = torch.cat([clip.text.embed([[clip.config.text.sot_id]])[0], context, clip.text.embed([ids])[0]])
+        x = torch.cat([clip.text.embed([clip.config.text.sot_id]), context, clip.text.embed(ids)])
         h = (x + clip.text.positions[: len(x)])[None]
         for layer, block in enumerate(clip.text.blocks):
             if layer in deep:

@@ -43,18 +43,19 @@ class Attention(nn.Module):
         merged: Tensor = self.out(x.transpose(-3, -2).flatten(-2))
         return merged
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x (..., T, W), each (..., heads, T, W / heads)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        return self._finish(x, x, q, k, v)
+    def project(self, x: Tensor, queries: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (..., heads, T, W / heads).
 
-    def project_last(self, x: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """As `project`, with queries of the chosen rows only."""
+        x: (..., T, W). queries: the rows (..., N, W) whose queries are wanted; all of x unless given.
+        """
+        if queries is None:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            return self._finish(x, x, q, k, v)
         width = x.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(x[..., rows, :], weight[:width], bias[:width])
+        q = F.linear(queries, weight[:width], bias[:width])
         k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
-        return self._finish(x, x[..., rows, :], q, k, v)
+        return self._finish(x, queries, q, k, v)
 
     def _finish(self, x: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Add the updates and split the heads; `rows` are the inputs of the queries."""
@@ -84,16 +85,14 @@ class Block(nn.Module):
         """x: (B, T, W) -> (B, T, W), or (B, len(rows), W) when only some rows are wanted.
 
         In a tower's last block one row feeds the output; the queries and the MLP of the
-        others would be thrown away. `rows` and `causal` together allow the last row only,
-        which sees every key.
+        others would be thrown away. Rows that are chosen see every key.
         """
         normed = self.ln_1(x)
         if rows is None:
-            q, k, v = self.attn.project(normed)
+            mixed = F.scaled_dot_product_attention(*self.attn.project(normed), is_causal=causal)
         else:
-            q, k, v = self.attn.project_last(normed, rows)
+            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, normed[..., rows, :]))
             x = x[..., rows, :]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal and rows is None)
         return self.finish(x, mixed)
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class CLIP(nn.Module):
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.zeros(()))
+        self._tau: float | None = None
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
@@ -55,8 +56,10 @@ class CLIP(nn.Module):
 
     @property
     def tau(self) -> float:
-        """exp(logit_scale), the scale of the softmax."""
-        return float(self.logit_scale.exp())
+        """exp(logit_scale), the scale of the softmax; read once, since a frozen one does not change."""
+        if self._tau is None or self.logit_scale.requires_grad:
+            self._tau = float(self.logit_scale.detach().exp())
+        return self._tau
 
     def freeze(self) -> CLIP:
         """No gradients for any weight, evaluation mode; returns self."""
@@ -84,10 +87,10 @@ class CLIP(nn.Module):
         with self._autocast():
             return self.text.encode_prompts(contexts, names, deep).float()
 
-    def encode_embedded(self, sequences: Sequence[Tensor], extra: ExtraTokens | None = None) -> Tensor:
-        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D); see `TextTower`."""
+    def encode_embedded(self, sequences: Sequence[Tensor]) -> Tensor:
+        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D)."""
         with self._autocast():
-            return self.text.encode_sequences(sequences, extra).float()
+            return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
 
     @contextmanager
     def updated(self, updates: Mapping[str, Update]) -> Iterator[None]:

@@ -1,54 +1,24 @@
 """The text tower: causal, so nothing behind EOT matters and a shared beginning is shared work.
 
-Three facts make the exact fast route. A row sees only the rows before it, so a sequence may
+Four facts make the exact fast route. A row sees only the rows before it, so a sequence may
 end at its EOT. The beginning [SOS, w_1 .. w_L] of a prompt is the same for every class, so
 its keys and values are computed once. Only the EOT row leaves the last block, so only that
-row needs a query and an MLP there. Sequences of equal length run together: no padding at all.
+row needs a query and an MLP there. And a linear layer does not care to which sequence a row
+belongs, so all sequences, and all prompts, pass the blocks together, without padding.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import Block, Blocks
+from dca.clip.blocks import Blocks
 from dca.clip.config import TextConfig
-from dca.clip.tokens import ExtraTokens
-
-EOT = slice(-1, None)
-KeysValues = tuple[Tensor, Tensor]
-
-
-def by_length(sequences: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
-    """Groups of equally long sequences, shortest first: their places, and themselves."""
-    for length in sorted({len(s) for s in sequences}):
-        places = [i for i, s in enumerate(sequences) if len(s) == length]
-        yield places, [sequences[i] for i in places]
-
-
-def attend_with_prefix(q: Tensor, own: KeysValues, prefix: KeysValues) -> Tensor:
-    """Attention of class tokens to a shared prefix and, causally, to their own sequence.
-
-    q: (C, heads, R, d), the last R of T own rows. own: keys and values (C, heads, T, d).
-    prefix: keys and values (heads, P, d). Returns (C, heads, R, d). The prefix is never
-    expanded over the classes: its scores are one product over all C·R rows.
-    """
-    classes, heads, rows, d = q.shape
-    T = own[0].shape[-2]
-    q = q * d**-0.5
-    folded = q.transpose(0, 1).reshape(heads, classes * rows, d)
-    shared = (folded @ prefix[0].transpose(-1, -2)).view(heads, classes, rows, -1).transpose(0, 1)
-    within = q @ own[0].transpose(-1, -2)
-    future = torch.ones(rows, T, dtype=torch.bool, device=q.device).triu(1 + T - rows)
-    within = within.masked_fill(future, float("-inf"))
-    weights = torch.cat([shared, within], dim=-1).softmax(dim=-1)
-    P = prefix[0].shape[-2]
-    to_prefix = weights[..., :P].transpose(0, 1).reshape(heads, classes * rows, P)
-    from_prefix = (to_prefix @ prefix[1]).view(heads, classes, rows, d).transpose(0, 1)
-    return from_prefix + weights[..., P:] @ own[1]
+from dca.clip.layout import Prompts, Sequences
+from dca.clip.ragged import constant
 
 
 class TextTower(nn.Module):
@@ -63,41 +33,23 @@ class TextTower(nn.Module):
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Linear(config.width, embed_dim, bias=False)
 
-    def embed(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Token embeddings (N, T, W) of equally long id sequences, without positions."""
-        ids = torch.tensor(sequences, dtype=torch.long, device=self.positions.device)
-        embedded: Tensor = self.embedding(ids)
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Token embeddings (R, W) of R ids, without positions."""
+        embedded: Tensor = self.embedding(constant(tuple(ids), self.positions.device))
         return embedded
-
-    def encode_embedded(self, x: Tensor, extra: ExtraTokens | None = None) -> Tensor:
-        """Embeddings (N, T, W) that begin with SOS and end with EOT -> features (N, D).
-
-        Positions are added here, before extra tokens enter: those carry none.
-        """
-        x = x + self.positions[: x.shape[-2]]
-        present = extra.present if extra is not None else 0
-        last = len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
-            if extra is not None:
-                x, present = extra.insert(x, layer, present)
-            x = block(x, causal=True, rows=EOT if layer == last else None)
-        return self._read(x)
 
     def encode_ids(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Id sequences [SOS .. EOT] of any lengths -> features (N, D)."""
-        parts = [(places, self.encode_embedded(self.embed(group))) for places, group in by_length(sequences)]
-        return _restore(parts)
+        return self.encode_packed(self.embed(_joined(sequences)), [len(ids) for ids in sequences])
 
-    def encode_sequences(self, sequences: Sequence[Tensor], extra: ExtraTokens | None = None) -> Tensor:
-        """Embedded sequences (T_i, W) of any lengths, each from SOS to EOT -> features (N, D).
+    def encode_packed(self, x: Tensor, lengths: Sequence[int], deep: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Embedded sequences end to end (R, W), each from SOS to EOT -> features (N, D).
 
-        Extra tokens (N, V, W) belong to the sequences one by one; (V, W) to all.
+        deep: at the input of a block, tokens (L, W), or (N, L, W) of each sequence, that replace the
+        L rows behind SOS. Positions are added once, at the beginning.
         """
-        parts = []
-        for places, _ in by_length([range(len(s)) for s in sequences]):
-            x = torch.stack([sequences[i] for i in places])
-            parts.append((places, self.encode_embedded(x, _of_group(extra, places))))
-        return _restore(parts)
+        layout = Sequences(lengths, x.device)
+        return self._encode(x + self._positions(layout.rows.places()), layout, deep or {})
 
     def encode_prompts(
         self,
@@ -112,84 +64,56 @@ class TextTower(nn.Module):
         deep: for each context, tokens (L_m, W) or (C, L_m, W) that replace its rows at the input
         of a block. Whatever is of each class cannot share the prefix and takes the next best route.
         """
-        features = []
-        for m, context in enumerate(contexts):
-            replaced = deep[m] if deep else {}
-            shared = context.dim() == 2 and all(tokens.dim() == 2 for tokens in replaced.values())
-            features.append((self._shared if shared else self._own)(context, names, replaced))
-        return torch.stack(features)
+        deep = deep or [{} for _ in contexts]
+        learned = [(context, *more.values()) for context, more in zip(contexts, deep, strict=True)]
+        shared = [m for m, tokens in enumerate(learned) if all(t.dim() == 2 for t in tokens)]
+        found = {m: self._own(contexts[m], names, deep[m]) for m in range(len(contexts)) if m not in shared}
+        if shared:
+            together = self._shared([contexts[m] for m in shared], names, [deep[m] for m in shared])
+            found |= dict(zip(shared, together, strict=True))
+        return torch.stack([found[m] for m in range(len(contexts))])
 
     def _own(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
         """Tokens of each class: nothing but SOS is shared. context: (C, L, W) or (L, W). Features (C, D)."""
         own = context.expand(len(names), *context.shape[-2:])
-        extra = ExtraTokens(deep, present=context.shape[-2]) if deep else None
-        parts = []
-        for places, group in by_length(names):
-            sos = self.embed([[self.config.sot_id]]).expand(len(group), 1, -1)
-            x = torch.cat([sos, own[places], self.embed(group)], dim=1)
-            parts.append((places, self.encode_embedded(x, _of_group(extra, places))))
-        return _restore(parts)
+        sos = self.embed([self.config.sot_id])
+        tails = torch.split(self.embed(_joined(names)), [len(ids) for ids in names])
+        rows = torch.cat([part for c, tail in enumerate(tails) for part in (sos, own[c], tail)])
+        return self.encode_packed(rows, [1 + own.shape[1] + len(ids) for ids in names], deep)
 
-    def _shared(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
-        """One context (L, W) for all classes: its keys and values once, then each group. (C, D)."""
-        prefix = self._prefix(context, deep)
-        start = 1 + len(context)
-        parts = []
-        last = len(self.blocks) - 1
-        for places, group in by_length(names):
-            x = self.embed(group)
-            x = x + self.positions[start : start + x.shape[1]]
-            for layer, (block, shared) in enumerate(zip(self.blocks, prefix, strict=True)):
-                x = _block_with_prefix(block, x, shared, only_last=layer == last)
-            parts.append((places, self._read(x)))
-        return _restore(parts)
+    def _shared(
+        self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]], deep: Sequence[Mapping[int, Tensor]]
+    ) -> Tensor:
+        """M contexts (L_m, W), each for all classes: features (M, C, D)."""
+        sos = self.embed([self.config.sot_id])
+        layout = Prompts([1 + len(context) for context in contexts], [len(ids) for ids in names], sos.device)
+        rows = [part for context in contexts for part in (sos, context)] + [self.embed(_joined(names))] * layout.M
+        places = layout.prefix.places() + _joined([layout.name.places(1 + len(context)) for context in contexts])
+        layers = {layer for tokens in deep for layer in tokens}
+        replaced = {layer: [tokens.get(layer) for tokens in deep] for layer in layers}
+        features = self._encode(torch.cat(rows) + self._positions(places), layout, replaced)
+        return torch.unflatten(features, 0, (layout.M, -1))
 
-    def _prefix(self, context: Tensor, deep: Mapping[int, Tensor]) -> list[KeysValues]:
-        """Keys and values of [SOS, w_1 .. w_L] at every block, each (heads, 1 + L, d)."""
-        x = torch.cat([self.embed([[self.config.sot_id]])[0], context])
-        x = (x + self.positions[: len(x)])[None]
-        keys_values = []
+    def _encode(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any]) -> Tensor:
+        """Packed rows with positions (R, W) through the blocks -> a feature for each EOT (N, D)."""
         last = len(self.blocks) - 1
-        extra, present = ExtraTokens(deep, present=len(context)), len(context)
         for layer, block in enumerate(self.blocks):
-            x, present = extra.insert(x, layer, present)
+            if layer in deep:
+                x = layout.replace(x, deep[layer])
             normed = block.ln_1(x)
-            q, k, v = block.attn.project(normed)
-            keys_values.append((k[0], v[0]))
             if layer < last:
-                mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-                x = block.finish(x, mixed)
-        return keys_values
-
-    def _read(self, x: Tensor) -> Tensor:
-        """The last row, normalised and projected: (N, T, W) -> (N, D)."""
-        feature: Tensor = self.projection(self.ln_final(x[:, -1]))
+                x = block.finish(x, layout.attend(*block.attn.project(normed)))
+            else:
+                q, k, v = block.attn.project(normed, queries=layout.last(normed))
+                x = block.finish(layout.last(x), layout.attend_last(q, k, v))
+        feature: Tensor = self.projection(self.ln_final(x))
         return feature
 
-
-def _block_with_prefix(block: Block, x: Tensor, prefix: KeysValues, *, only_last: bool) -> Tensor:
-    """One block over class rows x (C, T, W) that also see the shared prefix."""
-    normed = block.ln_1(x)
-    if only_last:
-        q, k, v = block.attn.project_last(normed, EOT)
-        x = x[:, EOT]
-    else:
-        q, k, v = block.attn.project(normed)
-    return block.finish(x, attend_with_prefix(q, (k, v), prefix))
+    def _positions(self, places: Sequence[int]) -> Tensor:
+        """Position embeddings (R, W) of rows at these places of their sequences."""
+        return self.positions[constant(tuple(places), self.positions.device)]
 
 
-def _of_group(extra: ExtraTokens | None, places: list[int]) -> ExtraTokens | None:
-    """The extra tokens of the sequences at `places`."""
-    if extra is None:
-        return None
-    layers = {layer: tokens if tokens.dim() == 2 else tokens[places] for layer, tokens in extra.layers.items()}
-    return dataclasses.replace(extra, layers=layers)
-
-
-def _restore(parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
-    """Put grouped rows back into the order they came in."""
-    order = [place for places, _ in parts for place in places]
-    rows = torch.cat([part for _, part in parts])
-    inverse = torch.empty(len(order), dtype=torch.long)
-    inverse[torch.tensor(order)] = torch.arange(len(order))
-    return rows[inverse.to(rows.device)]
+def _joined(sequences: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """All numbers, sequence after sequence."""
+    return tuple(number for sequence in sequences for number in sequence)

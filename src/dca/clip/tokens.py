@@ -20,14 +20,11 @@ class ExtraTokens:
         block l stand in the input of block l; rows that an earlier layer inserted are
         replaced. Block 0 is the tower's input.
     place: after the first row (CLS or SOS), or behind the last one.
-    present: rows of the sequence at `place` that are the method's already (a learned text
-        context), which the first inserted tokens replace.
     before_norm: block 0's tokens pass through the image tower's ln_pre with the rest.
     """
 
     layers: Mapping[int, Tensor] = field(default_factory=dict)
     place: Place = "after_first"
-    present: int = 0
     before_norm: bool = False
 
     def insert(self, x: Tensor, layer: int, present: int) -> tuple[Tensor, int]:

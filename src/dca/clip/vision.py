@@ -36,7 +36,7 @@ class VisionTower(nn.Module):
     def forward(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
         extra = extra or ExtraTokens()
-        x, present = self.embed(pixels), extra.present
+        x, present = self.embed(pixels), 0
         if extra.before_norm:
             x, present = extra.insert(x, 0, present)
         x = self.ln_pre(x)

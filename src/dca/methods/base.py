@@ -113,6 +113,9 @@ class Method(nn.Module, ABC):
     Options: ClassVar[type[Recipe]]
     # Validation images that its authors' code selects on: none, few, shots or full (data/protocols.py).
     habit: ClassVar[Habit] = "none"
+    # Whether a GPU may record a step once and replay it. Not where a step reads values back from the
+    # device, or does something else the second time; one that draws random numbers is never recorded.
+    recordable: ClassVar[bool] = True
     # Tensors made after training, of shapes that only the data decides, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}
 

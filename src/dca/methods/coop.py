@@ -86,11 +86,11 @@ class CoOp(TextHead):
     def _sequences(self) -> list[Tensor]:
         """Embedded sequences with the name in front or in the middle, (T_c, W) of each class."""
         before = self.context.shape[-2] // 2 if self.options.position == "middle" else 0
-        sos = self.clip.text.embed([[self.clip.tokenizer.sot_id]])[0]
+        sos = self.clip.text.embed([self.clip.tokenizer.sot_id])
         contexts = self.context.expand(len(self.names), *self.context.shape[-2:])
         sequences = []
         for label, ids, context in zip(self.task.classes, self.names, contexts, strict=True):
-            own = self.clip.text.embed([ids])[0]
+            own = self.clip.text.embed(ids)
             length = len(self.clip.tokenizer.words(label.replace("_", " ")))
             parts = [sos, context[:before], own[:length], context[before:], own[length:]]
             sequences.append(torch.cat(parts))

@@ -65,7 +65,7 @@ class LAMM(TextHead):
         length = min(chosen.n_tokens or shortest, shortest)
         require_room(clip, task.classes, names, len(clip.tokenizer.words(chosen.phrase)))
         self.rest = [ids[length:] for ids in names]
-        self._start = clip.text.embed([ids[:length] for ids in names]).detach()
+        self._start = torch.stack([clip.text.embed(ids[:length]) for ids in names]).detach()
         self.labels = nn.Parameter(self._start.clone())
 
     def class_parameters(self) -> set[str]:
@@ -84,7 +84,7 @@ class LAMM(TextHead):
 
     def _with_names(self, labels: Tensor) -> Tensor:
         """Unit text features (C, D) where the names begin with `labels` (C, ℓ, W)."""
-        phrase = self.clip.text.embed([self.clip.tokenizer.words(self.options.phrase)])
+        phrase = self.clip.text.embed(self.clip.tokenizer.words(self.options.phrase))
         context = torch.cat([phrase.expand(len(labels), -1, -1), labels], dim=1)
         return F.normalize(self.clip.encode_prompts([context], self.rest)[0], dim=-1)
 
@@ -94,7 +94,7 @@ class LAMM(TextHead):
         f, t = self.encode(batch.inputs), self.encode_text()
         z, z0 = self.clip.tau * f @ t.mT, self.clip.tau * f @ self.teacher.mT
         anchor = (self.labels - self._start).square().sum()
-        drift = (1 - (t[y] * self.teacher[y]).sum(dim=-1)).mean() if (y != y[0]).any() else t.new_zeros(())
+        drift = (1 - (t[y] * self.teacher[y]).sum(dim=-1)).mean() * (y != y[0]).any()
         terms = {
             "cls": F.cross_entropy(z, y),
             "names": anchor if chosen.anchor == "code" else anchor / self.task.shots,

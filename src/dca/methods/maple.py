@@ -56,7 +56,7 @@ class MaPLe(TextHead):
         width, J = clip.config.text.width, min(chosen.depth, clip.config.text.layers, clip.config.vision.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:
-            start[0] = clip.text.embed([words[:n]])[0].detach()
+            start[0] = clip.text.embed(words[:n]).detach()
         self.prompts = nn.Parameter(start)
         reach = width**-0.5
         draw = self.generator("coupling")

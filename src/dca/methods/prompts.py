@@ -95,7 +95,7 @@ def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> 
     ids = clip.tokenizer.words(phrase)
     if not ids:
         raise UserError(f"the phrase '{phrase}' holds no token to start a context from")
-    return clip.text.embed([ids])[0].detach().clone()
+    return clip.text.embed(ids).detach().clone()
 
 
 def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:

@@ -1,0 +1,97 @@
+"""The recording itself needs a GPU: benchmarks/check_device.py compares it with the step as written."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from conftest import make_clip
+from dca import gradients
+from dca.gradients import Gradients, compute
+from dca.methods.base import Batch, Method, Step, Task, get_method
+
+
+def build(name: str) -> Method:
+    kind = get_method(name)
+    method = kind.build(make_clip(), Task(classes=("cat", "dog", "red fox"), shots=2, seed=1), kind.Options())
+    with torch.no_grad():
+        for parameter in method.parameters():  # so that no gradient is zero by construction
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    return method
+
+
+def batch(seed: int, count: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(count, 3, 32, 32, generator=generator)
+    return Batch(pixels, torch.randint(3, (count,), generator=generator), generator)
+
+
+class Fake:
+    """Stands for a recording: counts what it is asked."""
+
+    made: ClassVar[list[tuple[int, ...]]] = []
+    replayed: ClassVar[list[Batch]] = []
+
+    def __init__(self, method: Method, batch: Batch) -> None:
+        self.method = method
+        Fake.made.append(tuple(batch.inputs.shape))
+
+    def __call__(self, batch: Batch) -> Step:
+        Fake.replayed.append(batch)
+        return compute(self.method, batch)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setattr(gradients, "on_gpu", lambda batch: True)
+    monkeypatch.setattr(gradients, "Recording", Fake)
+    monkeypatch.setattr(Fake, "made", [])
+    monkeypatch.setattr(Fake, "replayed", [])
+    return Fake
+
+
+def test_gradients_are_those_of_the_sum_of_terms():
+    method = build("coop")
+    terms = method.step(batch(1)).terms
+    expected = torch.autograd.grad(sum(terms.values()), list(method.parameters()))
+    for _ in range(2):  # the second time nothing of the first is left
+        step = compute(method, batch(1))
+        for parameter, gradient in zip(method.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+    assert not any(term.requires_grad for term in step.terms.values())
+
+
+def test_nothing_is_recorded_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gradients, "Recording", None)
+    ours = Gradients(build("coop"))
+    for seed in range(3):
+        ours(batch(seed))
+
+
+def test_the_first_step_is_run_as_written_and_each_shape_recorded_once(on_gpu: type[Fake]):
+    ours = Gradients(build("coop"))
+    for seed, count in enumerate((4, 4, 4, 2, 4)):
+        ours(batch(seed, count))
+    assert on_gpu.made == [(4, 3, 32, 32), (2, 3, 32, 32)]
+    assert len(on_gpu.replayed) == 4
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("coop", True), ("vpt", True), ("clip_lora", False)])
+def test_a_step_that_draws_random_numbers_is_not_recorded(on_gpu: type[Fake], name: str, recorded: bool):
+    method = build(name)
+    method.prepare(None)  # type: ignore[arg-type]
+    ours = Gradients(method)
+    for seed in range(3):
+        ours(batch(seed))
+    assert bool(on_gpu.made) is recorded
+
+
+def test_a_method_may_forbid_it(on_gpu: type[Fake], monkeypatch: pytest.MonkeyPatch):
+    method: Any = build("coop")
+    monkeypatch.setattr(type(method), "recordable", False)
+    ours = Gradients(method)
+    for seed in range(3):
+        ours(batch(seed))
+    assert on_gpu.made == []
