@@ -13,9 +13,10 @@ from dca.gradients import Gradients, compute
 from dca.methods.base import Batch, Method, Step, Task, get_method
 
 
-def build(name: str) -> Method:
+def build(name: str, **options: Any) -> Method:
     kind = get_method(name)
-    method = kind.build(make_clip(), Task(classes=("cat", "dog", "red fox"), shots=2, seed=1), kind.Options())
+    task = Task(classes=("cat", "dog", "red fox"), shots=2, seed=1)
+    method = kind.build(make_clip(), task, kind.Options(**options))
     with torch.no_grad():
         for parameter in method.parameters():  # so that no gradient is zero by construction
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -34,7 +35,7 @@ class Fake:
     made: ClassVar[list[tuple[int, ...]]] = []
     replayed: ClassVar[list[Batch]] = []
 
-    def __init__(self, method: Method, batch: Batch) -> None:
+    def __init__(self, method: Method, batch: Batch, *, noisy: bool) -> None:
         self.method = method
         Fake.made.append(tuple(batch.inputs.shape))
 
@@ -78,9 +79,22 @@ def test_the_first_step_is_run_as_written_and_each_shape_recorded_once(on_gpu: t
     assert len(on_gpu.replayed) == 4
 
 
-@pytest.mark.parametrize(("name", "recorded"), [("coop", True), ("vpt", True), ("clip_lora", False)])
-def test_a_step_that_draws_random_numbers_is_not_recorded(on_gpu: type[Fake], name: str, recorded: bool):
-    method = build(name)
+@pytest.mark.parametrize(
+    ("name", "options", "recorded"),
+    [
+        ("coop", {}, True),
+        ("clip_lora", {}, True),
+        ("vpt", {"dropout": 0.1}, True),
+        ("dca", {"separation_pairs": 5, "alpha": 0.0}, False),
+    ],
+)
+def test_a_step_that_draws_on_the_cpu_is_not_recorded(
+    on_gpu: type[Fake], name: str, options: dict[str, Any], recorded: bool
+):
+    method = build(name, **options)
+    if name == "dca":
+        method._covariances = None
+        method.prepare = lambda support: None
     method.prepare(None)  # type: ignore[arg-type]
     ours = Gradients(method)
     for seed in range(3):

@@ -10,6 +10,7 @@ from dca.clip.model import CLIP
 from dca.errors import UserError
 from dca.pretrain import schedule
 from dca.pretrain.corpus import load_corpus
+from dca.pretrain.state import new_state
 from dca.pretrain.texts import lookup, token_ids
 from dca.pretrain.train import train
 
@@ -107,3 +108,15 @@ def test_schedule_rises_falls_and_shows_more_patches(small_config):
     assert rates[1] > rates[2] > rates[3] == pytest.approx(0)
     assert [schedule.patches_seen(settings, p) for p in (0.2, 0.7, 1.0)] == [0.5, 0.75, 1.0]
     assert schedule.augmentation(small_config.augment, 0.9).cutmix == 0
+
+
+def test_a_run_may_begin_with_the_weights_of_another(at):
+    first = train(at("first", steps=2))
+    folder = str(Path(at("first").train.out) / "model")
+    second = new_state(at("second", start=folder), torch.device("cpu"))
+    for name, parameter in second.clip.named_parameters():
+        assert torch.equal(parameter, first.average[name].half().float()), name
+        assert torch.equal(parameter, second.average[name]), name
+    wider = replace(at("third", start=folder), model=replace(at("third").model, width=32))
+    with pytest.raises(UserError, match="its sizes differ"):
+        new_state(wider, torch.device("cpu"))

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca import seeds
 from dca.clip import CLIP
 from dca.methods.base import Batch, Step, Task
 from dca.methods.prompts import dropout, sentences
@@ -102,7 +101,7 @@ class CLIPLoRA(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch; both towers drop inputs."""
-        with self.clip.updated(self.updates(seeds.branch(batch.generator, self.clip.device))):
+        with self.clip.updated(self.updates(batch.noise())):
             f, t = self.clip.encode_image(batch.inputs), self.clip.encode_text(self.sentences)
         logits = self.clip.tau * F.normalize(f, dim=-1) @ F.normalize(t, dim=-1).T
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))

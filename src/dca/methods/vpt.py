@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca import seeds
 from dca.clip import CLIP, ExtraTokens
 from dca.errors import UserError
 from dca.methods.base import Batch, Step, Support, Task
@@ -109,7 +108,7 @@ class VPT(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch."""
-        noise = seeds.branch(batch.generator, self.clip.device) if self.options.dropout else None
+        noise = batch.noise() if self.options.dropout else None
         f = F.normalize(self.clip.encode_image(batch.inputs, self.extra(noise)), dim=-1)
         logits = self.clip.tau * f @ self._text.T
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))

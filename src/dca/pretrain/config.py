@@ -116,6 +116,7 @@ class TrainConfig:
     """Optimisation, schedule and bookkeeping."""
 
     out: str = opt("run", "folder of the run: log.jsonl, state.safetensors, model/")
+    start: str = opt("", "model to begin from, e.g. of an earlier run; empty: random weights")
     seed: int = opt(1, "seed of everything drawn at random")
     device: str = opt("auto", "cpu, cuda, or auto")
     batch: int = opt(4096, "image-text pairs per step", low=2)

@@ -68,6 +68,8 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
     transform = Preprocess(size=side, resize=config.model.resize or side, resample=3, mean=MEAN, std=STD)
     clip = CLIP(config.model.clip(tokenizer.eot_id + 1), tokenizer, transform)
     initialize(clip, generator(config.train.seed, "weights"))
+    if config.train.start:
+        take_over(clip, CLIP.from_pretrained(config.train.start))
     extras = Extras(config.model.embed, generator(config.train.seed, "extras")).to(device)
     clip.to(device)
     trained = [*clip.parameters(), *extras.parameters()]
@@ -80,6 +82,24 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
     )
     average = {name: p.detach().clone() for name, p in clip.named_parameters()}
     return State(clip, extras, optimizer, average)
+
+
+def take_over(clip: CLIP, earlier: CLIP) -> None:
+    """Begin with the weights of another model, which must be of the same kind and read texts alike."""
+    differing = [
+        what
+        for what, same in (
+            ("sizes", earlier.config == clip.config),
+            ("tokenizer", earlier.tokenizer.digest() == clip.tokenizer.digest()),
+        )
+        if not same
+    ]
+    if differing:
+        raise UserError(
+            f"{earlier.source} cannot be the start: its {' and '.join(differing)} differ from those asked for",
+            hint="set [model] and [data] tokenizer as that model has them",
+        )
+    clip.load_state_dict(earlier.state_dict())
 
 
 def save_state(state: State, path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Accuracy, trained values and seconds of every method on image datasets.
+
+    python benchmarks/method_accuracy.py DATA ... [--method NAME ...] [--seed 1 ...] [--jobs 2] [--out runs]
+    python benchmarks/method_accuracy.py DATA ... --trials --method lamm
+
+DATA are dataset folders as `dca fit` takes them. Every run is what `dca fit` would do; finished ones are kept
+in --out and not repeated. The recipes are the published ones, but for SMALL: what had to be changed for a small
+backbone. Those were chosen by --trials, which tests TRIALS on the validation images and never opens a test image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dca.data.dataset import Dataset
+from dca.errors import UserError
+from dca.files import digest_of
+from dca.inputs import as_dataset
+from dca.methods.base import all_methods
+from dca.run import Spec, run
+
+SHOTS = 16
+# Method -> what differs from its published recipe on a small backbone.
+SMALL: dict[str, dict[str, Any]] = {}
+# Method -> settings to try beside the published recipe.
+TRIALS: dict[str, list[dict[str, Any]]] = {
+    "coop": [{"learning_rate": 0.02}, {"learning_rate": 0.2}],
+    "cocoop": [{"learning_rate": 0.02}, {"learning_rate": 0.0002}],
+    "lamm": [{"learning_rate": 0.02}, {"learning_rate": 0.2}, {"learning_rate": 0.2, "feature_weight": 0.1}],
+    "clap": [{"strength": s, "learning_rate": r} for s in (0.1, 0.01, 0.001) for r in (0.1, 1.0)],
+    "dapt": [{"recipe": "own"}],
+    "tcp": [{"weight": 1.0}, {"block": 2}],
+    "maple": [{"learning_rate": 0.01}, {"epochs": 20}],
+    "vpt": [{"placement": "maple"}],
+    "clip_lora": [{"learning_rate": 1e-3}],
+    "promptsrc": [{"learning_rate": 0.01}],
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run; `trial` tests on validation images."""
+
+    data: str
+    method: str
+    seed: int
+    backbone: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    trial: bool = False
+
+    @property
+    def place(self) -> str:
+        """Folder name."""
+        return f"{Path(self.data).name}-{self.method}-{self.seed}-{digest_of(dataclasses.asdict(self))[:8]}"
+
+
+def validating(dataset: Dataset) -> Dataset:
+    """The dataset with its validation images, as far as they are here, in the place of the test images."""
+    here = tuple(i for i in dataset.val if not isinstance(i.picture, Path) or i.picture.is_file())
+    return dataclasses.replace(dataset, test=here, val=())
+
+
+def work(job: Job, out: Path, device: str) -> dict[str, Any]:
+    """Do one run; its figures."""
+    dataset = as_dataset(job.data, None)
+    spec = Spec(
+        data=job.data, method=job.method, shots=SHOTS, seed=job.seed, backbone=job.backbone, options=dict(job.settings)
+    )
+    result = run(spec, out / job.place, dataset=validating(dataset) if job.trial else dataset, device=device).result
+    return {**result, "data": Path(job.data).name, "settings": dict(job.settings)}
+
+
+def carried_out(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> list[dict[str, Any]]:
+    """All runs, several at a time; one that cannot be done is named and left out."""
+    rows = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
+        waiting = {pool.submit(work, job, out, device): job for job in jobs}
+        for done in as_completed(waiting):
+            job = waiting[done]
+            try:
+                rows.append(done.result())
+            except UserError as error:
+                click.echo(f"{job.place}: {error.problem}", err=True)
+                continue
+            told = f"{100 * rows[-1]['accuracy']:.1f} %, {rows[-1]['seconds']:.0f} s"
+            click.echo(f"{job.place} {dict(job.settings)}: {told}", err=True)
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One row a method and settings: accuracy (mean over seeds), trained values and seconds on each dataset."""
+    names = sorted({row["data"] for row in rows})
+    found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        key = row["method"], " ".join(f"{k}={v}" for k, v in row["settings"].items())
+        found.setdefault(key, {}).setdefault(row["data"], []).append(row)
+    head = "| method | " + " | ".join(f"{name} | values | s" for name in names) + " |"
+    lines = [head, "|---|" + "---:|---:|---:|" * len(names)]
+    for (method, settings), by_data in sorted(found.items()):
+        cells = []
+        for name in names:
+            runs = by_data.get(name)
+            if not runs:
+                cells.append(" | | ")
+                continue
+            accuracy, seconds = (statistics.mean(r[key] for r in runs) for key in ("accuracy", "seconds"))
+            cells.append(f"{100 * accuracy:.1f} | {runs[0]['trained_parameters']:,} | {seconds:.0f}")
+        lines.append(f"| `{method}` {settings} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--method", action="append", help="repeatable; all unless given")
+    parser.add_argument("--seed", action="append", type=int, help="repeatable; 1 unless given")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every run")
+    parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--trials", action="store_true", help="TRIALS on the validation images")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    chosen = parser.parse_args()
+    common = {key: json.loads(value) for key, _, value in (text.partition("=") for text in chosen.set)}
+    jobs = []
+    for data in chosen.data:
+        for method in chosen.method or all_methods():
+            tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
+            for settings in tried:
+                pairs = tuple({**settings, **common}.items())
+                jobs += [Job(data, method, s, chosen.backbone, pairs, chosen.trials) for s in chosen.seed or [1]]
+    rows = carried_out(jobs, chosen.out, chosen.device, chosen.jobs)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    click.echo(table(rows))
+
+
+if __name__ == "__main__":
+    main()
