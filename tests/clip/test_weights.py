@@ -201,6 +201,19 @@ def test_wrong_missing_and_foreign_tensors_are_listed_by_name(tmp_path: Path, ti
         assert expected in text
 
 
+def test_preprocessing_may_lie_inside_a_processor(tmp_path: Path, tiny_folder: Path) -> None:
+    folder = tmp_path / "processor"
+    shutil.copytree(tiny_folder, folder)
+    own = folder / "preprocessor_config.json"
+    nested = {"processor_class": "CLIPProcessor", "image_processor": json.loads(own.read_text())}
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    own.unlink()
+    assert CLIP.from_pretrained(folder).preprocess == CLIP.from_pretrained(tiny_folder).preprocess
+    (folder / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
+    with pytest.raises(UserError, match=r"no preprocessor_config\.json"):
+        CLIP.from_pretrained(folder)
+
+
 def test_missing_preprocessing_is_an_error(tmp_path: Path, tiny_folder: Path) -> None:
     folder = tmp_path / "no_preprocess"
     shutil.copytree(tiny_folder, folder)

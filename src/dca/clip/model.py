@@ -68,13 +68,13 @@ class CLIP(nn.Module):
     def encode_image(self, images: Sequence[Image.Image] | Tensor, extra: ExtraTokens | None = None) -> Tensor:
         """PIL images, or pixels (B, 3, S, S) -> features (B, D), not normalised."""
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
-        with self._autocast():
+        with self.autocast():
             features: Tensor = self.visual(pixels.to(self.device), extra)
         return features.float()
 
     def encode_text(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> Tensor:
         """Strings, or ids (N, T), or id sequences -> features (N, D), not normalised."""
-        with self._autocast():
+        with self.autocast():
             return self.text.encode_ids(self._sequences(texts)).float()
 
     def encode_prompts(
@@ -84,12 +84,12 @@ class CLIP(nn.Module):
         deep: Sequence[Mapping[int, Tensor]] | None = None,
     ) -> Tensor:
         """M contexts in front of C class names -> features (M, C, D); see `TextTower`."""
-        with self._autocast():
+        with self.autocast():
             return self.text.encode_prompts(contexts, names, deep).float()
 
     def encode_embedded(self, sequences: Sequence[Tensor]) -> Tensor:
         """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D)."""
-        with self._autocast():
+        with self.autocast():
             return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
 
     @contextmanager
@@ -123,7 +123,8 @@ class CLIP(nn.Module):
             raise ValueError(f"id sequences {missing[:5]} hold no EOT ({eot})")
         return [row[: row.index(eot) + 1] for row in rows]
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """A context in which the towers calculate in `compute_dtype`."""
         enabled = self.compute_dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
 

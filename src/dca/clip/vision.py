@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import Blocks
+from dca.clip.blocks import Block, Blocks
 from dca.clip.config import VisionConfig
 from dca.clip.tokens import ExtraTokens
 
 CLS = slice(0, 1)
+
+
+def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
+    """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
+    feature: Tensor = projection(ln_post(last(x, rows=CLS)[:, 0]))
+    return feature
 
 
 class VisionTower(nn.Module):
@@ -33,8 +39,8 @@ class VisionTower(nn.Module):
         cls = self.cls.to(patches.dtype).expand(len(patches), 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
 
-    def forward(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
-        """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+    def until_last(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
+        """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last block."""
         extra = extra or ExtraTokens()
         x, present = self.embed(pixels), 0
         if extra.before_norm:
@@ -44,6 +50,11 @@ class VisionTower(nn.Module):
         for layer, block in enumerate(self.blocks):
             if layer or not extra.before_norm:
                 x, present = extra.insert(x, layer, present)
-            x = block(x, rows=CLS if layer == last else None)
-        feature: Tensor = self.projection(self.ln_post(x[:, 0]))
-        return feature
+            if layer < last:
+                x = block(x)
+        return x
+
+    def forward(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        *_, last = self.blocks
+        return read_out(self.until_last(pixels, extra), last, self.ln_post, self.projection)

@@ -36,7 +36,9 @@ HUB_IDS = {
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
 }
 MINI = "mini"
-SMALL_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "vocab.json", "merges.txt"]
+# transformers 5 writes a processor into one file, older ones the image part into another.
+PROCESSOR, IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
+SMALL_FILES = ["config.json", IMAGE_PROCESSOR, PROCESSOR, "tokenizer.json", "vocab.json", "merges.txt"]
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 WEIGHT_FILES = [
     "model.safetensors",
@@ -168,15 +170,22 @@ def _describe(
         raw = read_json(folder / OPEN_CLIP_CONFIG)
         config = configs.from_open_clip(raw.get("model_cfg") or {})
         return config, preprocess.from_open_clip(raw.get("preprocess_cfg") or {}, config.vision.image_size)
-    if not (folder / "preprocessor_config.json").is_file():
-        raise UserError(
-            f"{folder}: no preprocessor_config.json, so how images become pixels is not known",
-            hint="put the checkpoint's preprocessor_config.json (or open_clip_config.json) beside the weights",
-        )
-    transform = preprocess.from_hf(read_json(folder / "preprocessor_config.json"))
+    transform = preprocess.from_hf(_image_settings(folder))
     if (folder / "config.json").is_file():
         return configs.from_hf(read_json(folder / "config.json")), transform
     return config_of_state(state, folder), transform
+
+
+def _image_settings(folder: Path) -> dict[str, Any]:
+    """What a Hugging Face folder says about how images become pixels."""
+    if (folder / IMAGE_PROCESSOR).is_file():
+        return read_json(folder / IMAGE_PROCESSOR)
+    if (folder / PROCESSOR).is_file() and "image_processor" in (raw := read_json(folder / PROCESSOR)):
+        return dict(raw["image_processor"])
+    raise UserError(
+        f"{folder}: no {IMAGE_PROCESSOR}, so how images become pixels is not known",
+        hint=f"put the checkpoint's {IMAGE_PROCESSOR} (or {PROCESSOR}, {OPEN_CLIP_CONFIG}) beside the weights",
+    )
 
 
 def config_of_state(state: Mapping[str, Tensor], folder: Path) -> CLIPConfig:
