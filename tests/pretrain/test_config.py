@@ -31,8 +31,9 @@ def test_mistakes_are_named(tmp_path, text, message):
         read_config(tmp_path / "run.toml")
 
 
-def test_shipped_recipe_is_readable():
-    recipe = Path(__file__).parents[2] / "src/dca/pretrain/mini.toml"
+@pytest.mark.parametrize("name", ["mini.toml", "mini_more.toml"])
+def test_shipped_recipes_are_readable(name: str):
+    recipe = Path(__file__).parents[2] / "src/dca/pretrain" / name
     assert read_config(recipe).model.clip(10240).embed_dim == 256
 
 
