@@ -13,8 +13,7 @@ from dca.clip import CLIP
 from dca.data.dataset import Dataset
 from dca.errors import UserError
 from dca.methods.base import Task
-from dca.methods.frozen import SEVEN
-from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights
+from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, sixty
 from dca.methods.shape import trained_on
 from oracles import towers
 from oracles.images import Images
@@ -89,7 +88,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, depth: int) -> N
     with torch.no_grad():
         f, t = image_features(plain, method, images.pixels), text_features(plain, method)
         f0 = torch.stack([towers.encode_image(plain, image) for image in images.pixels.double()])
-        t0 = teacher_features(clip, method, (*SEVEN, OWN))
+        t0 = teacher_features(clip, method, tuple(sixty()))
         z, z0 = literal_logits(plain, f, t), literal_logits(plain, f0, t0)
     expected = {
         "cls": towers.cross_entropy(z, images.labels),
@@ -253,6 +252,16 @@ def test_the_weights_follow_dataset_and_epochs(clip: CLIP) -> None:
     assert of("eurosat", average_mean=3.0, average_spread=2.0) == (3, 2)
     chosen = build(clip).options
     assert (chosen.epochs, chosen.batch_size, chosen.learning_rate) == (50, 4, 0.0025)
+
+
+def test_the_authors_ask_with_sixty_sentences() -> None:
+    found = sixty()
+    assert len(found) == len(set(found)) == 60
+    assert all(sentence.count("{}") == 1 and sentence.endswith(".") for sentence in found)
+    # One of each kind of theirs, and two that CLIP's authors have and they have not.
+    assert {"a photo of a {}.", "itap of the {}.", "a tattoo of a {}.", "a photo of many {}."} < set(found)
+    assert {"the toy {}.", "a cartoon {}.", "the {} in a video game.", "a photo of the cool {}."} < set(found)
+    assert not {"a photo of the large {}.", "art of the {}."} & set(found)
 
 
 def test_the_teachers_sentences_can_be_chosen(clip: CLIP) -> None:

@@ -10,15 +10,15 @@ depth of 9; from there on the outputs of the last ones flow on. The first text t
 The absolute differences are means over all entries. The finished model is a weighted mean of
 the E epochs' tokens, w_e ∝ exp(-(e - μ)² / 2σ²), Σ_e w_e = 1.
 
-t° is the mean of the text features (not normalised before) of several sentences. The authors
-take 60, which are not reproduced here: the default is the ensemble of seven that CLIP's authors
-chose for ImageNet and the dataset's own sentence. Other ones: `teacher_templates`.
+t° is the mean of the text features (not normalised before) of 60 sentences, whatever the dataset.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from torch.nn import functional as F
 from dca.clip import CLIP, ExtraTokens
 from dca.errors import UserError
 from dca.methods.base import Batch, Step, Support, Task
-from dca.methods.frozen import SEVEN
 from dca.methods.prompts import name_ids, random_tokens, require_room, sentences, start_context
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
@@ -35,6 +34,17 @@ from dca.options import opt
 EPOCHS = 50
 # (μ, σ) of 50 epochs; shorter and longer runs stretch them.
 EVEN, LATE = (30.0, 30.0), (45.0, 5.0)
+# The authors' 60 sentences of t°, in parts: what stands before "a NAME" and "the NAME" ...
+BEFORE = {
+    "a the": "a photo of,a bad photo of,a cropped photo of,a bright photo of,a close-up photo of,a pixelated photo of,"
+    "a blurry photo of,a low resolution photo of,a sculpture of,a rendering of,a painting of,a doodle of,a sketch of,"
+    "a rendition of",
+    "a": "a jpeg corrupted photo of,a drawing of,a tattoo of,graffiti of,art of",
+    "the": "a dark photo of,a black and white photo of,a good photo of,itap of",
+}
+# ... which words stand between "a photo of a" (or "the") and the name, and which between a bare "a" and it.
+PICTURED = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the": "cool"}
+MADE = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
 LATE_SETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
 
 
@@ -53,7 +63,7 @@ class PromptSRCOptions(TextHeadOptions):
     image_weight: float = opt(10.0, "of mean|f - f°|", low=0, source="paper")
     logit_weight: float = opt(1.0, "of the divergence of z from z°", low=0, source="paper")
     teacher_templates: tuple[str, ...] = opt(
-        SEVEN, "sentences of t°, {} for the name, besides the dataset's own", source="CLIP"
+        (), "sentences of t°, {} for the name; none: the authors' 60", source="PromptSRC's code"
     )
     average_mean: float | None = opt(None, "μ, epoch that weighs most; auto: by dataset", source="PromptSRC's code")
     average_spread: float | None = opt(
@@ -64,6 +74,20 @@ class PromptSRCOptions(TextHeadOptions):
         super().__post_init__()
         if wrong := [t for t in self.teacher_templates if "{}" not in t]:
             raise UserError("teacher_templates without {} for the class name", details=wrong)
+
+
+def sixty() -> list[str]:
+    """The authors' sentences of t°, {} for the name."""
+
+    def with_articles(words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        for articles, group in words.items():
+            yield from product(group.split(","), articles.split())
+
+    found = [f"{before} {article} {{}}." for before, article in with_articles(BEFORE)]
+    found += [f"a photo of {article} {word} {{}}." for word, article in with_articles(PICTURED)]
+    found += [f"a photo of {word} {{}}." for word in ("many", "my", "one")]
+    found += [f"{article} {word} {{}}." for word, article in with_articles(MADE)]
+    return [*found, "a {} in a video game.", "the {} in a video game."]
 
 
 def epoch_weights(epochs: int, mean: float, spread: float) -> Tensor:
@@ -117,7 +141,7 @@ class PromptSRC(TextHead):
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features, (C, D)."""
-        templates = dict.fromkeys((*self.options.teacher_templates, self.task.template))
+        templates = self.options.teacher_templates or sixty()
         with torch.no_grad():
             each = [self.clip.encode_text(sentences(self.task.classes, template)) for template in templates]
             return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
