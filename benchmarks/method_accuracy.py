@@ -15,9 +15,10 @@ import dataclasses
 import json
 import multiprocessing
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +82,28 @@ def work(job: Job, out: Path, device: str) -> dict[str, Any]:
     return {**result, "data": Path(job.data).name, "settings": dict(job.settings)}
 
 
-def carried_out(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> list[dict[str, Any]]:
-    """All runs, several at a time; one that cannot be done is named and left out."""
-    rows = []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
+def outcomes(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> Iterator[tuple[Job, Callable[[], Any]]]:
+    """Each job with what gives its figures, or raises what stopped it; in processes of their own where several run."""
+    if at_once == 1:
+        yield from ((job, partial(work, job, out, device)) for job in jobs)
+        return
+    with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = {pool.submit(work, job, out, device): job for job in jobs}
         for done in as_completed(waiting):
-            job = waiting[done]
-            try:
-                rows.append(done.result())
-            except UserError as error:
-                click.echo(f"{job.place}: {error.problem}", err=True)
-                continue
-            told = f"{100 * rows[-1]['accuracy']:.1f} %, {rows[-1]['seconds']:.0f} s"
-            click.echo(f"{job.place} {dict(job.settings)}: {told}", err=True)
+            yield waiting[done], done.result
+
+
+def carried_out(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> list[dict[str, Any]]:
+    """All runs; one that cannot be done is named and left out."""
+    rows = []
+    for job, figures in outcomes(jobs, out, device, at_once):
+        try:
+            rows.append(figures())
+        except UserError as error:
+            click.echo(f"{job.place}: {error.problem}", err=True)
+            continue
+        told = f"{100 * rows[-1]['accuracy']:.1f} %, {rows[-1]['seconds']:.0f} s"
+        click.echo(f"{job.place} {dict(job.settings)}: {told}", err=True)
     return rows
 
 

@@ -32,12 +32,12 @@ class Recording:
     def __init__(self, method: Method, batch: Batch, *, noisy: bool) -> None:
         self.stream = torch.Generator(batch.inputs.device) if noisy else None
         self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), batch.generator, self.stream)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
                 compute(method, self.batch)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         if self.stream is not None:
             self.graph.register_generator_state(self.stream)

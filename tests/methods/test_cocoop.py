@@ -86,7 +86,7 @@ def test_a_batch_gives_what_its_images_give_one_by_one(clip: CLIP, monkeypatch: 
     f = method.encode(Images((2, 2, 2, 1)).pixels)
     alone = torch.cat([method.logits(one) for one in f.split(1)])
     torch.testing.assert_close(method.logits(f), alone, atol=1e-5, rtol=0)
-    monkeypatch.setattr(cocoop, "IMAGES", 3)
+    monkeypatch.setattr(cocoop, "SENTENCES", 9)
     torch.testing.assert_close(method.classify(f), alone.softmax(-1), atol=1e-5, rtol=0)
 
 

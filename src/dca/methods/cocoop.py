@@ -26,8 +26,8 @@ from dca.methods.base import Batch, Method, Recipe, Step, Task
 from dca.methods.prompts import linear, name_ids, require_room, start_context
 from dca.options import opt
 
-# Images whose text features exist at once: bounds memory, not results.
-IMAGES = 16
+# Sentences that pass the text tower at once, over images and classes: bounds memory, not results.
+SENTENCES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,8 @@ class CoCoOp(Method):
 
     def classify(self, features: Tensor) -> Tensor:
         """Softmax of τ cos: (B, C)."""
-        return torch.cat([self.logits(part).softmax(dim=-1) for part in torch.split(features, IMAGES)])
+        at_once = max(SENTENCES // len(self.names), 1)
+        return torch.cat([self.logits(part).softmax(dim=-1) for part in torch.split(features, at_once)])
 
 
 METHOD = CoCoOp
