@@ -33,12 +33,21 @@ from dca.run import Spec, run
 
 SHOTS = 16
 # Method -> what differs from its published recipe on a small backbone.
-SMALL: dict[str, dict[str, Any]] = {}
+SMALL: dict[str, dict[str, Any]] = {
+    "clap": {"strength": 0.01, "learning_rate": 1.0},
+    "lamm": {"learning_rate": 0.02, "anchor": "paper"},
+}
 # Method -> settings to try beside the published recipe.
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "coop": [{"learning_rate": 0.02}, {"learning_rate": 0.2}],
     "cocoop": [{"learning_rate": 0.02}, {"learning_rate": 0.0002}],
-    "lamm": [{"learning_rate": 0.02}, {"learning_rate": 0.2}, {"learning_rate": 0.2, "feature_weight": 0.1}],
+    "lamm": [
+        {"learning_rate": 0.02},
+        {"learning_rate": 0.2},
+        {"learning_rate": 0.2, "feature_weight": 0.1},
+        {"learning_rate": 0.02, "anchor": "paper"},
+        {"learning_rate": 0.2, "anchor": "paper", "feature_weight": 0.1},
+    ],
     "clap": [{"strength": s, "learning_rate": r} for s in (0.1, 0.01, 0.001) for r in (0.1, 1.0)],
     "dapt": [{"recipe": "own"}],
     "tcp": [{"weight": 1.0}, {"block": 2}],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from dca import seeds
 from dca.methods.base import Batch, Method, Step
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
@@ -24,14 +23,10 @@ def compute(method: Method, batch: Batch) -> Step:
 
 
 class Recording:
-    """A step on fixed memory: a batch is copied in, the graph replayed.
+    """A step on fixed memory: a batch is copied in, the graph replayed."""
 
-    noisy: the step takes random numbers from `batch.noise`, which the graph takes up again from a fresh seed.
-    """
-
-    def __init__(self, method: Method, batch: Batch, *, noisy: bool) -> None:
-        self.stream = torch.Generator(batch.inputs.device) if noisy else None
-        self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), batch.generator, self.stream)
+    def __init__(self, method: Method, batch: Batch) -> None:
+        self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), batch.generator)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -39,8 +34,6 @@ class Recording:
                 compute(method, self.batch)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
-        if self.stream is not None:
-            self.graph.register_generator_state(self.stream)
         with torch.cuda.graph(self.graph):
             self.step = compute(method, self.batch)
         self.gradients = [(p, p.grad) for p in method.parameters()]
@@ -49,8 +42,6 @@ class Recording:
         """The step of another batch of the same shape."""
         self.batch.inputs.copy_(batch.inputs)
         self.batch.labels.copy_(batch.labels)
-        if self.stream is not None:
-            self.stream.manual_seed(seeds.fresh(batch.generator))
         self.graph.replay()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
@@ -65,14 +56,18 @@ def on_gpu(batch: Batch) -> bool:
 class Gradients:
     """`compute`, recorded where that is possible.
 
-    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers on the CPU.
+    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers.
     """
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self._recordings: dict[tuple[int, ...], Recording] = {}
         self._recordable: bool | None = None
-        self._noisy = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a step has been recorded."""
+        return bool(self._recordings)
 
     def __call__(self, batch: Batch) -> Step:
         """Terms and probabilities of a batch; they may be overwritten by the next call."""
@@ -82,16 +77,13 @@ class Gradients:
             return compute(self.method, batch)
         shape = tuple(batch.inputs.shape)
         if shape not in self._recordings:
-            self._recordings[shape] = Recording(self.method, batch, noisy=self._noisy)
+            self._recordings[shape] = Recording(self.method, batch)
         return self._recordings[shape](batch)
 
     def _first(self, batch: Batch) -> Step:
         """The first step as written, watching whether it draws."""
-        expected = batch.generator.clone_state()
+        before = batch.generator.get_state()
         step = compute(self.method, batch)
-        self._noisy = batch.stream is not None
-        if self._noisy:
-            seeds.fresh(expected)
-        drew = not torch.equal(expected.get_state(), batch.generator.get_state())
+        drew = not torch.equal(before, batch.generator.get_state())
         self._recordable = on_gpu(batch) and self.method.recordable and not drew
         return step

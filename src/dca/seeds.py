@@ -34,11 +34,5 @@ def branch(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """A stream on `device` that starts from one draw of `generator`: many numbers without a transfer."""
     import torch
 
-    return torch.Generator(device).manual_seed(fresh(generator))
-
-
-def fresh(generator: torch.Generator) -> int:
-    """One draw of `generator`, as a seed."""
-    import torch
-
-    return int(torch.randint(2**62, (), generator=generator))
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return torch.Generator(device).manual_seed(seed)

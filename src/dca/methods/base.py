@@ -64,23 +64,17 @@ class Task:
     template: str = "a photo of a {}."
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
-    """One training step's images: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,).
-
-    generator: random numbers on the CPU. stream: those on the device, once a step has asked for them.
-    """
+    """One training step's images: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,)."""
 
     inputs: Tensor
     labels: Tensor
     generator: torch.Generator
-    stream: torch.Generator | None = None
 
     def noise(self) -> torch.Generator:
         """Random numbers where the inputs are, from one draw of `generator`: many without a transfer."""
-        if self.stream is None:
-            self.stream = seeds.branch(self.generator, self.inputs.device)
-        return self.stream
+        return seeds.branch(self.generator, self.inputs.device)
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ class Method(nn.Module, ABC):
     # Validation images that its authors' code selects on: none, few, shots or full (data/protocols.py).
     habit: ClassVar[Habit] = "none"
     # Whether a GPU may record a step once and replay it. Not where a step reads values back from the
-    # device, or does something else the second time; one that draws from `batch.generator` is never recorded.
+    # device, or does something else the second time; one that draws random numbers is never recorded.
     recordable: ClassVar[bool] = True
     # Tensors made after training, of shapes that only the data decides, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}
