@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 import dca.evaluate
 from conftest import make_clip
 from dca.classifier import Classifier
+from dca.clip import CLIP
 from dca.data.cache import FeatureCache
 from dca.data.dataset import Dataset
 from dca.evaluate import calibration_error, evaluation, probabilities
-from dca.methods.base import all_methods
+from dca.methods.base import Task, all_methods
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 
@@ -60,11 +62,16 @@ def test_another_backbone_finds_nothing_stored(sample: Dataset, tmp_path: Path) 
     assert len(cache.spaces()) == 2
 
 
-def test_methods_that_touch_the_image_tower_are_never_stored() -> None:
-    touching = {"dca", "vpt", "maple", "dapt", "promptsrc", "clip_lora"}
-    from dca.methods.base import Method
+def test_methods_that_touch_the_image_tower_are_never_stored(clip: CLIP) -> None:
+    task = Task(classes=("cat", "dog"), shots=1)
 
-    assert {name for name, kind in all_methods().items() if kind.encode is not Method.encode} == touching
+    def touches(name: str, **options: Any) -> bool:
+        kind = all_methods()[name]
+        return not kind.build(clip, task, kind.Options(**options)).frozen_images
+
+    touching = {"dca", "vpt", "maple", "dapt", "promptsrc", "clip_lora"}
+    assert {name for name in all_methods() if touches(name)} == touching
+    assert touches("cross_modal", form="partial")
 
 
 def test_evaluation_by_hand() -> None:
