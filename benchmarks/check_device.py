@@ -28,13 +28,18 @@ from dca.support import TrainingImages
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
 
+def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
+    """The sample pictures, eight a class, where the backbone is."""
+    data = load_sample(per_class_train=8, per_class_test=1)
+    store = ImageStore([item.picture for item in data.train], clip.preprocess.size)
+    return data, TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
+
+
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
     """DCA on the sample pictures, prepared, on one device."""
     clip = CLIP.from_pretrained(backbone).to(device)
     clip.compute_dtype = dtype
-    data = load_sample(per_class_train=8, per_class_test=1)
-    store = ImageStore([item.picture for item in data.train], clip.preprocess.size)
-    images = TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
+    data, images = sample_of(clip)
     method = DCA.build(clip, Task(classes=data.classes, shots=8, seed=1), DCAOptions())
     method.prepare(images)
     return method, images
@@ -113,9 +118,7 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
 
 def check_recordings(clip: CLIP) -> bool:
     """Every method that trains on images; whether all gaps are within the limit."""
-    data = load_sample(per_class_train=8, per_class_test=1)
-    store = ImageStore([item.picture for item in data.train], clip.preprocess.size)
-    images = TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
+    data, images = sample_of(clip)
     good = True
     for name, kind in all_methods().items():
         if kind.trains_on != "images":

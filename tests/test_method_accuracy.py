@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from _pytest.capture import CaptureResult
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "method_accuracy.py"
 
@@ -24,60 +26,52 @@ def script() -> ModuleType:
     return module
 
 
+Said = Callable[..., CaptureResult[str]]
+
+
 @pytest.fixture
-def few(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "SHOTS", 2)
-    monkeypatch.setattr(script, "TRIALS", {"coop": [{"learning_rate": 0.02}]})
-
-
-def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["method_accuracy.py", *map(str, words)])
-    script.main()
-
-
-@pytest.mark.usefixtures("few")
-def test_every_method_and_dataset_has_its_cells(
+def said(
     script: ModuleType,
-    photos: Path,
     tiny_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> Said:
+    """Run the script on a tiny backbone, two shots and one trial; what it said."""
+    monkeypatch.setattr(script, "SHOTS", 2)
+    monkeypatch.setattr(script, "TRIALS", {"coop": [{"learning_rate": 0.02}]})
+
+    def run(data: Path, *words: object) -> CaptureResult[str]:
+        place = ("--backbone", tiny_folder, "--device", "cpu", "--out", tmp_path / "runs")
+        monkeypatch.setattr(sys, "argv", ["method_accuracy.py", *map(str, (data, *place, *words))])
+        script.main()
+        return capsys.readouterr()
+
+    return run
+
+
+def test_every_method_and_dataset_has_its_cells(said: Said, photos: Path, tmp_path: Path) -> None:
     chosen = ("--method", "zero_shot", "--method", "coop", "--set", "epochs=1", "--set", "warmup_epochs=0")
-    words = (photos, "--backbone", tiny_folder, "--device", "cpu", "--out", tmp_path / "runs", *chosen)
-    run(script, monkeypatch, *words, "--seed", 1, "--seed", 2)
-    first = capsys.readouterr()
+    seeds = ("--seed", 1, "--seed", 2)
+    first = said(photos, *chosen, *seeds)
     rows = [line.split(" | ") for line in first.out.splitlines()[2:]]
     assert [row[0] for row in rows] == ["| `coop` epochs=1 warmup_epochs=0", "| `zero_shot` epochs=1 warmup_epochs=0"]
     assert [row[2] for row in rows] == ["384", "0"]
     assert len(first.err.splitlines()) == 4
     began = {path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/model.safetensors")}
-    run(script, monkeypatch, *words, "--seed", 1, "--seed", 2)
-    assert capsys.readouterr().out == first.out
+    assert said(photos, *chosen, *seeds).out == first.out
     assert {path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/model.safetensors")} == began
 
 
-@pytest.mark.usefixtures("few")
-def test_trials_open_no_test_image(
-    script: ModuleType,
-    photos: Path,
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_trials_open_no_test_image(said: Said, photos: Path, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     shutil.copytree(photos, data)
     shutil.copytree(photos / "test", data / "val")
     for path in (data / "test").rglob("*.png"):
         path.write_bytes(b"not a picture")
-    words = (data, "--backbone", tiny_folder, "--device", "cpu", "--out", tmp_path / "runs", "--method", "coop")
-    run(script, monkeypatch, *words, "--set", "epochs=1", "--trials")
-    said = capsys.readouterr()
-    assert [line.split(" |")[0] for line in said.out.splitlines()[2:]] == [
+    trials = said(data, "--method", "coop", "--set", "epochs=1", "--trials")
+    assert [line.split(" |")[0] for line in trials.out.splitlines()[2:]] == [
         "| `coop` epochs=1",
         "| `coop` learning_rate=0.02 epochs=1",
     ]
-    run(script, monkeypatch, *words, "--set", "epochs=1")
-    assert "images cannot be read" in capsys.readouterr().err
+    assert "images cannot be read" in said(data, "--method", "coop", "--set", "epochs=1").err

@@ -19,7 +19,7 @@ class ExtraTokens:
     layers: block index -> (V, W), or (B, V, W) for tokens of each sequence. The tokens of
         block l stand in the input of block l; rows that an earlier layer inserted are
         replaced. Block 0 is the tower's input.
-    place: after the first row (CLS or SOS), or behind the last one.
+    place: after the first row (CLS), or behind the last one.
     before_norm: block 0's tokens pass through the image tower's ln_pre with the rest.
     """
 
