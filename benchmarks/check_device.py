@@ -3,7 +3,8 @@
 The same method, images and random streams run on both devices. Printed are the largest differences
 of features, loss terms and gradients in float32 (TF32 off), the agreement of predictions in
 bfloat16, and milliseconds a training step. Then, for every method that trains on images, the step as
-recorded in a CUDA graph against the step as written. Exits with 1 when a float32 difference exceeds its limit.
+recorded in a CUDA graph against the step as written, and that a step that cannot be recorded is named. Exits with 1
+when a float32 difference exceeds its limit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from dca.clip import CLIP
 from dca.data.dataset import Dataset
 from dca.data.images import ImageStore
 from dca.data.sample import load_sample
+from dca.errors import UserError
 from dca.gradients import Gradients, compute
-from dca.methods.base import Batch, Task, all_methods, get_method
+from dca.methods.base import Batch, Step, Task, all_methods, get_method
+from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
 from dca.support import TrainingImages
 
@@ -125,9 +128,35 @@ def check_recordings(clip: CLIP) -> bool:
             continue
         gap, written, replayed = recorded(name, clip, images, data)
         good &= gap <= LIMITS["gradients"]
-        how = "not recorded: it draws random numbers" if replayed is None else f"recorded {replayed:.1f}"
+        how = "not recorded" if replayed is None else f"recorded {replayed:.1f}"
         print(f"{name:<10} gradients {gap:.1e} apart; ms a step: written {written:.1f}, {how}")
     return good
+
+
+class ReadsBack(CoOp):
+    """CoOp with a step that asks the device for a number, which no recording can do."""
+
+    def step(self, batch: Batch) -> Step:
+        """CoOp's, looked at."""
+        step = super().step(batch)
+        step.terms["cls"].item()
+        return step
+
+
+def check_refusal(clip: CLIP) -> bool:
+    """Whether a step that cannot be recorded ends with an error of ours. Last, since CUDA may be of no use then."""
+    data, images = sample_of(clip)
+    method = ReadsBack.build(clip, Task(classes=data.classes, shots=8, seed=1), ReadsBack.Options())
+    gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
+    batch = Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
+    try:
+        for _ in range(2):
+            gradients(batch)
+    except UserError as error:
+        print(f"a step that reads values back: {error.problem}")
+        return True
+    print("a step that reads values back was recorded")
+    return False
 
 
 def main() -> int:
@@ -151,7 +180,8 @@ def main() -> int:
     print(f"bf16 predictions equal to the CPU's: {float(same.float().mean()):.1%}")
     times = milliseconds(*cpu, steps=3), milliseconds(*gpu), milliseconds(*half)
     print("ms a step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
-    return int(failed | (not check_recordings(gpu[0].clip)))
+    failed |= not check_recordings(gpu[0].clip)
+    return int(failed | (not check_refusal(gpu[0].clip)))
 
 
 if __name__ == "__main__":

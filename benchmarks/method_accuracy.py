@@ -15,6 +15,7 @@ import dataclasses
 import json
 import multiprocessing
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -130,8 +131,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run and print."""
+def main() -> int:
+    """Run and print; 2 where a run could not be done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+")
     parser.add_argument("--method", action="append", help="repeatable; all unless given")
@@ -155,8 +156,10 @@ def main() -> None:
     rows = carried_out(jobs, chosen.out, chosen.device, chosen.jobs)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    click.echo(table(rows))
+    if rows:
+        click.echo(table(rows))
+    return 0 if len(rows) == len(jobs) else 2
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,6 +9,7 @@ import torch
 
 from conftest import make_clip
 from dca import gradients
+from dca.errors import UserError
 from dca.gradients import Gradients, compute
 from dca.methods.base import Batch, Method, Step, Task, get_method
 
@@ -29,14 +30,20 @@ def batch(seed: int, count: int = 4) -> Batch:
     return Batch(pixels, torch.randint(3, (count,), generator=generator), generator)
 
 
+def batch_noise_expected(method: Any) -> bool:
+    """Only these two drop inputs."""
+    return method.name in ("clip_lora", "vpt") and method.options.dropout > 0
+
+
 class Fake:
     """Stands for a recording: counts what it is asked."""
 
     made: ClassVar[list[tuple[int, ...]]] = []
     replayed: ClassVar[list[Batch]] = []
 
-    def __init__(self, method: Method, batch: Batch) -> None:
+    def __init__(self, method: Method, batch: Batch, noisy: bool) -> None:
         self.method = method
+        assert noisy is batch_noise_expected(method)
         Fake.made.append(tuple(batch.inputs.shape))
 
     def __call__(self, batch: Batch) -> Step:
@@ -83,13 +90,13 @@ def test_the_first_step_is_run_as_written_and_each_shape_recorded_once(on_gpu: t
     ("name", "options", "recorded"),
     [
         ("coop", {}, True),
-        ("clip_lora", {}, False),
+        ("clip_lora", {}, True),
         ("vpt", {}, True),
-        ("vpt", {"dropout": 0.1}, False),
+        ("vpt", {"dropout": 0.1}, True),
         ("dca", {"separation_pairs": 5, "alpha": 0.0}, False),
     ],
 )
-def test_a_step_that_draws_random_numbers_is_not_recorded(
+def test_a_step_that_draws_random_numbers_other_than_noise_is_not_recorded(
     on_gpu: type[Fake], name: str, options: dict[str, Any], recorded: bool
 ):
     method = build(name, **options)
@@ -110,3 +117,40 @@ def test_a_method_may_forbid_it(on_gpu: type[Fake], monkeypatch: pytest.MonkeyPa
     for seed in range(3):
         ours(batch(seed))
     assert on_gpu.made == []
+
+
+def test_a_step_that_draws_noise_and_more_is_not_recorded(on_gpu: type[Fake]):
+    method: Any = build("clip_lora")
+    written = method.step
+
+    def drawing(batch: Batch) -> Step:
+        torch.rand(1, generator=batch.generator)
+        return written(batch)
+
+    method.step = drawing
+    ours = Gradients(method)
+    for seed in range(3):
+        ours(batch(seed))
+    assert on_gpu.made == []
+
+
+def test_the_noise_of_a_batch_is_one_stream_from_one_draw():
+    first, second = batch(1), batch(1)
+    assert not first.noisy
+    drawn = torch.rand(3, generator=first.noise), torch.rand(3, generator=first.noise)
+    assert first.noisy
+    assert not torch.equal(*drawn)
+    assert torch.equal(torch.cat(drawn), torch.rand(6, generator=second.noise))
+    assert torch.equal(first.generator.get_state(), second.generator.get_state())
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "told"),
+    [
+        ("operation not permitted when stream is capturing", UserError, "method coop: its step cannot be recorded"),
+        ("out of memory", RuntimeError, "out of memory"),
+    ],
+)
+def test_a_step_that_reads_values_back_is_named(problem: str, kind: type[Exception], told: str):
+    with pytest.raises(kind, match=told), gradients.only_recordable(build("coop")):
+        raise RuntimeError(f"CUDA error: {problem}")

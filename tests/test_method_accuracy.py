@@ -41,10 +41,10 @@ def said(
     monkeypatch.setattr(script, "SHOTS", 2)
     monkeypatch.setattr(script, "TRIALS", {"coop": [{"learning_rate": 0.02}]})
 
-    def run(data: Path, *words: object) -> CaptureResult[str]:
+    def run(data: Path, *words: object, status: int = 0) -> CaptureResult[str]:
         place = ("--backbone", tiny_folder, "--device", "cpu", "--out", tmp_path / "runs")
         monkeypatch.setattr(sys, "argv", ["method_accuracy.py", *map(str, (data, *place, *words))])
-        script.main()
+        assert script.main() == status
         return capsys.readouterr()
 
     return run
@@ -74,4 +74,10 @@ def test_trials_open_no_test_image(said: Said, photos: Path, tmp_path: Path) -> 
         "| `coop` epochs=1",
         "| `coop` learning_rate=0.02 epochs=1",
     ]
-    assert "images cannot be read" in said(data, "--method", "coop", "--set", "epochs=1").err
+    assert "images cannot be read" in said(data, "--method", "coop", "--set", "epochs=1", status=2).err
+
+
+def test_a_wrong_place_is_named_and_ends_with_2(said: Said, tmp_path: Path) -> None:
+    told = said(tmp_path / "nowhere", "--method", "coop", status=2)
+    assert "nowhere" in told.err
+    assert told.out == ""

@@ -6,8 +6,13 @@ takes far longer than running them. A CUDA graph starts them all at once, and co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from dca import seeds
+from dca.errors import UserError
 from dca.methods.base import Batch, Method, Step
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
@@ -23,18 +28,20 @@ def compute(method: Method, batch: Batch) -> Step:
 
 
 class Recording:
-    """A step on fixed memory: a batch is copied in, the graph replayed."""
+    """A step on fixed memory: a batch is copied in, its noise begun where it would begin, the graph replayed."""
 
-    def __init__(self, method: Method, batch: Batch) -> None:
-        self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), batch.generator)
+    def __init__(self, method: Method, batch: Batch, noisy: bool) -> None:
+        self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), seeds.generator(0, "recording"))
+        self.graph, self.noisy = torch.cuda.CUDAGraph(), noisy
+        if noisy:
+            self.graph.register_generator_state(self.batch.noise)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
                 compute(method, self.batch)
         torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with only_recordable(method), torch.cuda.graph(self.graph):
             self.step = compute(method, self.batch)
         self.gradients = [(p, p.grad) for p in method.parameters()]
 
@@ -42,10 +49,26 @@ class Recording:
         """The step of another batch of the same shape."""
         self.batch.inputs.copy_(batch.inputs)
         self.batch.labels.copy_(batch.labels)
+        if self.noisy:
+            self.batch.noise.manual_seed(batch.noise.initial_seed())
         self.graph.replay()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
         return self.step
+
+
+@contextmanager
+def only_recordable(method: Method) -> Iterator[None]:
+    """Say in our words what CUDA says of a step that reads values back while it is recorded."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        raise UserError(
+            f"method {method.name}: its step cannot be recorded as a CUDA graph, since it reads values back",
+            hint=f"say `recordable = False` in class {type(method).__name__}, or keep its values on the device",
+        ) from error
 
 
 def on_gpu(batch: Batch) -> bool:
@@ -56,13 +79,14 @@ def on_gpu(batch: Batch) -> bool:
 class Gradients:
     """`compute`, recorded where that is possible.
 
-    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers.
+    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers but `noise`.
     """
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self._recordings: dict[tuple[int, ...], Recording] = {}
         self._recordable: bool | None = None
+        self._noisy = False
 
     @property
     def recorded(self) -> bool:
@@ -77,13 +101,16 @@ class Gradients:
             return compute(self.method, batch)
         shape = tuple(batch.inputs.shape)
         if shape not in self._recordings:
-            self._recordings[shape] = Recording(self.method, batch)
+            self._recordings[shape] = Recording(self.method, batch, self._noisy)
         return self._recordings[shape](batch)
 
     def _first(self, batch: Batch) -> Step:
-        """The first step as written, watching whether it draws."""
-        before = batch.generator.get_state()
+        """The first step as written, watching what it draws."""
+        quiet = torch.Generator().set_state(batch.generator.get_state())
         step = compute(self.method, batch)
-        drew = not torch.equal(before, batch.generator.get_state())
+        self._noisy = batch.noisy
+        if batch.noisy:
+            seeds.branch(quiet, batch.inputs.device)
+        drew = not torch.equal(quiet.get_state(), batch.generator.get_state())
         self._recordable = on_gpu(batch) and self.method.recordable and not drew
         return step

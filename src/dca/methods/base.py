@@ -9,7 +9,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -72,9 +72,15 @@ class Batch:
     labels: Tensor
     generator: torch.Generator
 
+    @cached_property
     def noise(self) -> torch.Generator:
         """Random numbers where the inputs are, from one draw of `generator`: many without a transfer."""
         return seeds.branch(self.generator, self.inputs.device)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether anyone has asked for `noise`."""
+        return "noise" in vars(self)
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class Method(nn.Module, ABC):
     # Validation images that its authors' code selects on: none, few, shots or full (data/protocols.py).
     habit: ClassVar[Habit] = "none"
     # Whether a GPU may record a step once and replay it. Not where a step reads values back from the
-    # device, or does something else the second time; one that draws random numbers is never recorded.
+    # device, or does something else the second time; one that draws otherwise than from `Batch.noise` never is.
     recordable: ClassVar[bool] = True
     # Tensors made after training, of shapes that only the data decides, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}

@@ -101,7 +101,7 @@ class CLIPLoRA(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch; both towers drop inputs."""
-        with self.clip.updated(self.updates(batch.noise())):
+        with self.clip.updated(self.updates(batch.noise)):
             f, t = self.clip.encode_image(batch.inputs), self.clip.encode_text(self.sentences)
         logits = self.clip.tau * F.normalize(f, dim=-1) @ F.normalize(t, dim=-1).T
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))

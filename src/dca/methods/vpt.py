@@ -108,7 +108,7 @@ class VPT(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch."""
-        noise = batch.noise() if self.options.dropout else None
+        noise = batch.noise if self.options.dropout else None
         f = F.normalize(self.clip.encode_image(batch.inputs, self.extra(noise)), dim=-1)
         logits = self.clip.tau * f @ self._text.T
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
