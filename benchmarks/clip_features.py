@@ -78,6 +78,11 @@ class Rows:
         with torch.no_grad():
             return encode(self.features).repeat(max(views, 1), 1)
 
+    def frozen_features(self, clip: Given, *, views: int = 0, mirrored: bool = False) -> Tensor:
+        """The rows: a stored feature has no mirror image."""
+        assert not mirrored
+        return self.map(clip.encode_image, views=views)
+
     def only(self, classes: list[int]) -> Rows:
         """The rows of some classes, numbered anew."""
         place = {old: new for new, old in enumerate(classes)}

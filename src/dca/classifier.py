@@ -110,7 +110,7 @@ class Classifier:
         with shown(progress) as told:
             images = self._read(dataset, method.clip, told)
             history = self._train(method, images, told, folder)
-        method.finish(images)
+            method.finish(images)
         self._adopt(method)
         self.dataset_, self.history_ = dataset, history
         self.results_: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class Classifier:
         pictures = [item.picture for item in items]
         store = ImageStore(pictures, clip.preprocess.size, progress=of_stage(progress, "reading"))
         labels = torch.tensor([item.label for item in items])
-        return TrainingImages(store, labels, clip, int(self.seed), validation)
+        return TrainingImages(store, labels, clip, int(self.seed), validation, cache=FeatureCache(), progress=progress)
 
     def _train(self, method: Method, images: TrainingImages, progress: Progress, folder: Path | None) -> list[Row]:
         if method.trains_on == "nothing":

@@ -70,12 +70,11 @@ def _streamed(methods: Sequence[Method], pictures: Sequence[Picture], stage: str
 def _stored(method: Method, pictures: Sequence[Picture], stage: str, progress: Progress, cache: FeatureCache) -> Tensor:
     """Probabilities (N, C) from frozen features, encoding only the pictures that the cache has not seen."""
     clip = method.clip
-    about = {"backbone": clip.digest(), "source": clip.source, "precision": str(clip.compute_dtype)}
 
     def encode(missing: Sequence[Picture]) -> Iterator[Tensor]:
         return (clip.encode_image(pixels).cpu() for pixels in _pixels(clip, missing, f"{stage}: features", progress))
 
-    features = cache.features(about, pictures, encode)
+    features = cache.features(clip.about(), pictures, encode)
     parts = [torch.zeros(0, len(method.task.classes))]
     for rows in torch.split(features, BATCH):
         parts.append(method.classify(method.from_frozen(rows.to(clip.device))).cpu())

@@ -92,10 +92,10 @@ def test_cache_is_shown_and_cleared(capsys, photos, tmp_path, monkeypatch):
     FeatureCache().features({"backbone": "b"}, pictures, lambda todo: [torch.ones(len(todo), 4)])
     assert main(["cache", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["spaces"][0]["images"] == 10
+    assert shown["spaces"][0]["features"] == 10
     assert shown["bytes"] == sum(os.path.getsize(f) for f in (tmp_path / "cache").rglob("*.features"))
     assert main(["cache"]) == 0
-    assert "10 images" in capsys.readouterr().out
+    assert "10 features" in capsys.readouterr().out
     assert main(["cache", "clear", "nonsense"]) == 2
     assert main(["cache", "clear", shown["spaces"][0]["name"], "--json"]) == 0
     capsys.readouterr()

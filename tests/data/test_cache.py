@@ -113,7 +113,7 @@ def test_damaged_segments_are_computed_again(cache, pictures):
 
 def test_features_that_are_not_finite_are_not_kept(cache, pictures):
     cache.features(ABOUT, pictures[:1], lambda todo: [torch.full((1, 2), torch.nan)])
-    assert cache.spaces()[0].images == 0
+    assert cache.spaces()[0].features == 0
 
 
 def test_too_few_features_are_our_bug(cache, pictures):
@@ -168,7 +168,7 @@ def test_spaces_and_clear(cache, pictures):
     cache.features(ABOUT, pictures, Backbone())
     cache.features({"backbone": "x"}, pictures[:2], Backbone())
     spaces = {space.name: space for space in cache.spaces()}
-    assert spaces[space_name(ABOUT)].images == 10
+    assert spaces[space_name(ABOUT)].features == 10
     assert spaces[space_name(ABOUT)].about == ABOUT
     assert cache.clear([space_name(ABOUT)]) > 0
     assert [space.about for space in cache.spaces()] == [{"backbone": "x"}]
@@ -239,7 +239,7 @@ def test_two_processes_at_once_and_one_killed_leave_a_correct_cache(tmp_path):
     cache, backbone = FeatureCache(folder / "cache"), Backbone()
     assert torch.equal(cache.features(ABOUT, pictures, backbone), expected(pictures))
     assert backbone.asked == []
-    assert cache.spaces()[0].images == 40
+    assert cache.spaces()[0].features == 40
 
 
 def test_clearing_while_another_process_fills_does_not_break_it(tmp_path):

@@ -10,7 +10,8 @@ from dca.methods.base import Batch, Task
 from dca.methods.clap import CLAP, CLAPOptions, multipliers
 from dca.methods.shape import trained_on
 from dca.methods.zero_shot import ZeroShot
-from oracles.frozen import Images, cross_entropy, dot, mean_of, softmax, unit
+from oracles.frozen import cross_entropy, dot, mean_of, softmax, unit
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 

@@ -21,7 +21,8 @@ from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, rep
 from dca.methods.shape import trained_on
 from dca.methods.zero_shot import ZeroShot
 from oracles import towers
-from oracles.frozen import Images, cross_entropy, dot, unit
+from oracles.frozen import cross_entropy, dot, unit
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 TWO = ("a photo of a {}.", "the {} itself")

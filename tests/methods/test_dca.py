@@ -17,23 +17,9 @@ from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
 from dca.methods.heads import GAMMAS, gammas
 from dca.methods.shape import trained_on
 from oracles import dca as oracle
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
-
-
-class Images:
-    """A support of random pixels; augmented views are shifted copies."""
-
-    def __init__(self, counts: tuple[int, ...], seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
-
-    def map(self, encode, *, views: int = 0) -> Tensor:  # type: ignore[no-untyped-def]
-        with torch.no_grad():
-            if views == 0:
-                return encode(self.pixels)
-            return torch.cat([encode(self.pixels + 0.1 * (v + 1)) for v in range(views)])
 
 
 def build(clip: CLIP, shots: int = 3, classes: tuple[str, ...] = CLASSES, **options: object) -> DCA:

@@ -11,7 +11,7 @@ from dca.methods.base import Task
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
 from dca.methods.shape import trained_on
 from dca.methods.zero_shot import ZeroShot
-from oracles.frozen import Images
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 

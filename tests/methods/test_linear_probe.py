@@ -9,7 +9,8 @@ from dca.errors import UserError
 from dca.methods.base import Task
 from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
 from dca.methods.shape import trained_on
-from oracles.frozen import Images, cross_entropy, dot, softmax
+from oracles.frozen import cross_entropy, dot, softmax
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 

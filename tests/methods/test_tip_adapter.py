@@ -12,7 +12,8 @@ from dca.methods.base import Task
 from dca.methods.dca import PAPER_TABLE as DATASETS
 from dca.methods.shape import trained_on
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, grid, settings
-from oracles.frozen import Images, dot, mean_of, softmax, unit
+from oracles.frozen import dot, mean_of, softmax, unit
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 

@@ -12,7 +12,8 @@ from dca.methods.base import Batch, Task
 from dca.methods.shape import trained_on
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions
 from dca.methods.tip_adapter_f import TipAdapterF, TipAdapterFOptions
-from oracles.frozen import Images, cross_entropy, dot, unit
+from oracles.frozen import cross_entropy, dot, unit
+from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
 

@@ -1,31 +1,8 @@
-"""A support of random pictures for methods over frozen features, and their equations one number at a time."""
+"""Equations of methods over frozen features, one number at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
-
-
-class Images:
-    """Random pixels; view v is the picture shifted by 0.1 (v + 1)."""
-
-    def __init__(self, counts: tuple[int, ...], seed: int = 0, validation: Images | None = None) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
-        self.validation = validation
-
-    def view(self, v: int) -> Tensor:
-        return self.pixels + 0.1 * (v + 1)
-
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
-        with torch.no_grad():
-            if views == 0:
-                return encode(self.pixels)
-            return torch.cat([encode(self.view(v)) for v in range(views)])
 
 
 def unit(rows: list[list[float]]) -> list[list[float]]:

@@ -8,24 +8,30 @@ import torch
 from torch import Tensor
 
 from dca import seeds
+from dca.clip import CLIP
 from dca.methods.base import Batch
 
 
 class Images:
     """Images of random pixels, the given number of each class; augmented views are shifted copies."""
 
-    validation = None
-
-    def __init__(self, counts: tuple[int, ...], seed: int = 0) -> None:
+    def __init__(self, counts: tuple[int, ...], seed: int = 0, validation: Images | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
+        self.validation = validation
+
+    def view(self, v: int) -> Tensor:
+        return self.pixels + 0.1 * (v + 1)
 
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
         with torch.no_grad():
             if views == 0:
                 return encode(self.pixels)
-            return torch.cat([encode(self.pixels + 0.1 * (view + 1)) for view in range(views)])
+            return torch.cat([encode(self.view(v)) for v in range(views)])
+
+    def frozen_features(self, clip: CLIP, *, views: int = 0, mirrored: bool = False) -> Tensor:
+        return self.map(lambda pixels: clip.encode_image(pixels.flip(-1) if mirrored else pixels), views=views)
 
     def batch(self, seed: int = 0) -> Batch:
         return Batch(self.pixels, self.labels, seeds.generator(seed, "test"))

@@ -27,7 +27,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     total = sum(space.bytes for space in spaces)
     if as_json:
         rows = [
-            {"name": s.name, "images": s.images, "bytes": s.bytes, "used": s.used, "about": s.about} for s in spaces
+            {"name": s.name, "features": s.features, "bytes": s.bytes, "used": s.used, "about": s.about} for s in spaces
         ]
         emit({"folder": str(cache.folder), "bytes": total, "limit_bytes": cache.limit, "spaces": rows})
         return
@@ -35,7 +35,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     for space in spaces:
         day = time.strftime("%Y-%m-%d", time.localtime(space.used))
         about = ", ".join(f"{key} {value}" for key, value in space.about.items() if not isinstance(value, dict | list))
-        click.echo(f"  {space.name}  {space.images:>9,} images  {bytes_text(space.bytes):>9}  used {day}  {about[:80]}")
+        size = f"{space.features:>9,} features  {bytes_text(space.bytes):>9}"
+        click.echo(f"  {space.name}  {size}  used {day}  {about[:80]}")
 
 
 @command.command("clear")

@@ -128,6 +128,10 @@ class CLIP(nn.Module):
         enabled = self.compute_dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
 
+    def about(self) -> dict[str, str]:
+        """What decides the features of an image: they are stored under this."""
+        return {"source": self.source, "precision": str(self.compute_dtype), "backbone": self.digest()}
+
     def digest(self) -> str:
         """sha256 of weights, tokenizer and preprocessing: the identity of this backbone."""
         digest = hashlib.sha256()

@@ -1,10 +1,10 @@
 """Image features on disk, so that no image goes through the same backbone twice.
 
 A cache is a folder of *spaces*, one per backbone and transform; a space is a folder of immutable
-*segments*, each with the content hashes of some images and their features. A segment is written
-under a temporary name, flushed, and renamed: readers see all of it or none, writers never wait for
-each other, and what a killed run had finished stays. Two runs that compute the same image write it
-twice, with the same value. Damaged segments are dropped and computed again.
+*segments*, each with the keys of some images (such as hashes of their content) and their features. A
+segment is written under a temporary name, flushed, and renamed: readers see all of it or none, writers
+never wait for each other, and what a killed run had finished stays. Two runs that compute the same
+image write it twice, with the same value. Damaged segments are dropped and computed again.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _STALE_SECONDS = 3600
 _SUFFIX = ".features"
 
 Compute = Callable[[Sequence[Picture]], Iterable[Tensor]]
+ComputeAt = Callable[[Sequence[int]], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Space:
 
     name: str
     about: dict[str, object]
-    images: int
+    features: int
     bytes: int
     used: float
 
@@ -97,18 +98,28 @@ class FeatureCache:
         """
         with ThreadPoolExecutor() as pool:
             keys = list(pool.map(sha256_of, pictures))
+        return self.rows(about, keys, lambda places: compute([pictures[place] for place in places]))
+
+    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: ComputeAt) -> Tensor:
+        """Features (N, D) under N keys of 64 hexadecimal digits.
+
+        compute: places in `keys`, ascending, none of them twice under the same key -> batches of their features.
+        """
         space = self.folder / space_name(about)
         known = _read_space(space, set(keys))
-        missing = {key: picture for key, picture in zip(keys, pictures, strict=True) if key not in known}
-        if missing:
-            todo = list(missing)
-            for first, rows in _gather(compute([missing[key] for key in todo])):
+        places: dict[str, int] = {}
+        for place, key in enumerate(keys):
+            if key not in known:
+                places.setdefault(key, place)
+        if places:
+            todo = list(places)
+            for first, rows in _gather(compute(list(places.values()))):
                 part = todo[first : first + len(rows)]
                 self._store(space, about, part, rows)
                 known.update(zip(part, rows, strict=True))
             self._trim(keep=space)
         if lost := [key for key in keys if key not in known]:
-            raise ValueError(f"compute gave {len(missing) - len(lost)} features for {len(missing)} pictures")
+            raise ValueError(f"compute gave {len(places) - len(lost)} features for {len(places)} pictures")
         return torch.stack([known[key] for key in keys]) if keys else torch.empty(0)
 
     def spaces(self) -> list[Space]:
@@ -116,10 +127,10 @@ class FeatureCache:
         found = []
         for place in filter(Path.is_dir, _inside(self.folder)):
             segments = _segments(place)
-            images = len(set().union(*(_keys(_read(segment)) for segment in segments)))
+            features = len(set().union(*(_keys(_read(segment)) for segment in segments)))
             size = sum(_size(segment) for segment in segments)
             used = max((_used(segment) for segment in segments), default=0.0)
-            found.append(Space(place.name, _about(place), images, size, used))
+            found.append(Space(place.name, _about(place), features, size, used))
         return sorted(found, key=lambda space: -space.used)
 
     def clear(self, names: Sequence[str] | None = None) -> int:

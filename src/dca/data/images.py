@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -88,6 +89,14 @@ class ImageStore:
     def nbytes(self) -> int:
         """Memory that the pixels take."""
         return sum(pixels.nbytes for pixels in self._pixels)
+
+    def digest(self) -> str:
+        """sha256 of the pixels and their order."""
+        digest = hashlib.sha256()
+        for pixels in self._pixels:
+            digest.update(repr(tuple(pixels.shape)).encode())
+            digest.update(pixels.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def images(self) -> list[Image.Image]:

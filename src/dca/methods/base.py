@@ -109,6 +109,12 @@ class Support(Protocol):
         view after view: (views · N, ...).
         """
 
+    def frozen_features(self, clip: CLIP, *, views: int = 0, mirrored: bool = False) -> Tensor:
+        """`map` of `clip.encode_image`, the backbone as it is: (N, D), not normalised; kept from run to run.
+
+        mirrored: of the pixels turned left to right.
+        """
+
 
 class Method(nn.Module, ABC):
     """Owns its parameters; turns a batch into loss terms and image features into probabilities.
@@ -169,7 +175,7 @@ class Method(nn.Module, ABC):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Frozen features (R, D) and labels (R,) that steps take, where `trains_on` is "features"."""
-        return support.map(self.clip.encode_image), support.labels
+        return support.frozen_features(self.clip), support.labels
 
     def epoch_done(self, epoch: int, epochs: int) -> None:
         """Called after epoch 1, 2 .. `epochs`, for methods that average over epochs."""
@@ -184,6 +190,12 @@ class Method(nn.Module, ABC):
     def from_frozen(self, features: Tensor) -> Tensor:
         """What `encode` makes of the backbone's own image features (B, D), where it leaves the tower alone."""
         return F.normalize(features, dim=-1)
+
+    def encode_all(self, support: Support, *, views: int = 0) -> Tensor:
+        """`encode` of all images: (N, D), or (views · N, D); from stored features where the tower is left alone."""
+        if self.frozen_images:
+            return self.from_frozen(support.frozen_features(self.clip, views=views))
+        return support.map(self.encode, views=views)
 
     @property
     def frozen_images(self) -> bool:

@@ -83,7 +83,7 @@ class CLAP(FrozenMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
-        self._views = image_views(support, self.clip.encode_image, self.options.views)
+        self._views = image_views(support, self.clip, self.options.views)
         return self._views, support.labels
 
     def prepare(self, support: Support) -> None:

@@ -156,6 +156,12 @@ class CrossModal(FrozenMethod):
         with self.clip.autocast():
             return self.clip.visual.until_last(pixels.to(self.clip.device)).float()
 
+    def _rows_of(self, support: Support, *, mirrored: bool = False) -> Tensor:
+        """`rows` of all images, or of their mirror images."""
+        if self.end is None:
+            return self.from_frozen(support.frozen_features(self.clip, mirrored=mirrored))
+        return support.map(lambda pixels: self.rows(pixels.flip(-1) if mirrored else pixels))
+
     def features(self, rows: Tensor) -> Tensor:
         """Unit image features (B, D) of `rows`. The trained end calculates in float32, as the authors do."""
         return rows if self.end is None else F.normalize(self.end(rows), dim=-1)
@@ -166,8 +172,7 @@ class CrossModal(FrozenMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Rows of the images and of their mirror images, (R, D) or (R, T, W), repeated to fill an epoch."""
-        mirrored = support.map(lambda pixels: self.rows(pixels.flip(-1)))
-        rows = torch.cat([support.map(self.rows), mirrored])
+        rows = torch.cat([self._rows_of(support), self._rows_of(support, mirrored=True)])
         times = repeats(len(rows), self.options.batch_size or 1)
         # One picture's rows of a ViT-B/16 take 0.6 MB: where they suffice, they are not copied.
         repeated = rows if times == 1 else torch.cat([rows] * times)
@@ -185,7 +190,7 @@ class CrossModal(FrozenMethod):
             first = drawn.to(texts.device)
         self._unseen = None
         if self.options.keep == "best" and (validation := support.validation) is not None:
-            self._unseen = (validation.map(self.rows), validation.labels)
+            self._unseen = (self._rows_of(validation), validation.labels)
             self.best_end = None if self.end is None else self.end.vector()
         with torch.no_grad():
             self.weight.copy_(first)

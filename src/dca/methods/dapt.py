@@ -98,11 +98,8 @@ class DAPT(TextHead):
 
     def prepare(self, support: Support) -> None:
         """The prototypes p: (C, D)."""
-
-        def untuned(pixels: Tensor) -> Tensor:
-            return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
-        features = support.map(untuned, views=int(self.options.prototypes == "augmented"))
+        views = int(self.options.prototypes == "augmented")
+        features = F.normalize(support.frozen_features(self.clip, views=views), dim=-1)
         self._prototypes = Shots.group(features, support.labels, len(self.task.classes)).means()
 
     def step(self, batch: Batch) -> Step:

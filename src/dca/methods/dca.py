@@ -173,11 +173,8 @@ class DCA(Method):
 
     def prepare(self, support: Support) -> None:
         """Centres and covariances of L_in: constants of the whole training."""
-
-        def plain(pixels: Tensor) -> Tensor:
-            return F.normalize(self.clip.encode_image(pixels), dim=-1)
-
-        features = support.map(self.encode if self.options.intra_features == "prompted" else plain)
+        prompted = self.options.intra_features == "prompted"
+        features = self.encode_all(support) if prompted else F.normalize(support.frozen_features(self.clip), dim=-1)
         shots = Shots.group(features, support.labels, len(self.task.classes))
         self._centers = shots.means()
         double = Shots(shots.features.double(), shots.counts)
@@ -214,7 +211,7 @@ class DCA(Method):
     def finish(self, support: Support) -> None:
         """Text features, and the training images through the final visual tokens."""
         views = self.options.head_views
-        features = support.map(self.encode, views=views)
+        features = self.encode_all(support, views=views)
         shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.task.classes))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts

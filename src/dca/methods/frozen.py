@@ -53,9 +53,9 @@ def unit_mean(texts: Tensor) -> Tensor:
     return F.normalize(F.normalize(texts, dim=-1).mean(dim=0), dim=-1)
 
 
-def image_views(support: Support, encode: Callable[[Tensor], Tensor], views: int) -> Tensor:
-    """Features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
-    rows = support.map(encode, views=views)
+def image_views(support: Support, clip: CLIP, views: int) -> Tensor:
+    """Raw features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
+    rows = support.frozen_features(clip, views=views)
     return rows.reshape(max(views, 1), -1, rows.shape[-1]).transpose(0, 1).contiguous()
 
 

@@ -73,7 +73,7 @@ class GDA(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Statistics of the training images, then α."""
-        features = image_views(support, self.encode, self.options.views)
+        features = self.from_frozen(image_views(support, self.clip, self.options.views))
         labels = support.labels.repeat_interleave(features.shape[1])
         weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.task.classes), self.options)
         self.text_features = unit_mean(self.texts())
@@ -86,7 +86,7 @@ class GDA(FrozenMethod):
             return self.options.alpha
         if validation is None:
             return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.task.shots, 1))]
-        features, labels = validation.map(self.encode), validation.labels
+        features, labels = self.encode_all(validation), validation.labels
         return first_best(ALPHAS, lambda alpha: accuracy(self._logits(features, alpha), labels))[0]
 
     def _logits(self, features: Tensor, alpha: float | Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class LinearProbe(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Choose c and solve."""
-        features, labels = support.map(self.encode), support.labels
+        features, labels = self.encode_all(support), support.labels
         c = self.options.c if self.options.c is not None else self._search(features, labels, support.validation)
         weight, bias = self._fit(features, labels, c)
         with torch.no_grad():
@@ -131,7 +131,7 @@ class LinearProbe(FrozenMethod):
         """The c that does best on the validation images; CLIP's where there are none."""
         if validation is None:
             return self.options.default_c
-        unseen, truth = validation.map(self.encode).double(), validation.labels
+        unseen, truth = self.encode_all(validation).double(), validation.labels
         known: dict[float, float] = {}
 
         def score(decade: float) -> float:

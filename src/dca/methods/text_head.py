@@ -58,7 +58,7 @@ class TextHead(Method):
         C, text = len(self.task.classes), self.encode_text().detach()
         shots = Shots(text.new_zeros(C, 0, text.shape[-1]), torch.zeros(C, dtype=torch.int64, device=text.device))
         if self.options.test_metric == "mahalanobis":
-            shots = Shots.group(support.map(self.encode), support.labels, C)
+            shots = Shots.group(self.encode_all(support), support.labels, C)
         self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
         with naming_classes(self.task.classes):
             self.classify(text[:1])

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.clip import CLIP
 from dca.methods.base import Support, Task
 from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
 from dca.options import opt
@@ -74,9 +75,9 @@ def cache_logits(affinity: Tensor, labels: Tensor, classes: int, beta: float | T
     return near.new_zeros(len(near), classes).index_add(1, labels, near)
 
 
-def cache_keys(support: Support, method: FrozenMethod, views: int) -> Tensor:
+def cache_keys(support: Support, clip: CLIP, views: int) -> Tensor:
     """F: raw features averaged over the views of an image, then normalised. (N, D)."""
-    return F.normalize(image_views(support, method.clip.encode_image, views).mean(dim=1), dim=-1)
+    return F.normalize(image_views(support, clip, views).mean(dim=1), dim=-1)
 
 
 def search(
@@ -121,7 +122,7 @@ class TipAdapter(FrozenMethod):
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
-        self.keys = cache_keys(support, self, self.options.views)
+        self.keys = cache_keys(support, self.clip, self.options.views)
         self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
 
     def strengths(self, validation: Support | None) -> tuple[float, float]:
@@ -132,7 +133,7 @@ class TipAdapter(FrozenMethod):
             return first if alpha is None else alpha, 1.0 if beta is None else beta
         alphas = grid(alpha_end, ALPHA_STEPS) if alpha is None else [alpha]
         betas = grid(beta_end, BETA_STEPS) if beta is None else [beta]
-        f = validation.map(self.encode)
+        f = self.encode_all(validation)
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 

@@ -66,11 +66,11 @@ class TipAdapterF(TipAdapter):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
-        return image_views(support, self.clip.encode_image, self.options.train_views), support.labels
+        return image_views(support, self.clip, self.options.train_views), support.labels
 
     def prepare(self, support: Support) -> None:
         """The keys at first, as many as there are images, and what they are trained with."""
-        self.keys = nn.Parameter(cache_keys(support, self, self.options.views))
+        self.keys = nn.Parameter(cache_keys(support, self.clip, self.options.views))
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
         self.alpha_beta = self.text_features.new_tensor(self.strengths(None))
 
