@@ -67,7 +67,7 @@ def test_covariances_follow_their_classes(sample: Dataset) -> None:
     chosen = [7, 2, 5]
     test = tuple(dataclasses.replace(i, label=chosen.index(i.label)) for i in sample.test if i.label in chosen)
     names = tuple(sample.classes[c] for c in chosen)
-    target = protocols.Target("part", names, sample.template, test, tuple(chosen))
+    target = protocols.Target("part", sample.name, names, sample.template, test, tuple(chosen))
     other = retargeted(method, target)
     f = F.normalize(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
     logits = method.head().logits(f)[..., chosen]

@@ -52,7 +52,7 @@ def retargeted(method: Method, target: Target) -> Method:
         classes=target.classes,
         shots=method.task.shots,
         seed=method.task.seed,
-        dataset=target.name,
+        dataset=target.dataset,
         template=target.template,
     )
     return method.retarget(task, target.from_source)

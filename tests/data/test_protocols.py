@@ -142,7 +142,7 @@ def test_unknown_mode_is_named():
 @given(st.permutations(range(5)), st.integers(1, 5))
 def test_subset_keeps_pictures_with_their_words(order, n):
     dataset = toy()
-    part = subset(dataset, order[:n], "part")
+    part = subset(dataset, order[:n])
     words = {item.picture: part.classes[item.label] for item in part.train + part.test}
     whole = {item.picture: dataset.classes[item.label] for item in dataset.train + dataset.test}
     assert words.items() <= whole.items()

@@ -31,11 +31,13 @@ _HABITS = ("none", "few", "shots", "full")
 class Target:
     """Images to test on, with the words their classes are called by.
 
+    dataset: the dataset they are of, by whose name recipes and sentences are looked up.
     from_source: for each class of the target, the training class it is (so that prompts and
     covariances can be carried over), or None where training had no such class.
     """
 
     name: str
+    dataset: str
     classes: tuple[str, ...]
     template: str
     test: tuple[Item, ...]
@@ -131,9 +133,9 @@ def base_to_new(dataset: Dataset, shots: int | None, seed: int, *, mode: Mode = 
     base, new = trained[:middle], trained[middle:]
     if not new:
         raise UserError(f"{dataset.name} has {len(trained)} class with training images; base-to-new needs 2.")
-    source = subset(drawn, base, f"{dataset.name} base")
-    whole = [subset(dataset, half, f"{dataset.name} {name}") for half, name in ((base, "base"), (new, "new"))]
-    targets = tuple(_target(source, half) for half in whole)
+    source = subset(drawn, base)
+    halves = {"base": subset(dataset, base), "new": subset(dataset, new)}
+    targets = tuple(_target(source, half, f"{dataset.name} {which}") for which, half in halves.items())
     return Task("base-to-new", mode, selection, shots, seed, source, targets)
 
 
@@ -142,8 +144,11 @@ def harmonic_mean(base: float, new: float) -> float:
     return 2 * base * new / (base + new) if base and new else 0.0
 
 
-def subset(dataset: Dataset, labels: Sequence[int], name: str) -> Dataset:
-    """The dataset with only these classes, relabelled from 0 in the given order."""
+def subset(dataset: Dataset, labels: Sequence[int]) -> Dataset:
+    """The dataset with only these classes, relabelled from 0 in the given order.
+
+    It keeps its name: half of EuroSAT is learned with EuroSAT's recipe.
+    """
     number = {label: y for y, label in enumerate(labels)}
 
     def keep(items: Sequence[Item]) -> tuple[Item, ...]:
@@ -151,7 +156,6 @@ def subset(dataset: Dataset, labels: Sequence[int], name: str) -> Dataset:
 
     return replace(
         dataset,
-        name=name,
         classes=tuple(dataset.classes[y] for y in labels),
         keys=tuple(dataset.keys[y] for y in labels) if dataset.keys else (),
         train=keep(dataset.train),
@@ -200,12 +204,15 @@ def _validation(
     return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else "no validation images"
 
 
-def _target(source: Dataset, target: Dataset, *, by_key: bool = True) -> Target:
-    """The target's test part, its classes matched to the source's by key (or by words)."""
+def _target(source: Dataset, target: Dataset, name: str = "", *, by_key: bool = True) -> Target:
+    """The target's test part, its classes matched to the source's by key (or by words).
+
+    name: what it is called in results, where not by its dataset's name.
+    """
     if not target.test:
         raise UserError(f"{target.name} has no test images.", hint="add a test/ folder, or hold some images out")
     by_key = by_key and bool(source.keys) and bool(target.keys)
     known, wanted = (source.keys, target.keys) if by_key else (source.classes, target.classes)
     number = {name: y for y, name in enumerate(known)}
     from_source = tuple(number.get(name) for name in wanted)
-    return Target(target.name, target.classes, target.template, target.test, from_source)
+    return Target(name or target.name, target.name, target.classes, target.template, target.test, from_source)
