@@ -79,24 +79,49 @@ def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
     torch.testing.assert_close(got, clip.text.projection(clip.text.ln_final(h[:, -1])))
 
 
-@pytest.mark.parametrize("per_class", [False, True])
-def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, per_class: bool) -> None:
-    """Tokens replaced at blocks 1 and 2, shared by the classes (prefix route) or of each class."""
+@pytest.mark.parametrize("own", [(), (0,), (1,), (2,), (1, 2), (7,)])
+def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, own: tuple[int, ...]) -> None:
+    """Tokens replaced at blocks 1 and 2, shared by the classes, or from some block on of each class."""
     (context,), names = random_case(clip, [3], [1, 4, 2, 4], False, 5)
     generator = torch.Generator().manual_seed(6)
-    shape = (len(names),) if per_class else ()
-    deep = {n: torch.randn(*shape, 3, clip.config.text.width, generator=generator) for n in (1, 2)}
+    deep = {}
+    for layer in sorted({1, 2, *own}):
+        shape = (len(names),) if layer in own else ()
+        deep[layer] = torch.randn(*shape, 3, clip.config.text.width, generator=generator).requires_grad_()
     got = clip.encode_prompts([context], names, [deep])[0]
+    expected = []
     for c, ids in enumerate(names):
         x = torch.cat([clip.text.embed([clip.config.text.sot_id]), context, clip.text.embed(ids)])
         h = (x + clip.text.positions[: len(x)])[None]
         for layer, block in enumerate(clip.text.blocks):
             if layer in deep:
-                tokens = deep[layer][c] if per_class else deep[layer]
+                tokens = deep[layer][c] if layer in own else deep[layer]
                 h = torch.cat([h[:, :1], tokens[None], h[:, 4:]], dim=1)
             h = block(h, causal=True)
-        expected = clip.text.projection(clip.text.ln_final(h[:, -1]))[0]
-        torch.testing.assert_close(got[c], expected, atol=1e-5, rtol=0)
+        expected.append(clip.text.projection(clip.text.ln_final(h[:, -1]))[0])
+    torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=0)
+    weights, learned = torch.randn(got.shape, generator=generator), [context, *deep.values()]
+    by_fast = torch.autograd.grad((got * weights).sum(), learned, allow_unused=True)
+    by_plain = torch.autograd.grad((torch.stack(expected) * weights).sum(), learned, allow_unused=True)
+    for one, other in zip(by_fast, by_plain, strict=True):
+        if other is None:
+            assert one is None  # no block takes it
+        else:
+            assert (one - other).norm() <= 1e-4 * other.norm()
+
+
+@pytest.mark.parametrize(("first", "rows"), [(0, [24, 24]), (1, [14, 24]), (2, [14, 14])])
+def test_blocks_before_the_first_own_tokens_share_the_prefix(
+    clip: CLIP, first: int, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three names, 9 rows with EOT, behind a prefix of 5: shared before the tokens come in, then in front of each."""
+    (context,), names = random_case(clip, [4], [1, 2, 3], False, 9)
+    seen: list[int] = []
+    for block in list(clip.text.blocks)[:2]:
+        finish = block.finish
+        monkeypatch.setattr(block, "finish", lambda x, mixed, finish=finish: (seen.append(len(x)), finish(x, mixed))[1])
+    clip.encode_prompts([context], names, [{first: torch.zeros(3, 4, clip.config.text.width)}])
+    assert seen == rows
 
 
 def test_updates_of_projections_equal_changed_weights() -> None:

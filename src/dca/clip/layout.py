@@ -7,12 +7,14 @@ Queries, keys and values are (heads, R, d). `last` gives the rows that leave the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip.ragged import ragged
+from dca.clip.ragged import constant, ragged
 
 NEVER = float("-inf")
 KeysValues = tuple[Tensor, Tensor]
@@ -42,6 +44,15 @@ def attend_with_prefix(
     weights = torch.cat([shared, within], dim=-1).softmax(dim=-1)
     from_prefix = weights[..., :P].flatten(2, 3) @ prefix[1]
     return torch.unflatten(from_prefix, 2, (C, N)) + weights[..., P:] @ own[1]
+
+
+@lru_cache(maxsize=64)
+def _unshared(head: int, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of the rows [prefix, names] stand in [prefix, name, prefix, name, ..]."""
+    ends = accumulate(lengths, initial=head)
+    return tuple(
+        row for start, n in zip(ends, lengths, strict=False) for row in (*range(head), *range(start, start + n))
+    )
 
 
 class Sequences:
@@ -104,6 +115,10 @@ class Prompts:
         asked = torch.unflatten(q, 1, (self.M, -1, 1))
         mixed = attend_with_prefix(asked, (own[0], own[1]), (before[0], before[1]), self.prefix.empty, self.name.empty)
         return mixed.flatten(1, 3)
+
+    def unshared(self, x: Tensor) -> Tensor:
+        """One prompt's rows (R, W) as `Sequences` has them: the prefix again in front of every name."""
+        return x.index_select(0, constant(_unshared(self.head, self.name.lengths), x.device))
 
     def _split(self, *parts: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Of each (heads, R, d): the prefixes (heads, M, P, d), and the names (heads, M, C, T, d)."""

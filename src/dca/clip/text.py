@@ -62,7 +62,7 @@ class TextTower(nn.Module):
         contexts: M learned contexts, (L_m, W) shared by the classes or (C, L_m, W) of each.
         names: ids of each class's own tokens, EOT included, SOS not.
         deep: for each context, tokens (L_m, W) or (C, L_m, W) that replace its rows at the input
-        of a block. Whatever is of each class cannot share the prefix and takes the next best route.
+        of a block. What is of each class cannot share the prefix from there on: the blocks before still do.
         """
         deep = deep or [{} for _ in contexts]
         learned = [(context, *more.values()) for context, more in zip(contexts, deep, strict=True)]
@@ -74,40 +74,55 @@ class TextTower(nn.Module):
         return torch.stack([found[m] for m in range(len(contexts))])
 
     def _own(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
-        """Tokens of each class: nothing but SOS is shared. context: (C, L, W) or (L, W). Features (C, D)."""
-        own = context.expand(len(names), *context.shape[-2:])
+        """Tokens of each class, from the start or from a block on: features (C, D). context: (C, L, W) or (L, W)."""
+        lengths = [1 + context.shape[-2] + len(ids) for ids in names]
+        if context.dim() == 2:
+            first = min(len(self.blocks) - 1, *(layer for layer, tokens in deep.items() if tokens.dim() == 3))
+            x, layout = self._begin([context], names)
+            x = self._pass(x, layout, {layer: [deep[layer]] for layer in deep if layer < first}, range(first))
+            later = {layer: deep[layer] for layer in deep if layer >= first}
+            return self._encode(layout.unshared(x), Sequences(lengths, x.device), later, first)
         sos = self.embed([self.config.sot_id])
         tails = torch.split(self.embed(_joined(names)), [len(ids) for ids in names])
-        rows = torch.cat([part for c, tail in enumerate(tails) for part in (sos, own[c], tail)])
-        return self.encode_packed(rows, [1 + own.shape[1] + len(ids) for ids in names], deep)
+        rows = torch.cat([part for c, tail in enumerate(tails) for part in (sos, context[c], tail)])
+        return self.encode_packed(rows, lengths, deep)
 
     def _shared(
         self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]], deep: Sequence[Mapping[int, Tensor]]
     ) -> Tensor:
         """M contexts (L_m, W), each for all classes: features (M, C, D)."""
+        x, layout = self._begin(contexts, names)
+        layers = {layer for tokens in deep for layer in tokens}
+        replaced = {layer: [tokens.get(layer) for tokens in deep] for layer in layers}
+        return torch.unflatten(self._encode(x, layout, replaced), 0, (layout.M, -1))
+
+    def _begin(self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]]) -> tuple[Tensor, Prompts]:
+        """Packed rows (R, W) of M contexts (L_m, W) and their names, with positions, and how they lie."""
         sos = self.embed([self.config.sot_id])
         layout = Prompts([1 + len(context) for context in contexts], [len(ids) for ids in names], sos.device)
         rows = [part for context in contexts for part in (sos, context)] + [self.embed(_joined(names))] * layout.M
         places = layout.prefix.places() + _joined([layout.name.places(1 + len(context)) for context in contexts])
-        layers = {layer for tokens in deep for layer in tokens}
-        replaced = {layer: [tokens.get(layer) for tokens in deep] for layer in layers}
-        features = self._encode(torch.cat(rows) + self._positions(places), layout, replaced)
-        return torch.unflatten(features, 0, (layout.M, -1))
+        return torch.cat(rows) + self._positions(places), layout
 
-    def _encode(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any]) -> Tensor:
-        """Packed rows with positions (R, W) through the blocks -> a feature for each EOT (N, D)."""
+    def _encode(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any], first: int = 0) -> Tensor:
+        """Packed rows with positions (R, W) through the blocks from `first` on -> a feature for each EOT (N, D)."""
         last = len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
+        x = self._pass(x, layout, deep, range(first, last))
+        if last in deep:
+            x = layout.replace(x, deep[last])
+        block = list(self.blocks)[last]
+        normed = block.ln_1(x)
+        q, k, v = block.attn.project(normed, queries=layout.last(normed))
+        feature: Tensor = self.projection(self.ln_final(block.finish(layout.last(x), layout.attend_last(q, k, v))))
+        return feature
+
+    def _pass(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any], layers: range) -> Tensor:
+        """Packed rows (R, W) through some blocks, all rows of each."""
+        for layer, block in zip(layers, list(self.blocks)[layers.start : layers.stop], strict=True):
             if layer in deep:
                 x = layout.replace(x, deep[layer])
-            normed = block.ln_1(x)
-            if layer < last:
-                x = block.finish(x, layout.attend(*block.attn.project(normed)))
-            else:
-                q, k, v = block.attn.project(normed, queries=layout.last(normed))
-                x = block.finish(layout.last(x), layout.attend_last(q, k, v))
-        feature: Tensor = self.projection(self.ln_final(x))
-        return feature
+            x = block.finish(x, layout.attend(*block.attn.project(block.ln_1(x))))
+        return x
 
     def _positions(self, places: Sequence[int]) -> Tensor:
         """Position embeddings (R, W) of rows at these places of their sequences."""
