@@ -13,6 +13,7 @@ import torch
 from conftest import make_clip
 from dca import options
 from dca.classifier import Classifier
+from dca.clip import CLIP
 from dca.data.dataset import Dataset
 from dca.methods.base import Method, all_methods, get_method
 
@@ -58,6 +59,28 @@ def test_the_backbone_is_bitwise_unchanged(fitted: Classifier) -> None:
     assert all(p.grad is None for p in fitted.method_.clip.parameters())
 
 
+def test_gradients_reach_every_parameter_of_the_method(fitted: Classifier) -> None:
+    method = fitted.method_
+    if method.trains_on == "nothing":
+        assert all(p.grad is None for p in method.parameters())
+        return
+    gradients = {name: parameter.grad for name, parameter in method.named_parameters()}  # as the last step left them
+    assert [name for name, gradient in gradients.items() if gradient is None] == []
+    assert any(gradient.abs().max() > 0 for gradient in gradients.values())
+
+
+@pytest.fixture(scope="module")
+def mini() -> CLIP:
+    return CLIP.from_pretrained("mini")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_beats_chance_by_far(name: str, sample: Dataset, mini: CLIP) -> None:
+    more = {**SHORT, "epochs": 6} if get_method(name).trains_on != "nothing" else {}
+    model = Classifier(name, shots=4, seed=1, backbone=mini, device="cpu", **more).fit(sample)
+    assert model.evaluate(sample).accuracy > 3 / len(sample.classes)
+
+
 def test_saved_and_loaded_gives_the_same_probabilities(fitted: Classifier, sample: Dataset, tmp_path: Path) -> None:
     fitted.save_pretrained(tmp_path / "model")
     loaded = Classifier.from_pretrained(tmp_path / "model", backbone=make_clip())
@@ -95,7 +118,8 @@ def test_options_survive_json(fitted: Classifier) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_order_of_classes_does_not_matter_before_training(name: str, sample: Dataset) -> None:
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_the_order_of_classes_does_not_matter(name: str, epochs: int, sample: Dataset) -> None:
     """Same images, classes renumbered: the columns move, the numbers stay."""
     order = np.random.default_rng(0).permutation(len(sample.classes))
     place = {int(old): new for new, old in enumerate(order)}
@@ -110,8 +134,8 @@ def test_the_order_of_classes_does_not_matter_before_training(name: str, sample:
         test=renumber(sample.test),  # type: ignore[arg-type]
     )
     images = pictures(sample)[:6]
-    one = short(name, epochs=0).fit(sample).predict_proba(images)  # type: ignore[arg-type]
-    other = short(name, epochs=0).fit(moved).predict_proba(images)  # type: ignore[arg-type]
+    one = short(name, epochs=epochs).fit(sample).predict_proba(images)  # type: ignore[arg-type]
+    other = short(name, epochs=epochs).fit(moved).predict_proba(images)  # type: ignore[arg-type]
     np.testing.assert_allclose(one[:, order], other, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ takes 500 steps a shot, whatever the number of classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
+from dca.clip.blocks import Update
 from dca.methods.base import Batch, Step, Task
-from dca.methods.prompts import dropout, sentences
+from dca.methods.prompts import alphabetical, dropout, sentences
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
 
@@ -73,9 +74,11 @@ class CLIPLoRA(TextHead):
                 start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
                 self.down[tower] = nn.Parameter(start.to(clip.device))
                 self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))
-        self.sentences = clip.tokenizer(sentences(task.classes, task.template))
+        order = alphabetical(task.classes)
+        self.sentences = clip.tokenizer(sentences([task.classes[place] for place in order], task.template))
+        self._places = torch.tensor(order, device=clip.device).argsort()
 
-    def updates(self, generator: torch.Generator | None = None) -> dict[str, Callable[[Tensor], Tensor]]:
+    def updates(self, generator: torch.Generator | None = None) -> dict[str, Update]:
         """What is added to each projection, by name; with dropout where there is a generator."""
         scale = self.options.alpha / self.options.rank**0.5
         return {
@@ -96,13 +99,19 @@ class CLIPLoRA(TextHead):
 
     def encode_text(self) -> Tensor:
         """t: unit features of the sentences through the updated tower, (C, D)."""
-        with self.clip.updated(self.updates()):
-            return F.normalize(self.clip.encode_text(self.sentences), dim=-1)
+        return F.normalize(self._text(self.updates()), dim=-1)
+
+    def _text(self, updates: Mapping[str, Update]) -> Tensor:
+        """Text features (C, D) in the order of the classes, not normalised."""
+        with self.clip.updated(updates):
+            return self.clip.encode_text(self.sentences)[self._places]
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch; both towers drop inputs."""
-        with self.clip.updated(self.updates(batch.noise)):
-            f, t = self.clip.encode_image(batch.inputs), self.clip.encode_text(self.sentences)
+        updates = self.updates(batch.noise)
+        with self.clip.updated(updates):
+            f = self.clip.encode_image(batch.inputs)
+        t = self._text(updates)
         logits = self.clip.tau * F.normalize(f, dim=-1) @ F.normalize(t, dim=-1).T
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
 

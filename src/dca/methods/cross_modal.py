@@ -1,7 +1,7 @@
 """Cross-Modal adaptation (Lin et al., CVPR 2023): sentences are training samples too.
 
 One linear layer without bias classifies unit image features and unit text features alike; half of
-each batch are images, half are sentences:
+each batch are images, half are sentences (all of them, where there are fewer sentences than that):
 
     p(y | x) = softmax_y( τ w_y · x ),    x = f of an image or t of a sentence
     L = mean over both halves of CE(p, y)
@@ -41,6 +41,7 @@ from dca.clip.vision import VisionTower, read_out
 from dca.methods.base import Batch, Step, Support, Task
 from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
 from dca.methods.heads import Head
+from dca.methods.prompts import alphabetical
 from dca.options import opt
 
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
@@ -126,7 +127,7 @@ class CrossModal(FrozenMethod):
 
     @classmethod
     def resolve(cls, chosen: CrossModalOptions, task: Task) -> CrossModalOptions:
-        """The form's recipe, and as many epochs as make the paper's 12,800 iterations."""
+        """The form's recipe, and as many whole epochs as come nearest to the paper's 12,800 iterations."""
         chosen = chosen.settled(**RECIPES[chosen.form])
         batch, rows = chosen.batch_size or 1, 2 * len(task.classes) * task.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
@@ -182,8 +183,9 @@ class CrossModal(FrozenMethod):
         """First weights, the sentences as samples, and the validation images."""
         texts = self.texts()
         self._text = first = F.normalize(texts.mean(dim=0), dim=-1)
-        self._sentences = F.normalize(texts.flatten(0, 1), dim=-1)
-        self._sentence_labels = torch.arange(texts.shape[1], device=texts.device).repeat(len(texts))
+        order = torch.tensor(alphabetical(self.task.classes), device=texts.device)
+        self._sentences = F.normalize(texts[:, order].flatten(0, 1), dim=-1)
+        self._sentence_labels = order.repeat(len(texts))
         if self.options.init == "random":
             bound = 1 / math.sqrt(texts.shape[2])
             drawn = torch.empty(texts.shape[1:]).uniform_(-bound, bound, generator=self.generator("weight"))
@@ -197,7 +199,7 @@ class CrossModal(FrozenMethod):
         self.head, self.validated = first.clone(), first.new_tensor(-1.0)
 
     def step(self, batch: Batch) -> Step:
-        """Cross-entropy of the images and of as many sentences."""
+        """Cross-entropy of the images and of as many sentences, as far as there are."""
         drawn = torch.randperm(len(self._sentences), generator=batch.generator)[: len(batch.labels)]
         drawn = drawn.to(self._sentences.device)
         x = torch.cat([self.features(batch.inputs), self._sentences[drawn]])

@@ -30,6 +30,11 @@ def dropout(x: Tensor, share: float, generator: torch.Generator | None) -> Tenso
     return x * kept / (1 - share)
 
 
+def alphabetical(classes: Sequence[str]) -> list[int]:
+    """Places of the classes in the order of their names: what is drawn over them heeds no numbering."""
+    return sorted(range(len(classes)), key=lambda place: classes[place])
+
+
 def sentences(classes: Sequence[str], template: str) -> list[str]:
     """The template with each class name in place of {}."""
     return [template.replace("{}", name.replace("_", " ")) for name in classes]
