@@ -41,6 +41,8 @@ class Some:
         ("way=right", {"way": "right"}),
         ("words=a photo, a drawing", {"words": ("a photo", "a drawing")}),
         ("words=", {"words": ()}),
+        ('words=["a {}, a pet.", "b"]', {"words": ("a {}, a pet.", "b")}),
+        ("sizes=[1, 2]", {"sizes": (1, 2)}),
         ("sizes=1,2", {"sizes": (1, 2)}),
     ],
 )

@@ -75,6 +75,14 @@ def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int,
     return progress
 
 
+def test_the_protocol_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    for mode in ("strict", "paper"):
+        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), protocol=mode)
+        outcome = run(spec, tmp_path / mode, device="cpu")
+        assert outcome.classifier is not None
+        assert outcome.classifier.method_.options.protocol == mode
+
+
 def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):
     run(spec, tmp_path / "again.dca")
     require_same(tmp_path / "again.dca", straight)

@@ -83,6 +83,27 @@ def test_class_specific_prompts_follow_known_classes_only(sample: Dataset) -> No
         method.retarget(dataclasses.replace(task, classes=("x", "y")), (3, None))
 
 
+def test_some_of_the_classes_are_asked_with_the_names_that_were_learned(sample: Dataset) -> None:
+    """Also where all of them are longer than the shortest name of the training."""
+    names = ("cat", "polar bear", "hot air balloon", *sample.classes[3:])
+    method = short("lamm").fit(dataclasses.replace(sample, classes=names)).method_
+    task = Task(classes=names[1:3], shots=4)
+    moved = method.retarget(task, (1, 2))
+    torch.testing.assert_close(moved.encode_text(), method.encode_text()[1:3], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["strict", "paper"])
+def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, mode: protocols.Mode) -> None:
+    flowers = dataclasses.replace(sample, name="oxford_flowers")
+    task = protocols.base_to_new(flowers, 2, 1, mode=mode, habit="none")
+    assert [target.name for target in task.targets] == ["oxford_flowers base", "oxford_flowers new"]
+    told = short("tip_adapter", views=0).fit_drawn(task.source, mode=mode).method_
+    assert told.alpha_beta.tolist() == ([10.0, 1.0] if mode == "paper" else [2.0, 1.0])
+    assert short("dapt").fit_drawn(task.source).method_.options.learning_rate == 0.002
+    new = retargeted(short("coop").fit_drawn(task.source).method_, task.targets[1])
+    assert new.task.dataset == "oxford_flowers"
+
+
 def test_few_shot_protocol_equals_a_plain_fit(sample: Dataset) -> None:
     task = protocols.few_shot(sample, 2, 1)
     assert task.source.test == ()

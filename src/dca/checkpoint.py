@@ -166,8 +166,9 @@ def _task_problems(task: dict[str, Any]) -> list[str]:
         problems.append("task.classes: at least two names expected")
     else:
         problems += [f"task.classes: {fault}" for fault in unreadable_names(classes)]
-    kinds = {"shots": int, "seed": int, "dataset": str, "template": str}
-    problems += [f"task.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(task.get(k)) is not v]
+    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "protocol": str}
+    found = {"protocol": "strict", **task}  # which models of the first versions do not name
+    problems += [f"task.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(found.get(k)) is not v]
     problems += [f"task.{k}: unknown" for k in task if k not in {*kinds, "classes"}]
     return problems
 

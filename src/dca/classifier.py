@@ -101,12 +101,19 @@ class Classifier:
         """
         return self.fit_drawn(self.draw(X, y), progress=progress, folder=folder)
 
-    def fit_drawn(self, dataset: Dataset, *, progress: Progress | None = None, folder: Path | None = None) -> Self:
-        """Learn from all training images of `dataset`, in their order: what `draw` gave."""
+    def fit_drawn(
+        self,
+        dataset: Dataset,
+        *,
+        mode: Mode = "strict",
+        progress: Progress | None = None,
+        folder: Path | None = None,
+    ) -> Self:
+        """Learn from all training images of `dataset`, in their order: what `draw` gave in this mode."""
         require_learnable(dataset)
         kind = get_method(self.method)
         chosen = options.from_dict(kind.Options, self.settings)
-        method = kind.build(self._clip(), task_of(dataset, _whole("seed", self.seed, 0)), chosen)
+        method = kind.build(self._clip(), task_of(dataset, _whole("seed", self.seed, 0), mode), chosen)
         with shown(progress) as told:
             images = self._read(dataset, method.clip, told)
             history = self._train(method, images, told, folder)
@@ -263,10 +270,16 @@ class Classifier:
         return model
 
 
-def task_of(dataset: Dataset, seed: int) -> Task:
+def task_of(dataset: Dataset, seed: int, mode: Mode = "strict") -> Task:
     """The problem a drawn dataset poses; its shots are the images a class has on average."""
-    shots = max(len(dataset.train) // len(dataset.classes), 1)
-    return Task(classes=dataset.classes, shots=shots, seed=seed, dataset=dataset.name, template=dataset.template)
+    return Task(
+        classes=dataset.classes,
+        shots=max(len(dataset.train) // len(dataset.classes), 1),
+        seed=seed,
+        dataset=dataset.name,
+        template=dataset.template,
+        protocol=mode,
+    )
 
 
 def backbones() -> dict[str, str | None]:

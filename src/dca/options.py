@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import numbers
 import types
@@ -128,7 +129,7 @@ def _convert(text: str, kind: Any) -> Any:
             return None
         return _convert(text, next(k for k in inner if k is not type(None)))
     if origin is tuple:
-        return tuple(_convert(part.strip(), inner[0]) for part in text.split(",") if part.strip())
+        return tuple(_convert(part, inner[0]) for part in _parts(text))
     if kind is bool:
         if text.lower() in TRUE | FALSE:
             return text.lower() in TRUE
@@ -139,6 +140,17 @@ def _convert(text: str, kind: Any) -> Any:
         except ValueError:
             raise ValueError("a whole number expected" if kind is int else "a number expected") from None
     return text
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas; or, for values that hold commas, a JSON list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        parts = json.loads(text)
+    except ValueError:
+        raise ValueError('a list as in ["one", "two, with a comma"] expected') from None
+    return [part if isinstance(part, str) else json.dumps(part) for part in parts]
 
 
 def describe(cls: type[Any]) -> list[dict[str, Any]]:

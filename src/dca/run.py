@@ -103,7 +103,7 @@ def run(
     partial = _open_partial(target, identity)
     before, began = _seconds_before(partial), time.monotonic()
     try:
-        model.fit_drawn(dataset, progress=progress, folder=partial)
+        model.fit_drawn(dataset, mode=spec.protocol, progress=progress, folder=partial)
     except UserError:
         if not (partial / STATE).is_file():  # nothing to continue from
             shutil.rmtree(partial, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ from dca.classifier import Classifier
 from dca.data.cache import FeatureCache
 from dca.data.protocols import Target, Task
 from dca.evaluate import Evaluation, evaluation, probabilities
-from dca.methods import base
 from dca.methods.base import Method
 from dca.progress import Progress, silent
 
@@ -48,19 +48,13 @@ def retargeted(method: Method, target: Target) -> Method:
     """The finished method for the target's classes; the method itself where they are its own."""
     if target.from_source == tuple(range(len(method.task.classes))):
         return method
-    task = base.Task(
-        classes=target.classes,
-        shots=method.task.shots,
-        seed=method.task.seed,
-        dataset=target.dataset,
-        template=target.template,
-    )
+    task = dataclasses.replace(method.task, classes=target.classes, dataset=target.dataset, template=target.template)
     return method.retarget(task, target.from_source)
 
 
 def run_task(model: Classifier, task: Task, *, progress: Progress = silent) -> TaskResult:
     """Fit `model` on the task's source, which holds no test image, and test it on every target."""
-    model.fit_drawn(task.source, progress=progress)
+    model.fit_drawn(task.source, mode=task.mode, progress=progress)
     results = []
     for target in task.targets:
         method = retargeted(model.method_, target)

@@ -86,7 +86,8 @@ def test_it_passes_what_every_method_must(fitted: Classifier, sample: Dataset, t
     (resumed := tmp_path / "resumed").mkdir()
     every.test_interrupted_and_resumed_equals_a_straight_run(fitted, sample, resumed)
     every.test_options_survive_json(fitted)
-    every.test_the_order_of_classes_does_not_matter_before_training("task_res", sample)
+    every.test_gradients_reach_every_parameter_of_the_method(fitted)
+    every.test_the_order_of_classes_does_not_matter("task_res", 2, sample)
     every.test_few_and_unequal_images_work("task_res", (1, 2, 4), sample)
     every.test_a_method_says_what_it_is("task_res")
 

@@ -147,11 +147,21 @@ def test_the_recipe_and_the_sentences_follow_the_dataset(clip: CLIP) -> None:
     assert (chosen.epochs, chosen.batch_size, chosen.learning_rate) == (50, 32, 0.002)
     assert (chosen.optimizer, chosen.adam_eps, chosen.weight_decay) == ("adam", 1e-3, 5e-4)
     assert [build(clip, name).options.epochs for name in ("imagenet", "sun397", "dtd")] == [25, 25, 50]
-    pets = build(clip, "oxford_pets", "a photo of a {}, a type of pet.").options
-    assert (pets.sentence, pets.teacher_sentence) == ("{}, a type of pet.", "a photo of a {}, a type of pet.")
-    assert build(clip, "stanford_cars").options.sentence == "{}, a type of car"
-    assert build(clip, "dtd").options.teacher_sentence == "a photo of a {}, a type of texture."
-    assert build(clip, "dtd", sentence="{}!").options.sentence == "{}!"
+    own = build(clip, "oxford_pets", "a photo of a {}, a type of pet.")
+    told = build(clip, sentence="{}, a type of pet.", teacher_sentence="a photo of a {}, a type of pet.")
+    assert own.names == told.names
+    assert torch.equal(own.teacher, told.teacher)
+    assert build(clip, "stanford_cars").names == build(clip, sentence="{}, a type of car").names
+    dtd = build(clip, teacher_sentence="a photo of a {}, a type of texture.")
+    assert torch.equal(build(clip, "dtd").teacher, dtd.teacher)
+    assert build(clip, "dtd", sentence="{}!").names == build(clip, sentence="{}!").names != build(clip, "dtd").names
+
+
+def test_another_dataset_is_asked_with_its_own_sentences(clip: CLIP) -> None:
+    trained, there = loud(build(clip, "oxford_pets")), loud(build(clip, "dtd"))
+    trained.finish(Images((1, 1, 1, 1)))
+    moved = trained.retarget(there.task, (None,) * len(CLASSES))
+    torch.testing.assert_close(moved.text_features, there.encode_text().detach(), atol=1e-6, rtol=0)
 
 
 def test_sentences_without_a_place_for_the_name_are_refused() -> None:

@@ -18,8 +18,8 @@ from oracles.images import Images
 CLASSES = ("cat", "dog", "a photo", "x")
 
 
-def build(clip: CLIP, images: Images, dataset: str = "", **options: object) -> TipAdapter:
-    task = Task(classes=CLASSES, shots=3, dataset=dataset)
+def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **options: object) -> TipAdapter:
+    task = Task(classes=CLASSES, shots=3, dataset=dataset, protocol=run)
     method = TipAdapter.build(clip, task, TipAdapterOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
     return method
@@ -68,9 +68,11 @@ def test_published_values_are_there_for_the_eleven_datasets() -> None:
 
 def test_without_validation_images_the_first_values_stay(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
-    assert build(clip, images, "oxford_flowers").alpha_beta.tolist() == [10.0, 1.0]
-    assert build(clip, images, "oxford_flowers", protocol="strict").alpha_beta.tolist() == [2.0, 1.0]
-    assert build(clip, images, "oxford_flowers", beta=4.0).alpha_beta.tolist() == [10.0, 4.0]
+    assert build(clip, images, "oxford_flowers").alpha_beta.tolist() == [2.0, 1.0]
+    assert build(clip, images, "oxford_flowers", "paper").alpha_beta.tolist() == [10.0, 1.0]
+    assert build(clip, images, "oxford_flowers", "paper", protocol="strict").alpha_beta.tolist() == [2.0, 1.0]
+    assert build(clip, images, "oxford_flowers", protocol="paper").alpha_beta.tolist() == [10.0, 1.0]
+    assert build(clip, images, "oxford_flowers", "paper", beta=4.0).alpha_beta.tolist() == [10.0, 4.0]
 
 
 def test_the_search_is_no_worse_on_validation_images_than_any_value_of_its_grid(clip: CLIP) -> None:

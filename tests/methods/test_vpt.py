@@ -184,8 +184,12 @@ def test_the_sentence_is_ours_or_the_dataset_s(clip: CLIP) -> None:
     zero_shot = ZeroShot.build(clip, task, ZeroShot.Options())
     zero_shot.finish()
     own.finish(images)
-    assert own.options.template == "{} texture."
     torch.testing.assert_close(own.text_features, zero_shot.text_features)
+    elsewhere = dataclasses.replace(task, template="a {} seen from above.")
+    zero_shot.task = elsewhere
+    zero_shot.finish()
+    moved = own.retarget(elsewhere, (None,) * len(CLASSES))
+    torch.testing.assert_close(moved.text_features, zero_shot.text_features)
     assert VPT.build(clip, task, VPTOptions()).options.template == "a photo of a {}."
     with pytest.raises(UserError, match="is missing"):
         VPTOptions(template="a photo")

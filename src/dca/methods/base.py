@@ -55,13 +55,18 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a method is told about the problem it is to solve."""
+    """What a method is told about the problem it is to solve.
+
+    protocol: "paper" allows values that authors chose by dataset on more images than the draw has;
+    "strict" does not (data/protocols.py).
+    """
 
     classes: tuple[str, ...]
     shots: int
     seed: int = 0
     dataset: str = ""
     template: str = "a photo of a {}."
+    protocol: str = "strict"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ come from the code, whose form is the default: λ is 1 there and 1/K for K shots
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,6 +64,7 @@ class LAMM(TextHead):
         names = name_ids(clip, task.classes, chosen.suffix)
         shortest = min(len(words) for words in name_ids(clip, task.classes, "")) - 1
         length = min(chosen.n_tokens or shortest, shortest)
+        self.options = dataclasses.replace(chosen, n_tokens=length)  # so that some of the classes keep it
         require_room(clip, task.classes, names, len(clip.tokenizer.words(chosen.phrase)))
         self.rest = [ids[length:] for ids in names]
         self._start = torch.stack([clip.text.embed(ids[:length]) for ids in names]).detach()

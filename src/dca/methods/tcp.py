@@ -83,31 +83,26 @@ class TCP(TextHead):
 
     @classmethod
     def resolve(cls, chosen: TCPOptions, task: Task) -> Any:
-        """Settle epochs and sentences, which depend on the dataset."""
-        settled = chosen.settled(
-            epochs=25 if task.dataset in SHORTER else 50,
-            sentence=STUDENTS.get(task.dataset, "{}."),
-            teacher_sentence=TEACHERS.get(task.dataset, task.template),
-        )
-        return super().resolve(settled, task)
+        """Settle the epochs, which go by dataset. So do the sentences, but a model takes those of where it goes."""
+        return super().resolve(chosen.settled(epochs=25 if task.dataset in SHORTER else 50), task)
 
     def __init__(self, clip: CLIP, task: Task, chosen: TCPOptions) -> None:
         super().__init__(clip, task, chosen)
-        assert chosen.sentence is not None
         D, W, M = clip.config.embed_dim, clip.config.text.width, chosen.n_tokens
         hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), QuickGELU(), linear(clip, hidden, M * W, stream))
-        before, after = chosen.sentence.split("{}")
+        sentence = chosen.sentence or STUDENTS.get(task.dataset, "{}.")
+        before, after = sentence.split("{}")
         self.names = name_ids(clip, task.classes, after, before)
         require_room(clip, task.classes, self.names, M)
 
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features of the teacher's sentences, (C, D)."""
-        assert self.options.teacher_sentence is not None
+        sentence = self.options.teacher_sentence or TEACHERS.get(self.task.dataset, self.task.template)
         with torch.no_grad():
-            written = sentences(self.task.classes, self.options.teacher_sentence)
+            written = sentences(self.task.classes, sentence)
             return F.normalize(self.clip.encode_text(written), dim=-1)
 
     def class_tokens(self) -> Tensor:

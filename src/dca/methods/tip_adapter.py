@@ -9,10 +9,10 @@ normalised; the values L (N, C) are their labels, one-hot:
 up to, not including, the end of its range; of equal values the first wins. Where there are no
 validation images they keep their starting values.
 
-protocol=paper takes range and starting values by dataset, as published; the authors searched them
-on whole validation sets, on ImageNet on the test set: here it is never more than the validation
-images of the draw. protocol=strict knows nothing about the dataset and takes the medians of that
-table for all; so do datasets that are not in it. Crops are those of every method here, (0.08, 1);
+Under the protocol `paper` range and starting values go by dataset, as published, and the search sees
+the whole validation part, as the authors' does (on ImageNet theirs saw the test set). `strict` knows
+nothing about the dataset and takes the medians of that table for all; so do datasets that are not in
+it; its search sees the validation images of the draw. Crops are those of every method here, (0.08, 1);
 the authors' are (0.5, 1).
 """
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,13 +54,15 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 class TipAdapterOptions(FrozenOptions):
     """Settings of Tip-Adapter, symbols as in the paper. Of the training recipe nothing is used."""
 
-    protocol: str = opt("paper", "range and start of α and β by dataset, or one for all", choices=("paper", "strict"))
+    protocol: str | None = opt(
+        None, "range and start of α and β: by dataset, or one for all; auto: the run's", choices=("paper", "strict")
+    )
     views: int = opt(10, "augmented views averaged in a key; 0: the evaluation view", low=0, source="paper")
     alpha: float | None = opt(None, "α, weight of the cache; auto: by protocol, then searched", low=0)
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
-def settings(task: Task, protocol: str) -> tuple[float, float, float]:
+def settings(task: Task, protocol: str | None) -> tuple[float, float, float]:
     """First α, and where the ranges of β and α end."""
     return PAPER_TABLE.get(task.dataset, MEDIANS) if protocol == "paper" else MEDIANS
 
@@ -118,6 +121,11 @@ class TipAdapter(FrozenMethod):
     keys: Tensor
     key_labels: Tensor
     alpha_beta: Tensor
+
+    @classmethod
+    def resolve(cls, chosen: Any, task: Task) -> Any:
+        """The run's protocol."""
+        return chosen.settled(protocol=task.protocol)
 
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +56,9 @@ class TipAdapterF(TipAdapter):
     options: TipAdapterFOptions
 
     @classmethod
-    def resolve(cls, chosen: TipAdapterFOptions, task: Task) -> TipAdapterFOptions:
+    def resolve(cls, chosen: TipAdapterFOptions, task: Task) -> Any:
         """Twenty epochs, on EuroSAT a hundred."""
-        return chosen.settled(epochs=100 if task.dataset == "eurosat" else 20)
+        return super().resolve(chosen.settled(epochs=100 if task.dataset == "eurosat" else 20), task)
 
     def __init__(self, clip: CLIP, task: Task, chosen: TipAdapterFOptions) -> None:
         super().__init__(clip, task, chosen)

@@ -69,7 +69,7 @@ class VPT(TextHead):
         auto: dict[str, Any] = {"epochs": ladder(task), "batch_size": 32, "learning_rate": None}
         if chosen.placement == "maple":
             auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
-        return super().resolve(chosen.settled(tokens=tokens, depth=depth, template=task.template, **auto), task)
+        return super().resolve(chosen.settled(tokens=tokens, depth=depth, **auto), task)
 
     def __init__(self, clip: CLIP, task: Task, chosen: VPTOptions) -> None:
         super().__init__(clip, task, chosen)
@@ -98,8 +98,7 @@ class VPT(TextHead):
 
     def encode_text(self) -> Tensor:
         """t: unit text features (C, D), which nothing trains."""
-        assert self.options.template is not None
-        texts = sentences(self.task.classes, self.options.template)
+        texts = sentences(self.task.classes, self.options.template or self.task.template)
         return F.normalize(self.clip.encode_text(texts), dim=-1)
 
     def prepare(self, support: Support) -> None:

@@ -13,10 +13,10 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dca.errors import UserError
 from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
+from dca.methods.frozen import SEVEN, class_texts, unit_mean
 from dca.methods.heads import Head
 from dca.options import opt
 
@@ -25,7 +25,10 @@ from dca.options import opt
 class ZeroShotOptions(Recipe):
     """Settings of zero-shot CLIP."""
 
-    templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: the dataset's own")
+    templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
+    ensemble: str = opt(
+        "none", "the dataset's own sentence, or the seven of CLIP's authors", choices=("none", "seven"), source="CLIP"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,12 +53,8 @@ class ZeroShot(Method):
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
-        names = [name.replace("_", " ") for name in self.task.classes]
-        each = [
-            F.normalize(self.clip.encode_text([template.replace("{}", name) for name in names]), dim=-1)
-            for template in self.options.templates or (self.task.template,)
-        ]
-        self.text_features = F.normalize(sum(each[1:], each[0]), dim=-1).detach()
+        ensemble = SEVEN if self.options.ensemble == "seven" else (self.task.template,)
+        self.text_features = unit_mean(class_texts(self.clip, self.task, self.options.templates or ensemble))
 
     def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
         """The same sentences for other names."""

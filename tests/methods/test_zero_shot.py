@@ -1,0 +1,69 @@
+"""Zero-shot CLIP and its ensembles from the equations, one number at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from dca.clip import CLIP
+from dca.methods.base import Task, get_method
+from dca.methods.frozen import SEVEN, class_texts, unit_mean
+from dca.methods.zero_shot import ZeroShot, ZeroShotOptions
+from oracles.frozen import dot, mean_of, softmax, unit
+from oracles.images import Images
+
+CLASSES = ("cat", "red_fox", "a photo")
+OWN = "{}, a type of animal."
+
+
+def written(clip: CLIP, templates: tuple[str, ...]) -> list[list[float]]:
+    """Of each class: the mean of the unit features of its sentences, made a unit vector."""
+    features = []
+    for name in ("cat", "red fox", "a photo"):
+        rows = [clip.encode_text([template.replace("{}", name)])[0].double().tolist() for template in templates]
+        features += unit([mean_of(unit(rows))])
+    return features
+
+
+@pytest.mark.parametrize(
+    ("options", "templates"),
+    [
+        ({}, (OWN,)),
+        ({"templates": ("a {}.", "two {}, or more.")}, ("a {}.", "two {}, or more.")),
+        ({"ensemble": "seven"}, SEVEN),
+        ({"ensemble": "seven", "templates": ("a {}.",)}, ("a {}.",)),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["", "imagenet"])
+def test_probabilities_equal_the_equations(
+    clip: CLIP, options: dict[str, object], templates: tuple[str, ...], dataset: str
+) -> None:
+    images, task = Images((2, 1, 1)), Task(classes=CLASSES, shots=1, dataset=dataset, template=OWN)
+    method = ZeroShot.build(clip, task, ZeroShotOptions(**options))  # type: ignore[arg-type]
+    method.finish()
+    text = written(clip, templates)
+    got = method.classify(method.encode(images.pixels)).tolist()
+    for row, f in zip(got, unit(clip.encode_image(images.pixels).double().tolist()), strict=True):
+        assert row == pytest.approx(softmax([clip.tau * dot(f, t) for t in text]), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tip_adapter", "tip_adapter_f", "gda", "cross_modal", "clap"])
+def test_methods_beside_zero_shot_have_its_sentences_and_on_imagenet_an_ensemble(clip: CLIP, name: str) -> None:
+    kind = get_method(name)
+    for dataset, templates, expected in (
+        ("", (), (OWN,)),
+        ("imagenet", (), kind.imagenet_templates),  # type: ignore[attr-defined]
+        ("imagenet", ("a {}.",), ("a {}.",)),
+    ):
+        task = Task(classes=CLASSES, shots=1, dataset=dataset, template=OWN)
+        method = kind.build(clip, task, kind.Options(templates=templates))  # type: ignore[call-arg]
+        texts = method.texts()  # type: ignore[operator]
+        assert texts.shape[0] == len(expected)
+        for row, t in zip(unit_mean(texts).tolist(), written(clip, tuple(expected)), strict=True):
+            assert row == pytest.approx(t, abs=1e-5)
+
+
+def test_the_published_ensembles(clip: CLIP) -> None:
+    assert len(SEVEN) == 7
+    assert len(get_method("clap").imagenet_templates) == 8  # type: ignore[attr-defined]
+    task = Task(classes=CLASSES, shots=1, template=OWN)
+    assert class_texts(clip, task).shape == (1, 3, clip.config.embed_dim)
