@@ -31,7 +31,7 @@ from dca.data.splits import draw
 from dca.methods import gaussian
 from dca.methods.base import Task, get_method
 from dca.methods.dca import gammas
-from dca.methods.heads import Shots
+from dca.methods.shots import Shots
 from dca.train import Trainer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "clip_features"

@@ -4,7 +4,7 @@
     python benchmarks/method_accuracy.py DATA ... --trials --method lamm
 
 DATA are dataset folders as `dca fit` takes them. Every run is what `dca fit` would do; finished ones are kept
-in --out and not repeated. The recipes are the published ones, but for SMALL: what had to be changed for a small
+in --out and not repeated. Every method has its defaults, but for SMALL: what had to be changed for a small
 backbone. Those were chosen by --trials, which tests TRIALS on the validation images and never opens a test image.
 """
 

@@ -9,7 +9,7 @@ from dca.clip import CLIP
 from dca.errors import UserError
 from dca.methods.base import Recipe, Task
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.heads import gammas
+from dca.methods.gaussian import gammas
 from dca.methods.shape import trained_on
 from dca.methods.zero_shot import ZeroShot
 from dca.train import rate_at

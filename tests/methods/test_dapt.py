@@ -12,7 +12,7 @@ from dca.clip import CLIP
 from dca.methods import dca
 from dca.methods.base import Task
 from dca.methods.dapt import DAPT, OWN_TEXT, OWN_VISUAL, PAPER_TABLE, DAPTOptions, text_potential
-from dca.methods.heads import gammas
+from dca.methods.gaussian import gammas
 from dca.methods.shape import trained_on
 from dca.methods.vpt import VPT, VPTOptions
 from oracles import dca as slow

@@ -14,7 +14,7 @@ from dca.clip.tokens import ExtraTokens
 from dca.errors import UserError
 from dca.methods.base import Batch, Task
 from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
-from dca.methods.heads import GAMMAS, gammas
+from dca.methods.gaussian import GAMMAS, gammas
 from dca.methods.shape import trained_on
 from oracles import dca as oracle
 from oracles.images import Images
@@ -186,7 +186,7 @@ def test_centres_of_l_in_can_include_the_first_visual_tokens(clip: CLIP) -> None
     plain, prompted = build(clip), build(clip, intra_features="prompted")
     plain.prepare(images)
     prompted.prepare(images)
-    assert not torch.allclose(plain._centers, prompted._centers, atol=1e-4)
+    assert not torch.allclose(plain._within.centers, prompted._within.centers, atol=1e-4)
 
 
 def test_head_views_multiply_the_shots(clip: CLIP) -> None:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from dca.methods import gaussian
 from dca.methods.gaussian import Gaussian
-from dca.methods.heads import Head, Shots, Shrinkage
+from dca.methods.heads import Head
+from dca.methods.shots import Shots
 
 CASES = [
     *gaussian.HEADS.values(),
@@ -84,8 +85,7 @@ def test_fecams_head_is_dcas_with_visual_means(gammas: tuple[float, float]) -> N
         score="negative",
         center="visual",
         shots=shots,
-        shrinkage=Shrinkage(*gammas),
-        pooled=Shrinkage(*gammas),
+        gaussian=gaussian.fecam(*gammas),
     )
     ours = gaussian.log_likelihoods(f, shots, gaussian.fecam(*gammas))
     torch.testing.assert_close(ours, head.logits(f)[0] / 2, atol=1e-9, rtol=1e-9)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from test_metric import units
 
 from dca.methods import losses, metric
-from dca.methods.heads import Head, Shots, Shrinkage, class_covariances
+from dca.methods.gaussian import fecam, of_every_class
+from dca.methods.heads import Head
+from dca.methods.shots import Shots
 from oracles import dca as oracle
 
 shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3), "seed": st.integers(0, 10**6)}
@@ -34,12 +36,11 @@ def test_intra_class_equals_the_literal_sum(form: str, reduction: str, B: int, s
     C, K, D = 3, 4, 10
     x = units(C, K, D, seed=seed)
     shots = Shots(x, torch.full((C,), K))
-    shrinkage = Shrinkage(600.0, 100.0)
     f = units(B, D, seed=seed + 1)
     labels = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed))
     sigmas = [oracle.dense_covariance(x[c], x[c].mean(0), 600.0, 100.0, True) for c in range(C)]
     expected = oracle.loss_in(f, x.mean(1), sigmas, labels, form, reduction)
-    cov = class_covariances(shots, shrinkage, shrinkage)[labels]
+    cov = of_every_class(shots, fecam(600.0, 100.0))[labels]
     got = losses.intra_class(f, shots.means()[labels], cov, form=form, reduction=reduction)
     assert float(got) == pytest.approx(expected, rel=1e-8)
 

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from dca.errors import UserError
 from dca.methods import metric
-from dca.methods.heads import GAMMAS, Head, Shots, Shrinkage, class_covariances
+from dca.methods.gaussian import GAMMAS, Gaussian, of_every_class
+from dca.methods.heads import Head
+from dca.methods.shots import Shots
 from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]
@@ -25,10 +27,13 @@ def units(*shape: int, seed: int, spread: float = 1.0) -> Tensor:
 
 
 def mahalanobis_head(x: Tensor, u: Tensor, gammas: tuple[float, float], center: str, normalize: bool = True) -> Head:
-    shrinkage = Shrinkage(*gammas, normalize)
-    counts = torch.full((len(x),), x.shape[1])
-    shots = Shots(x, counts)
-    return Head(u, 100.0, "mahalanobis", center=center, shots=shots, shrinkage=shrinkage, pooled=shrinkage)
+    gaussian = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize)
+    shots = Shots(x, torch.full((len(x),), x.shape[1]))
+    return Head(u, 100.0, "mahalanobis", center=center, shots=shots, gaussian=gaussian)
+
+
+# For classes with several images, and the γ of those with one.
+UNEQUAL = Gaussian("additive", gamma1=600.0, gamma2=100.0, normalize=True, single=(500.0, 300.0))
 
 
 @pytest.mark.parametrize("center", ["visual", "text"])
@@ -39,7 +44,7 @@ def test_structured_distance_equals_the_dense_inverse(K: int, gammas: tuple[floa
     x, u, f = units(C, K, D, seed=K), units(M, C, D, seed=100 + K), units(N, D, seed=200 + K)
     for normalize in (True, False):
         head = mahalanobis_head(x, u, gammas, center, normalize)
-        got = head._mahalanobis(f)
+        got = head.mahalanobis(f)
         for m, c, n in itertools.product(range(M), range(C), range(N)):
             middle = x[c].mean(0) if center == "visual" else u[m, c]
             expected = dense_distance(dense_covariance(x[c], middle, *gammas, normalize), f[n], u[m, c])
@@ -52,7 +57,7 @@ def test_one_shot_uses_one_pooled_covariance(C: int, D: int, center: str) -> Non
     """K = 1, with fewer and with more images than dimensions (the QR branch)."""
     M, N, gammas = 2, 3, GAMMAS[1]
     x, u, f = units(C, 1, D, seed=1), units(M, C, D, seed=2), units(N, D, seed=3)
-    got = mahalanobis_head(x, u, gammas, center)._mahalanobis(f)
+    got = mahalanobis_head(x, u, gammas, center).mahalanobis(f)
     for m in range(M):
         rows = x[:, 0] - u[m] if center == "text" else x[:, 0] - x[:, 0].mean(0)
         sigma = dense_covariance(rows, torch.zeros(D, dtype=x.dtype), *gammas, normalize=True)
@@ -68,8 +73,7 @@ def test_unbalanced_classes_use_their_own_or_the_pooled_covariance(center: str) 
     labels = torch.tensor(counts).cumsum(0).new_tensor([0] * 4 + [1] + [2] * 2 + [3])
     u, f = units(M, 4, D, seed=5), units(3, D, seed=6)
     shots = Shots.group(features, labels, 4)
-    own, pooled = Shrinkage(600.0, 100.0), Shrinkage(500.0, 300.0)
-    got = Head(u, 1.0, "mahalanobis", center=center, shots=shots, shrinkage=own, pooled=pooled)._mahalanobis(f)
+    got = Head(u, 1.0, "mahalanobis", center=center, shots=shots, gaussian=UNEQUAL).mahalanobis(f)
     for m, c in itertools.product(range(M), range(4)):
         mine = features[labels == c]
         if counts[c] > 1:
@@ -86,7 +90,7 @@ def test_class_covariances_of_l_in_equal_the_dense_ones() -> None:
     counts, D = [4, 1, 2, 1], 16
     labels = torch.tensor([0] * 4 + [1] + [2] * 2 + [3])
     features = units(sum(counts), D, seed=7)
-    cov = class_covariances(Shots.group(features, labels, 4), Shrinkage(600.0, 100.0), Shrinkage(500.0, 300.0))
+    cov = of_every_class(Shots.group(features, labels, 4), UNEQUAL)
     delta = units(4, D, seed=8)
     got = metric.quadratic(cov, delta)
     for c in range(4):

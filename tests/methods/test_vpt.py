@@ -12,7 +12,7 @@ from dca.clip import CLIP, VIT_B_16, ExtraTokens
 from dca.clip.weights import blank
 from dca.errors import UserError
 from dca.methods.base import Task
-from dca.methods.heads import gammas
+from dca.methods.gaussian import gammas
 from dca.methods.shape import trained_on
 from dca.methods.vpt import SIZES, VPT, VPTOptions
 from dca.methods.zero_shot import ZeroShot

@@ -110,10 +110,11 @@ class CLIPLoRA(TextHead):
         """Cross-entropy of one batch; both towers drop inputs."""
         updates = self.updates(batch.noise)
         with self.clip.updated(updates):
-            f = self.clip.encode_image(batch.inputs)
-        t = self._text(updates)
-        logits = self.clip.tau * F.normalize(f, dim=-1) @ F.normalize(t, dim=-1).T
-        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+            f = F.normalize(self.clip.encode_image(batch.inputs), dim=-1)
+        t = F.normalize(self._text(updates), dim=-1)
+        logits = self.clip.tau * f @ t.T
+        terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, t, batch.labels)}
+        return Step(terms, logits.detach().softmax(dim=-1))
 
 
 METHOD = CLIPLoRA

@@ -98,8 +98,10 @@ class CoOp(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of τ cos."""
-        logits = self.clip.tau * self.encode(batch.inputs) @ self.encode_text().mT
-        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+        f, t = self.encode(batch.inputs), self.encode_text()
+        logits = self.clip.tau * f @ t.mT
+        terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, t, batch.labels)}
+        return Step(terms, logits.detach().softmax(dim=-1))
 
 
 METHOD = CoOp

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.methods import metric
 from dca.methods.base import Batch, Step, Support, Task
-from dca.methods.heads import Shots
 from dca.methods.prompts import TextPrompts, VisualTokens, ladder
+from dca.methods.shots import Shots
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
 
@@ -98,6 +98,7 @@ class DAPT(TextHead):
 
     def prepare(self, support: Support) -> None:
         """The prototypes p: (C, D)."""
+        super().prepare(support)
         views = int(self.options.prototypes == "augmented")
         features = F.normalize(support.frozen_features(self.clip, views=views), dim=-1)
         self._prototypes = Shots.group(features, support.labels, len(self.task.classes)).means()
@@ -112,6 +113,7 @@ class DAPT(TextHead):
             terms["visual"] = chosen.beta_visual * F.mse_loss(f, self._prototypes[batch.labels])
         if chosen.beta_text and len(t) > 1:
             terms["text"] = chosen.beta_text * text_potential(t)
+        terms |= self.dca_terms(f, t, batch.labels)
         return Step(terms, logits.detach().softmax(dim=-1))
 
 

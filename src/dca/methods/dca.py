@@ -28,18 +28,13 @@ from dca.clip import CLIP
 from dca.errors import UserError
 from dca.methods import losses
 from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
-from dca.methods.heads import (
-    Head,
-    Shots,
-    Shrinkage,
-    class_covariances,
-    gammas,
-    naming_classes,
-    shots_problems,
-    shrinkages,
-)
+from dca.methods.gaussian import COVARIANCES, Gaussian, gammas, naming_classes
+from dca.methods.gaussian import dca as dca_gaussian
+from dca.methods.heads import Head
 from dca.methods.metric import METRICS, SCORES
 from dca.methods.prompts import TextPrompts, VisualTokens
+from dca.methods.shots import Shots, shots_problems
+from dca.methods.within import Within
 from dca.options import opt
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
@@ -87,6 +82,7 @@ class DCAOptions(Recipe):
     intra_reduction: str = opt("element", "of L_in over images and dimensions", choices=losses.INTRA_REDUCTIONS)
     separation_reduction: str = opt("mean", "of L_ts over pairs", choices=losses.SEPARATION_REDUCTIONS)
     separation_pairs: int = opt(0, "random pairs of L_ts a step; 0: all", low=0)
+    covariance: str = opt("class", "of the head: a class's own, shrunk by γ, or one for all", choices=COVARIANCES)
     center: str = opt("text", "what a class's covariance is centred on", choices=("text", "visual"))
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0)
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
@@ -173,20 +169,17 @@ class DCA(Method):
 
     def prepare(self, support: Support) -> None:
         """Centres and covariances of L_in: constants of the whole training."""
-        prompted = self.options.intra_features == "prompted"
-        features = self.encode_all(support) if prompted else F.normalize(support.frozen_features(self.clip), dim=-1)
-        shots = Shots.group(features, support.labels, len(self.task.classes))
-        self._centers = shots.means()
-        double = Shots(shots.features.double(), shots.counts)
-        with naming_classes(self.task.classes):
-            self._covariances = class_covariances(double, *self._shrinkages()).to(features.dtype)
+        if self.options.intra_features == "prompted":
+            features = self.encode_all(support)
+            self._within = Within.of(features, support.labels, self.task.classes, self._gaussian("class"))
+        else:
+            self._within = Within.of_backbone(support, self.clip, self.task.classes, self._gaussian("class"))
 
-    def _shrinkages(self) -> tuple[Shrinkage, Shrinkage]:
-        """For classes with several images, and for the covariance shared by those with one."""
+    def _gaussian(self, covariance: str) -> Gaussian:
         chosen = self.options
-        assert chosen.gamma1 is not None
-        assert chosen.gamma2 is not None
-        return shrinkages(chosen.gamma1, chosen.gamma2, self.task.shots, normalize=chosen.normalize)
+        return dca_gaussian(
+            chosen.gamma1, chosen.gamma2, self.task.shots, covariance=covariance, normalize=chosen.normalize
+        )
 
     def step(self, batch: Batch) -> Step:
         """L_cls, α L_in and β L_ts of one batch."""
@@ -195,11 +188,7 @@ class DCA(Method):
         logits = self._train_head(u).logits(f)
         terms = {"cls": losses.classification(logits, batch.labels)}
         if chosen.alpha:
-            cov = self._covariances[batch.labels] if chosen.intra == "mahalanobis" else None
-            centers = self._centers[batch.labels]
-            terms["in"] = chosen.alpha * losses.intra_class(
-                f, centers, cov, form=chosen.intra, reduction=chosen.intra_reduction
-            )
+            terms["in"] = chosen.alpha * self._within(f, batch.labels, chosen.intra, chosen.intra_reduction)
         if chosen.beta:
             flat = u.flatten(0, 1)
             pairs = None
@@ -237,7 +226,6 @@ class DCA(Method):
 
     def head(self, metric: str | None = None) -> Head:
         """The finished model's head, or another metric over the same statistics."""
-        own, pooled = self._shrinkages()
         return Head(
             text=self.text_features,
             tau=self.tau,
@@ -246,8 +234,7 @@ class DCA(Method):
             eps=self.options.eps,
             center=self.options.center,
             shots=Shots(self.shot_features, self.shot_counts),
-            shrinkage=own,
-            pooled=pooled,
+            gaussian=self._gaussian(self.options.covariance),
         )
 
     def _train_head(self, u: Tensor) -> Head:
@@ -258,7 +245,7 @@ class DCA(Method):
             metric=self.options.train_metric,
             score=self.options.score,
             eps=self.options.eps,
-            fixed=self._covariances,
+            fixed=self._within.covariances,
         )
 
     def classify(self, features: Tensor) -> Tensor:

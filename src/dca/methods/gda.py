@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from dca.methods import gaussian
 from dca.methods.base import Support
 from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, first_best, image_views, shape_problems, unit_mean
-from dca.methods.heads import Shots
+from dca.methods.shots import Shots
 from dca.options import opt
 
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)

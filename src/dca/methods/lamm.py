@@ -102,6 +102,7 @@ class LAMM(TextHead):
             "names": anchor if chosen.anchor == "code" else anchor / self.task.shots,
             "features": chosen.feature_weight * drift,
             "distillation": chosen.distillation_weight * self._distillation(z, z0),
+            **self.dca_terms(f, t, y),
         }
         return Step(terms, z.detach().softmax(dim=-1))
 

@@ -160,11 +160,13 @@ class PromptSRC(TextHead):
             "text": chosen.text_weight * (t - self.teacher).abs().mean(),
             "image": chosen.image_weight * (f - f0).abs().mean(),
             "logits": chosen.logit_weight * kl / z.numel(),
+            **self.dca_terms(f, t, batch.labels),
         }
         return Step(terms, z.detach().softmax(dim=-1))
 
     def prepare(self, support: Support) -> None:
         """Nothing averaged yet."""
+        super().prepare(support)
         self.average = torch.zeros(self.trained(), device=self.clip.device)
 
     @torch.no_grad()

@@ -118,10 +118,11 @@ class TCP(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy, and how far the text features have left the teacher's."""
-        t = self.encode_text()
-        logits = self.clip.tau * self.encode(batch.inputs) @ t.mT
+        f, t = self.encode(batch.inputs), self.encode_text()
+        logits = self.clip.tau * f @ t.mT
         drift = 1 - (t * self.teacher).sum(dim=-1).mean()
         terms = {"cls": F.cross_entropy(logits, batch.labels), "text": self.options.weight * drift}
+        terms |= self.dca_terms(f, t, batch.labels)
         return Step(terms, logits.detach().softmax(dim=-1))
 
 

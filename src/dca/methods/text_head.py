@@ -1,7 +1,10 @@
-"""Methods that end in one text feature a class, and DCA's distances for them.
+"""Methods that end in one text feature a class, and what DCA lends them: its distances and its losses.
 
 They are trained as their papers say; the finished model may still measure as DCA does. That is
-how the DCA paper shows that covariances help other methods too ("baseline + d_m").
+how the DCA paper shows that covariances help other methods too ("baseline + d_m"). With `alpha_in`
+or `beta_ts` their loss gets DCA's terms as well:
+
+    L + α L_in + β L_ts
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from dca.clip import CLIP
+from dca.errors import UserError
+from dca.methods import gaussian, losses
 from dca.methods.base import Method, Recipe, Support, Task
-from dca.methods.heads import Head, Shots, gammas, naming_classes, shots_problems, shrinkages
+from dca.methods.heads import Head
 from dca.methods.metric import METRICS
+from dca.methods.shots import Shots, shots_problems
+from dca.methods.within import Within
 from dca.options import opt
 
 
@@ -27,13 +35,24 @@ class TextHeadOptions(Recipe):
     """A recipe, and how the finished model compares image with text."""
 
     test_metric: str = opt("cosine", "how the finished model compares image and text", choices=METRICS)
+    covariance: str = opt(
+        "class", "of d_m: a class's own, shrunk by γ, or one for all", choices=gaussian.COVARIANCES, source="DCA"
+    )
     center: str = opt("text", "what a class's covariance is centred on", choices=("text", "visual"), source="DCA")
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
+    alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which draws images to their class; 0: without", low=0)
+    beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which drives texts apart; 0: without", low=0)
 
 
 class TextHead(Method):
-    """A method with one unit text feature a class; it adds its parameters, `encode_text` and `step`."""
+    """A method with one unit text feature a class; it adds its parameters, `encode_text` and `step`.
+
+    A step adds `dca_terms` to its own.
+    """
+
+    # Whether text features are learned; else L_ts would be a constant.
+    learns_text: ClassVar[bool] = True
 
     results = MappingProxyType(
         {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}
@@ -46,12 +65,40 @@ class TextHead(Method):
     @classmethod
     def resolve(cls, chosen: Any, task: Task) -> Any:
         """Settle γ1 and γ2, which depend on the shots."""
-        gamma1, gamma2 = gammas(task.shots)
+        gamma1, gamma2 = gaussian.gammas(task.shots)
         return chosen.settled(gamma1=gamma1, gamma2=gamma2)
+
+    def __init__(self, clip: CLIP, task: Task, chosen: Any) -> None:
+        super().__init__(clip, task, chosen)
+        idle = [("alpha_in", "image features")] if chosen.alpha_in and self.frozen_images else []
+        idle += [("beta_ts", "text features")] if chosen.beta_ts and not self.learns_text else []
+        if idle:
+            raise UserError(
+                f"{self.name} has no use for {' and '.join(name for name, _ in idle)}",
+                details=[f"{name}: it does not learn {what}" for name, what in idle],
+                hint=f"leave {' and '.join(name for name, _ in idle)} at 0",
+            )
 
     @abstractmethod
     def encode_text(self) -> Tensor:
         """Unit text features (C, D)."""
+
+    def prepare(self, support: Support) -> None:
+        """The constants of L_in."""
+        if self.options.alpha_in:
+            self._within = Within.of_backbone(support, self.clip, self.task.classes, self._gaussian("class"))
+
+    def dca_terms(self, f: Tensor, t: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """α L_in of unit image features f (B, D) and β L_ts of unit text features t (C, D), where asked for."""
+        terms = {}
+        if self.options.alpha_in:
+            terms["in"] = self.options.alpha_in * self._within(f, labels)
+        if self.options.beta_ts:
+            terms["ts"] = self.options.beta_ts * losses.text_separation(t)
+        return terms
+
+    def _gaussian(self, covariance: str) -> gaussian.Gaussian:
+        return gaussian.dca(self.options.gamma1, self.options.gamma2, self.task.shots, covariance=covariance)
 
     def finish(self, support: Support) -> None:
         """Text features and, for covariances, the training images as the finished model sees them."""
@@ -60,7 +107,7 @@ class TextHead(Method):
         if self.options.test_metric == "mahalanobis":
             shots = Shots.group(self.encode_all(support), support.labels, C)
         self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
-        with naming_classes(self.task.classes):
+        with gaussian.naming_classes(self.task.classes):
             self.classify(text[:1])
 
     def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
@@ -78,18 +125,13 @@ class TextHead(Method):
 
     def head(self) -> Head:
         """The finished model's head."""
-        chosen = self.options
-        assert chosen.gamma1 is not None
-        assert chosen.gamma2 is not None
-        own, pooled = shrinkages(chosen.gamma1, chosen.gamma2, self.task.shots)
         return Head(
             self.text_features[None],
             self.clip.tau,
-            chosen.test_metric,
-            center=chosen.center,
+            self.options.test_metric,
+            center=self.options.center,
             shots=Shots(self.shot_features, self.shot_counts),
-            shrinkage=own,
-            pooled=pooled,
+            gaussian=self._gaussian(self.options.covariance),
         )
 
     def classify(self, features: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class VPT(TextHead):
     paper = "Jia et al., Visual Prompt Tuning, ECCV 2022"
     trains_on = "images"
     Options = VPTOptions
+    learns_text = False
     options: VPTOptions
 
     @classmethod
@@ -103,6 +104,7 @@ class VPT(TextHead):
 
     def prepare(self, support: Support) -> None:
         """The text features, once."""
+        super().prepare(support)
         self._text = self.encode_text()
 
     def step(self, batch: Batch) -> Step:
@@ -110,7 +112,8 @@ class VPT(TextHead):
         noise = batch.noise if self.options.dropout else None
         f = F.normalize(self.clip.encode_image(batch.inputs, self.extra(noise)), dim=-1)
         logits = self.clip.tau * f @ self._text.T
-        return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
+        terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, self._text, batch.labels)}
+        return Step(terms, logits.detach().softmax(dim=-1))
 
 
 METHOD = VPT
