@@ -253,3 +253,12 @@ def test_every_option_has_help_and_an_origin() -> None:
     for field in dataclasses.fields(DCAOptions):
         assert field.metadata["help"], field.name
         assert field.metadata["source"], field.name
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shots", "expected"), [("eurosat", 16, 200), ("photos", 16, 100), ("photos", 4, 100), ("photos", 1, 80)]
+)
+def test_own_images_are_not_learned_for_longer_than_it_pays(dataset: str, shots: int, expected: int) -> None:
+    task = Task(classes=("a", "b"), shots=shots, dataset=dataset)
+    assert DCA.resolve(DCAOptions(), task).epochs == expected
+    assert DCA.resolve(DCAOptions(epochs=7), task).epochs == 7
