@@ -139,6 +139,16 @@ def test_one_image_a_class_without_views_is_the_nearest_mean() -> None:
         assert torch.equal(got.argmax(1), expected.argmax(1)), name
 
 
+@pytest.mark.parametrize("head", [head for head in CASES if not head.log_det and not head.unit_means])
+def test_distances_rank_as_the_likelihoods_do(head: Gaussian) -> None:
+    y = torch.arange(3).repeat_interleave(torch.tensor((4, 1, 5)))
+    x, f = rows(10, 12), rows(20, 12, seed=4)
+    shots = Shots.group(x, y, 3)
+    found = gaussian.distances(f, shots.means()[None], shots, head)[0].T
+    likely = gaussian.log_likelihoods(f, shots, head)
+    torch.testing.assert_close(found - found[:, :1], -2 * (likely - likely[:, :1]), atol=1e-7, rtol=1e-7)
+
+
 def test_impossible_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="one of identity"):
         Gaussian("other")

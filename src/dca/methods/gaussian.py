@@ -234,6 +234,8 @@ def of_every_class(shots: Shots, gaussian: Gaussian) -> Covariance:
 
 def distances(f: Tensor, means: Tensor, shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) -> Tensor:
     """d_m of every f (N, D) to every class about its means (M, C, D): (M, C, N). centers: see `covariances`."""
+    if gaussian.shrinkage == "identity":
+        return metric.euclidean(f, means)
     out = f.new_empty(*means.shape[:2], len(f))
     for places, cov, scale in covariances(shots, gaussian, centers):
         out[:, places] = metric.mahalanobis(cov.to(f.dtype), f, means[:, places]) / scale
