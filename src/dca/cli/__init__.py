@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from traceback import format_exc
 
 import click
 
@@ -78,9 +79,9 @@ def main(args: list[str] | None = None) -> int:
         return 130
     except Exception as error:
         message = said(error)
-        if message is None or "--traceback" in arguments:
+        if message is None:
             raise
-        click.echo(f"error: {message}", err=True)
+        click.echo(format_exc() if "--traceback" in arguments else f"error: {message}", err=True)
         return 2
     return code if isinstance(code, int) else 0
 
