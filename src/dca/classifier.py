@@ -22,7 +22,7 @@ from dca.data.images import ImageStore
 from dca.data.opening import Picture
 from dca.data.protocols import Mode, training_part
 from dca.data.splits import short_classes
-from dca.device import compute_dtype, resolve_device
+from dca.device import compute_dtype, require_usable, resolve_device
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
 from dca.inputs import as_dataset, as_pictures, is_one, match_classes, require_learnable
@@ -245,6 +245,7 @@ class Classifier:
     ) -> Self:
         """Read a model; its backbone is found by its recorded source unless another place is given."""
         path = Path(folder)
+        require_usable(device, precision)
         record = checkpoint.read_record(path)
         model = cls(
             record.method,

@@ -22,9 +22,19 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device '{name}' cannot be used: {reason}", hint="--device auto, cpu or cuda") from None
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            reason, usable = _no_cuda(), "auto or cpu"
+        else:
+            reason, usable = str(error).splitlines()[0], "auto, cpu or cuda"
+        raise UserError(f"device '{name}' cannot be used: {reason}", hint=f"--device {usable}") from None
     return device
+
+
+def _no_cuda() -> str:
+    """Why there is no CUDA device."""
+    if torch.version.cuda is None:
+        return "no CUDA device here: this build of torch has no CUDA"
+    return "no CUDA device here: torch finds no NVIDIA GPU with a working driver"
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
@@ -34,3 +44,8 @@ def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def require_usable(device: str, precision: str) -> None:
+    """Raise where the device is not here or the precision is unknown: to be said before anything is loaded."""
+    compute_dtype(resolve_device(device), precision)

@@ -25,6 +25,7 @@ from dca.data.draws import import_draw
 from dca.data.opening import Picture, decode
 from dca.data.protocols import Mode
 from dca.data.splits import hold_out
+from dca.device import require_usable
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
 from dca.files import digest_of, publish, read_json, write_json, writing
@@ -91,6 +92,7 @@ def run(
     dataset: what `spec.data` names, where it is in memory already.
     """
     _require_place(target, spec.data)
+    require_usable(device, spec.precision)
     clip = CLIP.from_pretrained(spec.backbone)
     model = spec.classifier(device, clip)
     dataset = drawn(spec, model, dataset)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bad_pictures import bad_files
 
 from dca.classifier import Classifier
@@ -108,6 +109,23 @@ def test_wrong_options_exit_2(dca: Any, fitted: Path, photos: Path, arguments: l
     assert said.code == 2
     assert part in said.err
     assert said.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_here_is_what_is_said(dca: Any, fitted: Path, photos: Path, tmp_path: Path, device: str):
+    for line in (("predict", fitted, photos / "test" / "fish"), ("fit", photos, "-o", tmp_path / "m.dca")):
+        said = dca(*line, "--device", device)
+        assert said.code == 2
+        assert f"device '{device}' cannot be used: no CUDA device here" in said.err
+        assert "fix: --device auto or cpu\n" in said.err
+        assert "backbone" not in said.err
+
+
+def test_an_unknown_precision_is_not_blamed_on_the_backbone(dca: Any, fitted: Path, photos: Path):
+    said = dca("predict", fitted, photos / "test" / "fish", "--precision", "fp8")
+    assert said.code == 2
+    assert said.err == "error: unknown precision 'fp8'\n  fix: one of auto, fp32, bf16\n"
 
 
 def test_what_is_no_model_is_said(dca: Any, photos: Path, tmp_path: Path):
