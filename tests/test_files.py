@@ -3,12 +3,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dca.errors import UserError
-from dca.files import digest_of, publish, read_json, write_bytes, write_json
+from dca.files import alone, digest_of, publish, read_json, write_bytes, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -65,3 +67,20 @@ def test_a_digest_depends_on_content_and_not_on_order():
     assert digest_of({"a": 1, "b": [2]}) == digest_of(json.loads('{"b": [2], "a": 1}'))
     assert digest_of({"a": 1}) != digest_of({"a": 2})
     assert len(digest_of({"name": os.fsdecode(b"\xe9")})) == 64
+
+
+def test_a_lock_ends_with_its_process_even_a_killed_one(tmp_path: Path):
+    folder = tmp_path / "m.partial"
+    code = (
+        "import sys, time; from pathlib import Path; from dca.files import alone\n"
+        "with alone(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=r"another fit is writing .*m\.partial"), alone(folder):
+            pytest.fail("two at once")
+        process.kill()
+    with alone(folder):
+        assert not folder.exists(), "the lock lies beside the folder"
+    assert list(tmp_path.iterdir()) == []

@@ -152,6 +152,9 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     began = time.monotonic()
     while not state.exists() and process.poll() is None and time.monotonic() - began < 120:
         time.sleep(0.01)
+    with pytest.raises(UserError, match="another fit is writing"):
+        run(spec_of(spec, options), killed)
+    assert process.poll() is None, "it was left in peace"
     time.sleep(random.uniform(0, 0.5))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was still running"
@@ -225,6 +228,41 @@ def test_a_failed_replacement_puts_the_old_model_back(
     with pytest.raises(UserError, match="cannot be written"):
         run(spec, target, overwrite=True)
     assert weights(target) == weights(fitted)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
+    spec: Spec, straight: Path, tmp_path: Path, overwrite: bool
+):
+    target = tmp_path / "m.dca"
+    other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
+    refused: list[UserError] = []
+
+    def second(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "training" and not refused:
+            with pytest.raises(UserError, match="another fit is writing") as caught:
+                run(other, target, overwrite=overwrite)
+            refused.append(caught.value)
+
+    run(spec, target, progress=second)
+    assert "-o DIR" in refused[0].hint
+    require_same(target, straight)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.dca"], "the lock is gone, too"
+
+
+def test_a_fit_that_ended_meanwhile_is_not_run_again(
+    spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dca.files import alone
+
+    target = tmp_path / "m.dca"
+
+    def late(folder: Path) -> Any:
+        shutil.copytree(straight, target)
+        return alone(folder)
+
+    monkeypatch.setattr("dca.run.alone", late)
+    assert run(spec, target).classifier is None
 
 
 def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):

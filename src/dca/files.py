@@ -8,9 +8,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from dca.errors import UserError
 
@@ -25,6 +27,30 @@ def writing(path: Path) -> Iterator[None]:
             f"{path}: cannot be written ({error.strerror or error})",
             hint="check the folder's permissions and the free space, or choose another place",
         ) from error
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only fit that writes into `folder`; raises where another one does.
+
+    The lock is the system's, on a hidden file beside the folder, so it ends with the process however
+    that ends: after a kill the empty file may stay, but it keeps nobody out.
+    """
+    place = folder.with_name(f".{folder.name}.lock")
+    lock = FileLock(place)
+    with writing(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            hint = "wait until it has ended, or choose another folder with -o DIR"
+            raise UserError(f"another fit is writing {folder}", hint=hint) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: afterwards it may be another's
+            place.unlink()
+        lock.release()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -28,7 +28,7 @@ from dca.data.splits import hold_out
 from dca.device import require_usable
 from dca.errors import UserError
 from dca.evaluate import Evaluation, evaluation, probabilities
-from dca.files import digest_of, publish, read_json, write_json, writing
+from dca.files import alone, digest_of, publish, read_json, write_json, writing
 from dca.inputs import as_dataset
 from dca.progress import Progress, of_stage, silent
 from dca.train import METRICS, STATE, read_metrics
@@ -97,11 +97,19 @@ def run(
     model = spec.classifier(device, clip)
     dataset = drawn(spec, model, dataset)
     identity = identify(spec, dataset, clip)
-    if not overwrite:
-        if finished := _finished(target, identity):
+    if finished := _finished(target, identity, overwrite):
+        return Outcome(target, finished)
+    with alone(partial_of(target)):
+        if finished := _finished(target, identity, overwrite):  # by a fit that has just ended
             return Outcome(target, finished)
-        _require_free(target)
-    require_readable(dataset, progress)
+        require_readable(dataset, progress)
+        return _fit(spec, target, model, dataset, identity, progress)
+
+
+def _fit(
+    spec: Spec, target: Path, model: Classifier, dataset: Dataset, identity: dict[str, Any], progress: Progress
+) -> Outcome:
+    """Train in the unfinished folder, test, and put the folder into its place."""
     partial = _open_partial(target, identity)
     before, began = _seconds_before(partial), time.monotonic()
     try:
@@ -213,12 +221,15 @@ def _result(
     }
 
 
-def _finished(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The result of a finished run with this identity, if `folder` is one."""
-    if not ((folder / RESULT).is_file() and checkpoint.is_model(folder)):
+def _finished(folder: Path, identity: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The result of a finished run with this identity in `folder`; raises where another run's model is there."""
+    if overwrite or not checkpoint.is_model(folder):
         return None
-    if not _same(folder, identity, "run", "test"):
-        return None
+    if not ((folder / RESULT).is_file() and _same(folder, identity, "run", "test")):
+        raise UserError(
+            f"{folder} holds a model of another run (other images, options, seed or backbone)",
+            hint="choose another folder with -o DIR, or replace it with --overwrite",
+        )
     (folder / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
     return read_json(folder / RESULT)
 
@@ -240,14 +251,6 @@ def _require_place(target: Path, data: str) -> None:
         raise UserError(
             f"{target} lies inside {data}, where it would be taken for a class",
             hint="choose a folder outside the images with -o DIR",
-        )
-
-
-def _require_free(target: Path) -> None:
-    if checkpoint.is_model(target):
-        raise UserError(
-            f"{target} holds a model of another run (other images, options, seed or backbone)",
-            hint="choose another folder with -o DIR, or replace it with --overwrite",
         )
 
 
