@@ -217,9 +217,31 @@ def test_all_wrong_tensors_are_listed_at_once(model: Path, own_clip: CLIP):
 
 def test_extreme_but_finite_tensors_never_become_a_prediction(model: Path, own_clip: CLIP):
     edit_tensors(model, lambda tensors: tensors["text_features"].fill_(3e38))
+    edit_config(model, lambda raw: raw.pop("sha256"))
     loaded = Classifier.from_pretrained(model, backbone=own_clip)
     with pytest.raises(UserError):
         loaded.predict(Image.new("RGB", (32, 32)))
+
+
+def flip_last_bit(model: Path) -> None:
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_single_flipped_bit_of_the_tensors_is_noticed(model: Path, own_clip: CLIP):
+    flip_last_bit(model)
+    error = refusal(model, own_clip)
+    assert f"{model / 'model.safetensors'}: its content has changed since it was written" in error.problem
+    assert error.hint
+
+
+def test_a_model_of_a_version_without_hashes_loads(model: Path, own_clip: CLIP, fitted: Path):
+    edit_config(model, lambda raw: raw.pop("sha256"))
+    picture = Image.new("RGB", (32, 32), "red")
+    old = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(picture)
+    assert (old == Classifier.from_pretrained(fitted, backbone=own_clip).predict_proba(picture)).all()
 
 
 @pytest.mark.parametrize(
@@ -259,7 +281,10 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw["options"].update(phrases=[["a"]]), "phrases"),
         (lambda raw: raw["task"].update(classes=["only"]), "at least two names"),
         (lambda raw: raw["task"].update(classes="cat"), "at least two names"),
-        (lambda raw: raw["task"]["classes"].append("owl"), "expected (4, 11, 16)"),
+        (lambda raw: (raw["task"]["classes"].append("owl"), raw.pop("sha256")), "expected (4, 11, 16)"),
+        (lambda raw: raw["task"]["classes"].__setitem__(0, "moth"), "its task, with the classes, has changed"),
+        (lambda raw: raw["task"]["classes"].reverse(), "its task, with the classes, has changed"),
+        (lambda raw: raw.update(sha256="0"), "sha256: a JSON object expected"),
         (lambda raw: raw["task"]["classes"].__setitem__(0, "\ud800"), "is no readable name"),
         (lambda raw: raw["task"]["classes"].__setitem__(0, "\x1b[2J"), "is no readable name"),
         (lambda raw: raw["task"].update(shots=2.5), "task.shots: a int expected"),
@@ -325,6 +350,8 @@ def test_no_change_to_a_config_escapes_as_anything_but_an_error_for_the_user(
     data: st.DataObject, model: Path, own_clip: CLIP, fitted: Path
 ):
     raw = json.loads((fitted / "config.json").read_text())
+    if data.draw(st.booleans()):
+        del raw["sha256"]
     where = data.draw(st.sampled_from(places(raw)))
     target = raw
     for key in where[:-1]:
@@ -357,6 +384,7 @@ def test_no_flipped_byte_of_the_tensors_escapes_as_anything_but_an_error_for_the
         end = data.draw(st.sampled_from([8, header, len(content)]))
         content[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     (model / "model.safetensors").write_bytes(content)
+    edit_config(model, lambda raw: raw.pop("sha256", None))  # which would notice every one
     try:
         probabilities = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(Image.new("RGB", (32, 32)))
         assert abs(probabilities.sum() - 1) < 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ import dca
 from dca import options
 from dca.clip import CLIP
 from dca.errors import UserError
-from dca.files import publish, read_json, utf8, write_bytes, write_json, writing
+from dca.files import digest_of, publish, read_json, utf8, write_bytes, write_json, writing
 from dca.methods.base import Method, Task, get_method
 
 LIBRARY, FORMAT = "dca-prompt", 1
@@ -34,6 +35,7 @@ FIELDS = (
     ("backbone", dict, "object"),
     ("draw", list, "array"),
     ("results", dict, "object"),
+    ("sha256", dict, "object"),
 )
 NEEDED = ("method", "options", "task", "backbone")
 
@@ -43,6 +45,7 @@ class Record:
     """Everything about a model but its tensors.
 
     draw: label, name and content hash of each training image. results: figures of the fit.
+    sha256: of the weights and of the task as they were written; empty in models of the first versions.
     """
 
     method: str
@@ -51,6 +54,7 @@ class Record:
     backbone: dict[str, Any]
     draw: list[dict[str, Any]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As `config.json` holds it."""
@@ -71,9 +75,11 @@ def backbone_record(clip: CLIP) -> dict[str, Any]:
 def write(folder: Path, method: Method, record: Record) -> None:
     """Write a model's files into an existing folder that nobody takes for finished yet."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
-    write_bytes(folder / WEIGHTS, save(tensors))
+    weights = save(tensors)
+    sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "task": digest_of(dataclasses.asdict(record.task))}
+    write_bytes(folder / WEIGHTS, weights)
     write_bytes(folder / CARD, utf8(card(record)))
-    write_json(folder / CONFIG, record.to_dict())
+    write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
 
 
 def save_model(target: Path, method: Method, record: Record) -> None:
@@ -131,7 +137,9 @@ def read_record(folder: Path) -> Record:
         options.from_dict(kind.Options, raw["options"])
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
-    task = raw["task"]
+    task, sha256 = raw["task"], raw.get("sha256", {})
+    if sha256.get("task", digest_of(task)) != digest_of(task):
+        raise _changed(folder / CONFIG, "its task, with the classes,")
     return Record(
         method=raw["method"],
         options=raw["options"],
@@ -139,7 +147,13 @@ def read_record(folder: Path) -> Record:
         backbone=raw["backbone"],
         draw=raw.get("draw", []),
         results=raw.get("results", {}),
+        sha256=sha256,
     )
+
+
+def _changed(path: Path, what: str) -> UserError:
+    hint = "copy the model again from where it was whole, or fit again"
+    return UserError(f"{path}: {what} has changed since it was written", hint=hint)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -211,6 +225,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         ) from None
 
 
+def require_whole(folder: Path, record: Record) -> None:
+    """Raise where the weights are not, byte for byte, those that were written with the record."""
+    with (folder / WEIGHTS).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if record.sha256.get("weights", found) != found:
+        raise _changed(folder / WEIGHTS, "its content")
+
+
 def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
     """The method of a model folder on its backbone; another backbone is refused."""
     require_same_backbone(folder, record, clip)
@@ -222,6 +244,7 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
             method.restore(tensors)
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
+    require_whole(folder, record)  # last: what is wrong with a tensor says more than that the file is another
     return method
 
 
