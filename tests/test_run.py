@@ -274,6 +274,33 @@ def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):
     assert {p: p.stat().st_mtime_ns for p in straight.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", lambda data: data[:-7]),
+        ("model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        ("result.json", lambda data: data[:-7]),
+    ],
+    ids=["cut weights", "flipped bit", "cut result"],
+)
+def test_a_damaged_finished_run_is_not_called_finished(
+    spec: Spec, straight: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+):
+    target = Path(shutil.copytree(straight, tmp_path / "m.dca"))
+    (target / name).write_bytes(damage((target / name).read_bytes()))
+    with pytest.raises(UserError, match="a finished model, but damaged") as caught:
+        run(spec, target)
+    assert str(target / name) in caught.value.problem
+    assert "--overwrite" in caught.value.hint
+    run(spec, target, overwrite=True)
+    require_same(target, straight)
+
+
+def test_a_finished_run_that_was_moved_is_reported_where_it_lies(spec: Spec, straight: Path, tmp_path: Path):
+    moved = Path(shutil.copytree(straight, tmp_path / "moved.dca"))
+    assert run(spec, moved).result["model"] == str(moved)
+
+
 def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spec, fitted: Path, tmp_path: Path):
     target = tmp_path / "m.dca"
     shutil.copytree(fitted, target)

@@ -231,7 +231,15 @@ def _finished(folder: Path, identity: dict[str, Any], overwrite: bool) -> dict[s
             hint="choose another folder with -o DIR, or replace it with --overwrite",
         )
     (folder / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
-    return read_json(folder / RESULT)
+    try:
+        record = checkpoint.read_record(folder)
+        checkpoint.read_tensors(folder)
+        checkpoint.require_whole(folder, record)
+        result = read_json(folder / RESULT)
+    except UserError as error:
+        hint = "copy it again from where it was whole, or fit it again with --overwrite"
+        raise UserError(f"a finished model, but damaged: {error.problem}", details=error.details, hint=hint) from None
+    return {**result, "model": str(folder)}  # which may have been moved since
 
 
 def _same(folder: Path, identity: dict[str, Any], *keys: str) -> bool:
