@@ -203,7 +203,7 @@ class Classifier:
     def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
         """Accuracy, accuracy of each class and calibration on labelled pictures."""
         method = self._fitted()
-        items = match_classes(as_dataset(X, y), method.task.classes)
+        items = match_classes(as_dataset(X, y, measuring=True), method.task.classes)
         probs = probabilities([method], [i.picture for i in items], progress=progress, cache=FeatureCache())[0]
         return evaluation(probs, np.array([i.label for i in items]), method.task.classes)
 

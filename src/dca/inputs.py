@@ -19,12 +19,15 @@ from dca.data.opening import Picture
 from dca.errors import UserError
 
 
-def as_dataset(X: Any, y: Iterable[Any] | None) -> Dataset:
-    """Labelled pictures: a dataset, a folder, an image list, or pictures X with labels y."""
+def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:
+    """Labelled pictures: a dataset, a folder, an image list, or pictures X with labels y.
+
+    measuring: they need not be enough to learn from.
+    """
     if isinstance(X, str | Path | Dataset):
         if y is not None:
             raise UserError("labels given beside a folder or dataset, which has its labels already", hint="fit(folder)")
-        return X if isinstance(X, Dataset) else load_dataset(X)
+        return X if isinstance(X, Dataset) else load_dataset(X, measuring=measuring)
     if y is None:
         raise UserError(
             "pictures without labels", hint="fit(pictures, labels), or a folder with one sub-folder a class"
@@ -82,8 +85,8 @@ def as_picture(x: Any) -> Picture:
 
 
 def match_classes(dataset: Dataset, classes: Sequence[str]) -> list[Item]:
-    """The dataset's test images (all, if it has no test part), labelled by the model's classes."""
-    items = dataset.test or dataset.train
+    """The dataset's test images (else validation, else all), labelled by the model's classes."""
+    items = dataset.test or dataset.val or dataset.train
     if not items:
         raise UserError("no labelled pictures to measure on")
     if dataset.classes == tuple(classes):  # public sets have classes of the same name

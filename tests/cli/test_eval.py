@@ -66,6 +66,34 @@ def test_a_folder_without_test_part_is_measured_whole(dca: Any, fitted: Path, tm
     assert json.loads(dca("eval", fitted, tmp_path / "more", "--json").out)["n"] == 6
 
 
+@pytest.mark.parametrize("part", ["test", "val", "Validation"])
+def test_a_folder_with_nothing_but_a_test_part_is_measured(dca: Any, fitted: Path, tmp_path: Path, part: str):
+    class_folders(tmp_path / "more" / part, ("fish", "house"), 3)
+    said = dca("eval", fitted, tmp_path / "more", "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["n"] == 6
+
+
+def test_validation_images_are_measured_rather_than_training_images(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "more" / "train", ("fish", "house"), 3)
+    class_folders(tmp_path / "more" / "val", ("fish", "house"), 1)
+    assert json.loads(dca("eval", fitted, tmp_path / "more", "--json").out)["n"] == 2
+
+
+def test_what_could_not_be_learned_from_is_measured(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "one", ("fish",), 3)
+    (tmp_path / "one" / "house").mkdir()
+    class_folders(tmp_path / "parts" / "train", ("lion",), 1)
+    class_folders(tmp_path / "parts" / "test", ("fish",), 2)
+    class_folders(tmp_path / "list", ("fish",), 1)
+    (tmp_path / "list" / "list.csv").write_text("path,label,split\nfish/0.jpg,fish,test\n")
+    for place, count in (("one", 3), ("parts", 2), ("list/list.csv", 1)):
+        said = dca("eval", fitted, tmp_path / place, "--json")
+        assert said.code == 0, said.err
+        report = json.loads(said.out)
+        assert (report["n"], list(report["per_class"])) == (count, ["fish"])
+
+
 def test_the_calibration_error_of_known_cases():
     sure = np.array([[1.0, 0.0], [1.0, 0.0]])
     assert calibration_error(sure, np.array([True, True])) == 0

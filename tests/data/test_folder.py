@@ -43,6 +43,29 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load_folder(tmp_path).classes == ("plane", "test", "train")
 
 
+def test_a_class_called_test_is_no_part_when_measuring(tmp_path):
+    make_folder(tmp_path, {"test": 2})
+    dataset = load_folder(tmp_path, measuring=True)
+    assert dataset.classes == ("test",)
+    assert len(dataset.train) == 2
+
+
+def test_a_part_with_metadata_alone_is_enough_for_measuring(tmp_path):
+    make_folder(tmp_path / "test", {"a": 2})
+    (tmp_path / "test" / "metadata.csv").write_text("file_name,label\na/0.png,cat\na/1.png,dog\n")
+    dataset = load_folder(tmp_path, measuring=True)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.counts() == {"train": 0, "val": 0, "test": 2}
+
+
+def test_measuring_takes_the_test_part_and_the_names_of_all(tmp_path):
+    make_folder(tmp_path / "train", {"a": 1, "b": 1})
+    make_folder(tmp_path / "test", {"a": 2, "c": 1})
+    dataset = load_folder(tmp_path, measuring=True)
+    assert dataset.classes == ("a", "b", "c")
+    assert dataset.counts() == {"train": 0, "val": 0, "test": 3}
+
+
 def test_a_test_class_without_training_images_is_named(tmp_path):
     make_folder(tmp_path / "train", {"a": 1, "b": 1})
     make_folder(tmp_path / "test", {"a": 1, "c": 2})

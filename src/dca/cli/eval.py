@@ -36,7 +36,8 @@ def command(
 ) -> None:
     """Measure MODEL on the labelled images of DATA.
 
-    DATA has the forms that `dca fit` takes; where it has a test part, only that is used.
+    DATA has the forms that `dca fit` takes; where it has a test part (or else a validation part),
+    only that is used. It need not hold all classes of the model.
 
     \b
     dca eval photos.dca more_photos/

@@ -11,16 +11,17 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "Item", "load_dataset"]
 
 
-def load_dataset(source: str | Path, *, root: str | Path | None = None) -> Dataset:
+def load_dataset(source: str | Path, *, root: str | Path | None = None, measuring: bool = False) -> Dataset:
     """Find a dataset by path or name.
 
     source: a folder or image list of one's own; a folder in a public dataset's layout (its split,
     class names and template are then used); the name of a public dataset, looked for under `root`
     or, failing that, the folder named by DCA_DATA; or "sample", the built-in drawn set.
+    measuring: accept images of one's own that could not be learned from, as only their labels are needed.
     """
     from dca.data.find import find_dataset
 
-    return find_dataset(source, root)
+    return find_dataset(source, root, measuring=measuring)
 
 
 def __getattr__(name: str) -> object:

@@ -16,11 +16,11 @@ from dca.errors import UserError, unknown_name
 SAMPLE = "sample"
 
 
-def find_dataset(source: str | Path, root: str | Path | None = None) -> Dataset:
+def find_dataset(source: str | Path, root: str | Path | None = None, *, measuring: bool = False) -> Dataset:
     """Dataset of a path, a catalog name, or the sample; see `dca.data.load_dataset`."""
     path = Path(source).expanduser()
     if root is None and path.exists():
-        return _at_path(path)
+        return _at_path(path, measuring)
     if str(source) == SAMPLE:
         from dca.data.sample import load_sample
 
@@ -29,7 +29,7 @@ def find_dataset(source: str | Path, root: str | Path | None = None) -> Dataset:
     if entry is not None:
         return entry.build(place_of(entry, root))
     if root is not None and (Path(root) / path).exists():
-        return _at_path(Path(root) / path)
+        return _at_path(Path(root) / path, measuring)
     if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
         return load_folder(path)  # says what is missing
     known = [*catalog.entries(), SAMPLE]
@@ -65,11 +65,11 @@ def place_of(entry: Entry, root: str | Path | None) -> Path:
     )
 
 
-def _at_path(path: Path) -> Dataset:
+def _at_path(path: Path, measuring: bool) -> Dataset:
     entry = recognise(path)
     if entry is not None:
         return entry.build(path)
-    dataset = load_folder(path)
+    dataset = load_folder(path, measuring=measuring)
     for entry in catalog.entries().values():
         if len(dataset.classes) == entry.classes and (named := adopt(entry, dataset)) is not None:
             return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")

@@ -17,12 +17,14 @@ _METADATA = ("metadata.csv", "metadata.jsonl")
 _Labelled = dict[str, dict[str, list[Path]]]  # part -> class key -> pictures
 
 
-def load_folder(path: str | Path) -> Dataset:
+def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
     """Read labelled pictures from a folder or an image list.
 
     Understood: `<class>/*.jpg`; `train/`, `val/` and `test/` of those; a CSV or JSON Lines file
     with `path,label[,split]`; a folder with Hugging Face's `metadata.csv` or `metadata.jsonl`.
     `classnames.json` beside the class folders (or the list) maps their names to words.
+    measuring: nothing will be learned from them, so one part, one class, classes without training
+    pictures will do; of divided folders only the part to measure on is read.
 
     Raises UserError with all problems of a kind together.
     """
@@ -32,28 +34,37 @@ def load_folder(path: str | Path) -> Dataset:
     if path.is_file():
         if path.suffix.lower() not in {".csv", ".tsv", ".jsonl", ".txt"}:
             raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
-        return _dataset(path.parent, path.stem, _from_rows(read_rows(path)), f"list {path.name}")
-    if tables := _metadata_files(path):
+        return _dataset(path.parent, path.stem, _from_rows(read_rows(path)), f"list {path.name}", measuring)
+    if tables := _metadata_files(path, measuring):
         rows = [row for table in tables for row in _metadata_rows(path, table)]
-        return _dataset(path, _name(path), _from_rows(rows), "metadata files")
-    parts = split_folders(path)
+        return _dataset(path, _name(path), _from_rows(rows), "metadata files", measuring)
+    parts = split_folders(path, measuring=measuring)
     if not parts:
-        return _dataset(path, _name(path), {"train": _class_folders(path)}, "folders, all training")
-    labelled = {part: _class_folders(folder) for part, folder in parts.items()}
-    _check_parts(path, labelled)
-    return _dataset(path, _name(path), labelled, f"folders {', '.join(f.name for f in parts.values())}")
+        return _dataset(path, _name(path), {"train": _class_folders(path)}, "folders, all training", measuring)
+    labelled = _to_measure(parts) if measuring else _to_learn(path, parts)
+    return _dataset(path, _name(path), labelled, f"folders {', '.join(f.name for f in parts.values())}", measuring)
 
 
-def split_folders(path: Path) -> dict[str, Path]:
+def split_folders(path: Path, *, measuring: bool = False) -> dict[str, Path]:
     """Folders named train, val or test, if the images are divided that way; else empty.
 
     A class may be called "train": the names count only when no other folder stands beside them.
+    Without train/, which only measuring can do without, they must hold class folders.
     """
     folders = _subfolders(path)
     parts = {SPLIT_NAMES.get(folder.name.lower(), ""): folder for folder in folders}
-    if "train" not in parts or "" in parts or len(parts) < len(folders):
+    if "" in parts or len(parts) < len(folders):
+        return {}
+    if "train" not in parts and not (measuring and any(_subfolders(folder) for folder in folders)):
         return {}
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
+
+
+def _to_measure(parts: Mapping[str, Path]) -> _Labelled:
+    """The part to measure on; the others give only names, as all together may be those of a public dataset."""
+    part = next(part for part in ("test", "val", "train") if part in parts)
+    named: dict[str, list[Path]] = {sub.name: [] for folder in parts.values() for sub in _subfolders(folder)}
+    return {part: named | _class_folders(parts[part])}
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -125,8 +136,9 @@ def _inventory(folder: Path) -> list[str]:
     return [f"found: {', '.join(names[:5])}{' ...' * (len(names) > 5)}" if names else "the folder is empty"]
 
 
-def _check_parts(path: Path, labelled: _Labelled) -> None:
-    """Refuse validation or test classes that training does not have."""
+def _to_learn(path: Path, parts: Mapping[str, Path]) -> _Labelled:
+    """All parts; validation or test classes that training does not have are refused."""
+    labelled = {part: _class_folders(folder) for part, folder in parts.items()}
     train = labelled["train"]
     strangers = [
         f"{part}/{key} ({len(pictures)} images)"
@@ -140,10 +152,11 @@ def _check_parts(path: Path, labelled: _Labelled) -> None:
             details=strangers,
             hint="name the class folders alike in train/ and test/, or add training images",
         )
+    return labelled
 
 
-def _metadata_files(path: Path) -> list[Path]:
-    folders = [path, *split_folders(path).values()]
+def _metadata_files(path: Path, measuring: bool) -> list[Path]:
+    folders = [path, *split_folders(path, measuring=measuring).values()]
     found = [folder / name for folder in folders for name in _METADATA if (folder / name).is_file()]
     return [table for table in found if has_labels(table)]
 
@@ -167,9 +180,23 @@ def _from_rows(rows: Sequence[Row]) -> _Labelled:
     return labelled
 
 
-def _dataset(root: Path, name: str, labelled: _Labelled, split: str) -> Dataset:
-    """Number the classes, find their words, and refuse what cannot be learned from."""
-    train = labelled["train"]
+def _dataset(root: Path, name: str, labelled: _Labelled, split: str, measuring: bool) -> Dataset:
+    """Number the classes, find their words, and refuse what cannot be learned from if it is to be."""
+    if not measuring:
+        _require_training(root, labelled["train"])
+    keys = tuple(next(iter(labelled.values())))
+    classes = _class_words(root, keys)
+
+    def part(name: str) -> tuple[Item, ...]:
+        of_class = labelled.get(name, {})
+        return tuple(Item(picture, y) for y, key in enumerate(keys) for picture in of_class.get(key, ()))
+
+    train_items, val, test = part("train"), part("val"), part("test")
+    return Dataset(name, classes, train_items, val, test, keys=keys, root=root, split=split)
+
+
+def _require_training(root: Path, train: Mapping[str, Sequence[Path]]) -> None:
+    """Raise unless there are two classes, all with training images."""
     if empty := [key for key in train if not train[key]]:
         raise UserError(
             f"{root}: {len(empty)} of {len(train)} classes have no training images.",
@@ -182,15 +209,6 @@ def _dataset(root: Path, name: str, labelled: _Labelled, split: str) -> Dataset:
             details=[f"the class is '{next(iter(train))}'"],
             hint="put each class into its own folder, e.g. photos/cat/*.jpg and photos/dog/*.jpg",
         )
-    keys = tuple(train)
-    classes = _class_words(root, keys)
-
-    def part(name: str) -> tuple[Item, ...]:
-        of_class = labelled.get(name, {})
-        return tuple(Item(picture, y) for y, key in enumerate(keys) for picture in of_class.get(key, ()))
-
-    train_items, val, test = part("train"), part("val"), part("test")
-    return Dataset(name, classes, train_items, val, test, keys=keys, root=root, split=split)
 
 
 def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
