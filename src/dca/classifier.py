@@ -204,8 +204,15 @@ class Classifier:
         """Accuracy, accuracy of each class and calibration on labelled pictures."""
         method = self._fitted()
         items = match_classes(as_dataset(X, y, measuring=True), method.task.classes)
-        probs = probabilities([method], [i.picture for i in items], progress=progress, cache=FeatureCache())[0]
-        return evaluation(probs, np.array([i.label for i in items]), method.task.classes)
+        pictures = [item.picture for item in items]
+        probs = probabilities([method], pictures, progress=progress, cache=FeatureCache())[0]
+        report = evaluation(probs, np.array([item.label for item in items]), method.task.classes)
+        return dataclasses.replace(report, trained_on=self._trained_on(pictures))
+
+    def _trained_on(self, pictures: Sequence[Picture]) -> int:
+        """How many of the pictures are among those of the fit, by their content."""
+        known = {row["sha256"] for row in getattr(self, "draw_", [])}
+        return sum(sha256_of(picture) in known for picture in pictures) if known else 0
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
         """Accuracy on labelled pictures, a fraction."""

@@ -87,6 +87,7 @@ class Evaluation:
 
     probabilities: (N, C). labels: (N,). per_class: accuracy of each class that has images.
     ece: expected calibration error over 15 equal bins of the largest probability.
+    trained_on: how many of the images the model has learned from, where that is known.
     """
 
     probabilities: NDArray[np.float64]
@@ -95,6 +96,7 @@ class Evaluation:
     accuracy: float
     per_class: dict[str, float]
     ece: float
+    trained_on: int = 0
 
     @property
     def n(self) -> int:

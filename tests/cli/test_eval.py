@@ -33,6 +33,15 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
     assert all(name in said.out for name in report["per_class"])
 
 
+def test_images_that_were_trained_on_are_counted(dca: Any, fitted: Path, photos: Path):
+    said = dca("eval", fitted, photos / "train", "--json")
+    assert said.code == 0
+    assert json.loads(said.out)["n"] == 40
+    assert said.err.count("\n") == 1
+    assert "trained on 20 of the 40 images" in said.err, "two shots of each of the ten classes"
+    assert "trained on" not in dca("eval", fitted, photos).err
+
+
 def test_eval_exits_3_below_the_required_accuracy(dca: Any, fitted: Path, photos: Path):
     accuracy = json.loads((fitted / "result.json").read_text())["accuracy"]
     assert dca("eval", fitted, photos, "--min-accuracy", accuracy).code == 0

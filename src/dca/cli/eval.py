@@ -49,6 +49,9 @@ def command(
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     with bars(enabled=not (quiet or as_json)) as progress:
         report = classifier.evaluate(data, progress=progress)
+    if report.trained_on:
+        seen = f"{report.trained_on:,} of the {report.n:,} images"
+        click.echo(f"warning: the model was trained on {seen}; accuracy on new ones may be lower", err=True)
     if as_json:
         emit(report.to_dict())
     else:
