@@ -210,6 +210,7 @@ def _result(
         "dataset": model.method_.task.dataset,
         "classes": len(model.classes_),
         "shots": spec.shots,
+        "draw": Path(spec.draw).name if spec.draw else None,
         "images": len(model.draw_),
         "test_images": adapted.n if adapted else 0,
         "seed": spec.seed,

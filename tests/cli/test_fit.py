@@ -115,6 +115,15 @@ def test_every_class_with_too_few_images_is_listed(dca: Any, tiny_folder: Path, 
     assert "--shots 2" in said.err
 
 
+def test_the_images_of_a_draw_are_not_called_all(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    assert dca("datasets", "draw", photos, "--shots", 2, "-o", tmp_path / "two.json").code == 0
+    common = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
+    said = dca("fit", photos, "--draw", tmp_path / "two.json", *common)
+    assert said.code == 0
+    assert "20 training images (those of two.json)" in said.out
+    assert "40 training images (all of them)" in dca("fit", photos, "--overwrite", *common).out
+
+
 def test_unicode_class_names_come_back_as_they_were(dca: Any, tiny_folder: Path, tmp_path: Path):
     names = ("日本の猫", "naïve café", "🐶 dog", "Ωmega")
     class_folders(tmp_path / "few", names)

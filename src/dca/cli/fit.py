@@ -132,6 +132,8 @@ def default_output(data: str) -> Path:
 def summary(result: dict[str, Any]) -> list[str]:
     """What a person wants to know after a fit."""
     shots = f"{result['shots']} a class" if result["shots"] else "all of them"
+    if result.get("draw"):  # which runs of the first versions do not name
+        shots = f"those of {result['draw']}"
     lines = [f"{result['dataset']}: {result['classes']} classes, {result['images']:,} training images ({shots})"]
     if result["accuracy"] is not None:
         gain = 100 * (result["accuracy"] - result["zero_shot_accuracy"])
