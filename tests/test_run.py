@@ -353,6 +353,21 @@ def stop() -> None:
     raise KeyboardInterrupt
 
 
+def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    assert caplog.messages == []
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    assert caplog.messages == [f"{partial_of(target)}: an interrupted run goes on after epoch 2 of 3"]
+    caplog.clear()
+    run(Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options), target)
+    (said,) = caplog.messages
+    assert said.startswith(f"{partial_of(target)}: an unfinished run of other images, options")
+    assert said.endswith("is discarded")
+
+
 def test_a_folder_in_the_way_is_never_emptied(spec: Spec, tmp_path: Path):
     partial = partial_of(tmp_path / "m.dca")
     partial.mkdir()

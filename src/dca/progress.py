@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 # (stage, done, total, note): called often, cheap, never printing by itself.
 Progress = Callable[[str, int, int, str], None]
+# Seconds between two lines in a log.
+LINE_EVERY = 30.0
 
 
 def silent(stage: str, done: int, total: int, note: str = "") -> None:
@@ -27,6 +30,19 @@ def shown(progress: Progress | None) -> Iterator[Progress]:
         return
     with bars() as drawn:
         yield drawn
+
+
+def lines() -> Progress:
+    """A plain line on stderr at most every half minute, for logs: the stage, how far it is, the note."""
+    last = time.monotonic()
+
+    def progress(stage: str, done: int, total: int, note: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY:
+            last = time.monotonic()
+            sys.stderr.write(f"{stage} {done:,}/{total:,}  {note}".rstrip() + "\n")
+
+    return progress
 
 
 @contextmanager

@@ -6,6 +6,7 @@ While it runs, everything lies in `NAME.partial`; the finished folder appears in
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from dca.files import alone, digest_of, publish, read_json, write_json, writing
 from dca.inputs import as_dataset
 from dca.progress import Progress, of_stage, silent
 from dca.train import METRICS, STATE, read_metrics
+
+log = logging.getLogger(__name__)
 
 SPEC, RESULT = "spec.json", "result.json"
 # All that a run's folder may hold.
@@ -269,6 +272,7 @@ def _open_partial(target: Path, identity: dict[str, Any]) -> Path:
     with writing(partial):
         if partial.exists() and not _same(partial, identity, "run"):
             _require_ours(partial)
+            log.warning("%s: an unfinished run of other images, options or version lay there; it is discarded", partial)
             shutil.rmtree(partial)
         partial.mkdir(parents=True, exist_ok=True)
     if not _same(partial, identity, "run", "test"):

@@ -7,6 +7,7 @@ run again without those before it: a resumed run needs only the parameters and t
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,8 @@ from dca.files import write_bytes
 from dca.gradients import Gradients
 from dca.methods.base import Batch, Method, Recipe
 from dca.support import TrainingImages
+
+log = logging.getLogger(__name__)
 
 METRICS, STATE = "metrics.jsonl", "training.safetensors"
 # Seconds between saved states; an interrupted run repeats at most this much work.
@@ -103,6 +106,8 @@ class Trainer:
         An interrupt saves the last whole epoch before it goes on.
         """
         saved = self.restore(folder) if folder else 0
+        if saved:
+            log.warning("%s: an interrupted run goes on after epoch %d of %d", folder, saved, self.epochs)
         state, clock = b"", time.monotonic()
         try:
             for epoch in range(saved, self.epochs):

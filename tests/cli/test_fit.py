@@ -227,9 +227,31 @@ def test_an_interrupt_exits_130_and_says_how_to_continue(
     assert "the same command continues" in said.err
     assert str(tmp_path / "m.dca.partial") in said.err
     assert not (tmp_path / "m.dca").exists()
+    assert not list(tmp_path.glob(".*")), "nobody is kept out"
     assert dca(*line).code == 0
     assert (tmp_path / "m.dca").is_dir()
     assert not (tmp_path / "m.dca.partial").exists()
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--quiet",)])
+def test_a_log_is_told_how_far_it_is(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+):
+    monkeypatch.setattr("dca.progress.LINE_EVERY", 0.0)
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK, *form)
+    assert ("\ntraining 1/1  epoch 1/1  loss" in said.err) == (form != ("--quiet",))
+    assert "training 1/1" not in said.out
+
+
+def test_a_resumed_fit_says_so_on_stderr(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line = [str(part) for part in ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)]
+    with monkeypatch.context() as patched:
+        patched.setattr("dca.run.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert dca(*line).code == 130
+    done = subprocess.run([sys.executable, "-m", "dca", *line], capture_output=True, check=True, text=True, timeout=120)
+    assert done.stderr == f"{tmp_path / 'm.dca.partial'}: an interrupted run goes on after epoch 1 of 1\n"
 
 
 def test_the_default_output_is_named_after_the_data(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dca.errors import unknown_name
 
+if TYPE_CHECKING:
+    from dca.progress import Progress
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout, nothing else there.")
-quiet_flag = click.option("-q", "--quiet", is_flag=True, help="No progress bars.")
+quiet_flag = click.option("-q", "--quiet", is_flag=True, help="No progress bars, nor lines in their place.")
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
 
 
@@ -46,6 +51,20 @@ def backbone_of_model(function: F) -> F:
     return click.option(
         "--backbone", default=None, help="Where the model's backbone lies now, if not where it was when fitted."
     )(function)
+
+
+@contextmanager
+def showing(*, quiet: bool) -> Iterator[Progress]:
+    """How a command shows its progress on stderr: bars on a terminal, a line now and then elsewhere."""
+    from dca.progress import bars, lines, silent
+
+    if quiet:
+        yield silent
+    elif sys.stderr.isatty():
+        with bars() as drawn:
+            yield drawn
+    else:
+        yield lines()
 
 
 def emit(value: Any) -> None:

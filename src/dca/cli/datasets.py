@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag
+from dca.cli.common import emit, json_flag, quiet_flag, showing
 
 if TYPE_CHECKING:
     from dca.data.check import Report
@@ -93,9 +93,9 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     Exits with 2 when something must be changed before training.
     """
     from dca.data.check_source import check_source
-    from dca.progress import bars, of_stage
+    from dca.progress import of_stage
 
-    with bars(enabled=not (quiet or as_json)) as progress:
+    with showing(quiet=quiet) as progress:
         report = check_source(data, root, open_images=images, progress=of_stage(progress, "images"))
     if as_json:
         emit(report.describe())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag, running
+from dca.cli.common import emit, json_flag, quiet_flag, running, showing
 
 
 @click.command()
@@ -26,9 +26,8 @@ def command(output: Path, seed: int, backbone: str, device: str, precision: str,
     """
     from dca.cli.fit import summary
     from dca.demo import CURVES, GRID, PICTURE, demo
-    from dca.progress import bars
 
-    with bars(enabled=not (quiet or as_json)) as progress:
+    with showing(quiet=quiet) as progress:
         outcome = demo(output, backbone=backbone, seed=seed, device=device, precision=precision, progress=progress)
     if as_json:
         emit(outcome.result)

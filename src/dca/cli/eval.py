@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, running
+from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, running, showing
 
 
 @click.command()
@@ -44,10 +44,9 @@ def command(
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
     """
     from dca.classifier import Classifier
-    from dca.progress import bars
 
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
-    with bars(enabled=not (quiet or as_json)) as progress:
+    with showing(quiet=quiet) as progress:
         report = classifier.evaluate(data, progress=progress)
     if report.trained_on:
         seen = f"{report.trained_on:,} of the {report.n:,} images"

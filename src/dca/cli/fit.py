@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import bytes_text, emit, json_flag, overwrite_flag, percent, quiet_flag, running, seconds_text
+from dca.cli.common import (
+    bytes_text,
+    emit,
+    json_flag,
+    overwrite_flag,
+    percent,
+    quiet_flag,
+    running,
+    seconds_text,
+    showing,
+)
 
 if TYPE_CHECKING:
     from dca.run import Outcome, Spec
@@ -85,7 +95,7 @@ def command(
         protocol=protocol, precision=precision,
     )  # fmt: skip
     target = output or default_output(data)
-    outcome = follow(spec, target, device, overwrite, bars_shown=not (quiet or as_json))
+    outcome = follow(spec, target, device, overwrite, quiet=quiet)
     if as_json:
         emit(outcome.result)
         return
@@ -94,13 +104,12 @@ def command(
     click.echo("\n".join(summary(outcome.result)))
 
 
-def follow(spec: Spec, target: Path, device: str, overwrite: bool, *, bars_shown: bool) -> Outcome:
-    """Run with bars; an interrupt exits with 130 and says how to go on."""
-    from dca.progress import bars
+def follow(spec: Spec, target: Path, device: str, overwrite: bool, *, quiet: bool) -> Outcome:
+    """Run and show how far it is; an interrupt exits with 130 and says how to go on."""
     from dca.run import partial_of, run
 
     try:
-        with bars(enabled=bars_shown) as progress:
+        with showing(quiet=quiet) as progress:
             return run(spec, target, device=device, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
         partial = partial_of(target)

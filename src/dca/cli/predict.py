@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, running
+from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, running, showing
 from dca.errors import UserError
 
 
@@ -43,13 +43,12 @@ def command(
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
     """
     from dca.classifier import Classifier
-    from dca.progress import bars
 
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
     paths = expand(images)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
-    with bars(enabled=not (quiet or as_json) and len(paths) > 1) as progress:
+    with showing(quiet=quiet or len(paths) == 1) as progress:
         probabilities = classifier.predict_proba(paths, progress=progress)
     rows = describe(paths, probabilities, list(classifier.classes_), top)
     if as_json:
