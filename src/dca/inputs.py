@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -15,8 +15,11 @@ from dca.checkpoint import unreadable_names
 from dca.data import load_dataset
 from dca.data.dataset import Dataset, Item
 from dca.data.folder import image_files
-from dca.data.opening import Picture
+from dca.data.opening import Picture, Unreadable, attempt, unreadable
 from dca.errors import UserError
+from dca.progress import Progress, of_stage
+
+P = TypeVar("P", bound=Picture)
 
 
 def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:
@@ -65,6 +68,16 @@ def as_pictures(X: Any) -> list[Picture]:
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
+
+
+def readable(pictures: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
+    """The pictures that can be opened, and the name of each other one with the reason; raises if none can."""
+    outcomes = attempt(pictures, lambda image: None, progress=of_stage(progress, "checking"))
+    faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
+    if len(faults) == len(pictures):
+        raise unreadable(faults, len(pictures))
+    good = [p for p, outcome in zip(pictures, outcomes, strict=True) if not isinstance(outcome, Unreadable)]
+    return good, [str(fault) for fault in faults]
 
 
 def is_one(X: Any) -> bool:

@@ -81,6 +81,26 @@ def test_every_unreadable_image_is_listed_and_nothing_printed(dca: Any, fitted: 
             assert name in said.err
 
 
+@pytest.mark.parametrize("form", ["--json", "--csv", "--quiet"])
+def test_unreadable_images_can_be_skipped_by_name(dca: Any, fitted: Path, photos: Path, tmp_path: Path, form: str):
+    names = [*bad_files(tmp_path), "gone.jpg"]
+    good = photos / "test" / "fish"
+    said = dca("predict", fitted, tmp_path, tmp_path / "gone.jpg", good, "x" * 5000, "--skip-bad", form)
+    assert said.code == 0
+    assert said.out == dca("predict", fitted, good, form).out
+    assert len(said.err.splitlines()) == len(names) + 1
+    for name in names:
+        assert f"skipped {tmp_path / name}: " in said.err
+
+
+def test_skipping_all_images_is_an_error(dca: Any, fitted: Path, tmp_path: Path):
+    names = bad_files(tmp_path)
+    said = dca("predict", fitted, tmp_path, "--skip-bad")
+    assert said.code == 2
+    assert said.out == ""
+    assert all(name in said.err for name in names)
+
+
 def test_all_missing_files_and_all_empty_folders_are_listed(dca: Any, fitted: Path, tmp_path: Path):
     said = dca("predict", fitted, tmp_path / "one.jpg", tmp_path / "two.jpg", "x" * 5000)
     assert said.code == 2

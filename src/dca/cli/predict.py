@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, running, showing
 from dca.errors import UserError
+
+if TYPE_CHECKING:
+    from dca.progress import Progress
 
 
 @click.command()
@@ -20,6 +23,7 @@ from dca.errors import UserError
 @click.argument("images", nargs=-1, required=True)
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="How many classes to name.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows.")
+@click.option("--skip-bad", is_flag=True, help="Name images that cannot be read on stderr and go on with the others.")
 @backbone_of_model
 @running
 @quiet_flag
@@ -29,6 +33,7 @@ def command(
     images: tuple[str, ...],
     top: int,
     as_csv: bool,
+    skip_bad: bool,
     backbone: str | None,
     device: str,
     precision: str,
@@ -46,9 +51,11 @@ def command(
 
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
-    paths = expand(images)
+    paths = expand(images, skip_bad=skip_bad)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     with showing(quiet=quiet or len(paths) == 1) as progress:
+        if skip_bad:
+            paths = without_bad(paths, progress)
         probabilities = classifier.predict_proba(paths, progress=progress)
     rows = describe(paths, probabilities, list(classifier.classes_), top)
     if as_json:
@@ -63,24 +70,38 @@ def command(
         click.echo("\n".join(lines(rows)))
 
 
-def expand(images: Sequence[str]) -> list[Path]:
-    """Files in the order given, folders and stdin unfolded; all problems of a kind in one error."""
+def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
+    """Files in the order given, folders and stdin unfolded; all problems of a kind in one error.
+
+    skip_bad: missing files stay among them, to be named with the others that cannot be read.
+    """
     from dca.inputs import as_pictures
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
     if not given:
         raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
-    if missing := [name for name in given if not os.path.exists(name)]:
-        raise UserError("no such file or folder", details=missing, hint="check the paths")
+    missing = dict.fromkeys(name for name in given if not os.path.exists(name))
+    if missing and not skip_bad:
+        raise UserError("no such file or folder", details=list(missing), hint="check the paths, or add --skip-bad")
     paths, empty = list[Path](), list[str]()
     for name in given:
         try:
-            paths += [Path(str(picture)) for picture in as_pictures(name)]
+            paths += [Path(name)] if name in missing else [Path(str(picture)) for picture in as_pictures(name)]
         except UserError as error:
             empty.append(error.problem)
     if empty:
         raise UserError("nothing to predict in some folders", details=empty, hint="give images, or folders of them")
     return paths
+
+
+def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
+    """The images that can be read; the others are named on stderr."""
+    from dca.inputs import readable
+
+    good, bad = readable(paths, progress)
+    for line in bad:
+        click.echo(f"skipped {line}", err=True)
+    return good
 
 
 def stdin_lines() -> list[str]:

@@ -114,7 +114,7 @@ def unreadable(faults: Sequence[Unreadable], total: int) -> UserError:
     return UserError(
         f"{len(faults):,} of {total:,} images cannot be read.",
         details=[str(fault) for fault in faults],
-        hint="replace or remove these files; `dca datasets check DATA` lists all of them",
+        hint="replace or remove these files; `dca datasets check DATA` lists all, `dca predict --skip-bad` skips them",
     )
 
 
@@ -203,8 +203,8 @@ def _reason(picture: Picture, error: BaseException) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"more than {(Image.MAX_IMAGE_PIXELS or 0) // 10**6} million pixels (a decompression bomb?)"
     if isinstance(picture, Path):
-        if not picture.exists():
-            return "a broken link" if picture.is_symlink() else "no such file"
+        if not os.path.exists(picture):  # os.path bears names that are too long, a Path does not
+            return "a broken link" if os.path.islink(picture) else "no such file"
         if picture.is_dir():
             return "a folder, not a file"
         if picture.stat().st_size == 0:
