@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml ci/constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/dca demo
+	$(BIN)/dca demo --overwrite
 
 test: lint
 	$(BIN)/python -m pytest -n 2

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dca import plots
+from dca.classifier import Classifier
 from dca.data.dataset import Dataset
 from dca.data.opening import open_image
 from dca.data.sample import load_sample
 from dca.evaluate import Evaluation
 from dca.progress import Progress, silent
-from dca.run import Outcome, Spec, run
+from dca.run import Outcome, Spec, compare, run
 from dca.train import read_metrics
 
 SHOTS = 16
@@ -30,15 +31,25 @@ def demo(
     seed: int = 1,
     device: str = "auto",
     precision: str = "auto",
+    overwrite: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
-    """Fit DCA on the sample and draw what came of it; returns the run's outcome."""
+    """Fit DCA on the sample and draw what came of it; returns the run's outcome.
+
+    A finished demonstration is left as it is, but for pictures that are missing.
+    """
     spec = Spec(data="sample", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=dict(QUICK))
     dataset = load_sample()
-    outcome = run(spec, folder, dataset=dataset, device=device, overwrite=True, progress=progress)
-    assert outcome.zero_shot is not None
-    assert outcome.adapted is not None
-    draw(folder, dataset, outcome.zero_shot, outcome.adapted)
+    outcome = run(spec, folder, dataset=dataset, device=device, overwrite=overwrite, progress=progress)
+    zero_shot, adapted = outcome.zero_shot, outcome.adapted
+    if outcome.classifier is None:
+        if all((folder / name).is_file() for name in (PICTURE, CURVES, GRID)):
+            return outcome
+        model = Classifier.from_pretrained(folder, backbone=backbone, device=device, precision=precision)
+        zero_shot, adapted = compare(model, dataset, progress)
+    assert zero_shot is not None
+    assert adapted is not None
+    draw(folder, dataset, zero_shot, adapted)
     return outcome
 
 

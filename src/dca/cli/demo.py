@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag, running, showing
+from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
 
 
 @click.command()
@@ -15,23 +15,37 @@ from dca.cli.common import emit, json_flag, quiet_flag, running, showing
 )
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides draw and start.")
 @click.option("--backbone", default="mini", show_default=True, help="As for dca fit.")
+@overwrite_flag
 @running
 @quiet_flag
 @json_flag
-def command(output: Path, seed: int, backbone: str, device: str, precision: str, quiet: bool, as_json: bool) -> None:
+def command(
+    output: Path,
+    seed: int,
+    backbone: str,
+    overwrite: bool,
+    device: str,
+    precision: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Fit DCA on pictures drawn by code, with the CLIP inside this package.
 
     Ten classes, 16 pictures each to learn from and 20 to be tested on. Leaves a folder with the
-    model, its metrics, a comparison with zero-shot CLIP and a grid of predictions.
+    model, its metrics, a comparison with zero-shot CLIP and a grid of predictions. A finished one is
+    shown again, an interrupted one continues.
     """
-    from dca.cli.fit import summary
+    from dca.cli.fit import report, resumable
     from dca.demo import CURVES, GRID, PICTURE, demo
 
-    with showing(quiet=quiet) as progress:
-        outcome = demo(output, backbone=backbone, seed=seed, device=device, precision=precision, progress=progress)
+    with resumable(output), showing(quiet=quiet) as progress:
+        outcome = demo(
+            output, backbone=backbone, seed=seed, device=device, precision=precision, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
     if as_json:
         emit(outcome.result)
         return
-    click.echo("\n".join(summary(outcome.result)))
+    report(outcome)
     click.echo(f"look  {output / PICTURE}   {output / GRID}   {output / CURVES}")
     click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder a class")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,27 +92,35 @@ def command(
     dca fit photos/ --hold-out 0.2
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     """
+    from dca.run import run
+
     spec = specify(
         method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
         protocol=protocol, precision=precision,
     )  # fmt: skip
     target = output or default_output(data)
-    outcome = follow(spec, target, device, overwrite, quiet=quiet)
+    with resumable(target), showing(quiet=quiet) as progress:
+        outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
     if as_json:
         emit(outcome.result)
-        return
+    else:
+        report(outcome)
+
+
+def report(outcome: Outcome) -> None:
+    """What came of a run, for people."""
     if outcome.classifier is None:
-        click.echo(f"{target} is finished already; --overwrite fits it again", err=True)
+        click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
     click.echo("\n".join(summary(outcome.result)))
 
 
-def follow(spec: Spec, target: Path, device: str, overwrite: bool, *, quiet: bool) -> Outcome:
-    """Run and show how far it is; an interrupt exits with 130 and says how to go on."""
-    from dca.run import partial_of, run
+@contextmanager
+def resumable(target: Path) -> Iterator[None]:
+    """Make an interrupt exit with 130 and say how to go on."""
+    from dca.run import partial_of
 
     try:
-        with showing(quiet=quiet) as progress:
-            return run(spec, target, device=device, overwrite=overwrite, progress=progress)
+        yield
     except KeyboardInterrupt:
         partial = partial_of(target)
         way_on = f"; the same command continues from {partial}" if partial.exists() else ""
