@@ -156,7 +156,7 @@ def test_nothing_works_before_fit_and_the_error_says_so(clip: CLIP, tmp_path: Pa
 def test_an_unknown_class_in_the_test_data_is_named(model: Classifier):
     with pytest.raises(UserError, match="does not know") as caught:
         model.score(pictures(2), ["fish", "submarine"])
-    assert caught.value.details == ("submarine: 1 images",)
+    assert caught.value.details == ("submarine: 1 image",)
 
 
 def test_a_clone_has_equal_parameters_and_no_fit(model: Classifier):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 
-from dca.errors import MOST_DETAILS, UserError, unknown_name
+from dca.errors import MOST_DETAILS, UserError, counted, unknown_name
 
 
 def test_an_error_reads_as_problem_places_and_way_out():
@@ -27,3 +27,13 @@ def test_the_nearest_name_is_suggested_and_a_far_one_is_not():
     far = str(unknown_name("method", "zzz", ["coop", "dca"]))
     assert "Did you mean" not in far
     assert "one of: coop, dca" in far
+
+
+def test_numbers_nouns_and_verbs_agree():
+    assert counted(0, "image") == "0 images"
+    assert counted(1, "image", "are") == "1 image is"
+    assert counted(1200, "image", "are") == "1,200 images are"
+    assert counted(1, "class", "have", of=3) == "1 of 3 classes has"
+    assert counted(2, "class", "have", of=3) == "2 of 3 classes have"
+    assert counted(1, "row", of=1) == "1 of 1 row"
+    assert counted(1, "image", "lie") == "1 image lies"

@@ -264,6 +264,7 @@ def card(record: Record) -> str:
     results, task = record.results, record.task
     base = record.backbone["source"]
     shots = ", ".join(sorted({str(n) for n in _shots_per_class(record)})) or str(task.shots)
+    images = "training image" if shots == "1" else "training images"
     figures = [
         f"| {label} | {100 * results[key]:.1f} % |"
         for key, label in (("zero_shot_accuracy", "zero-shot CLIP"), ("accuracy", f"this model ({record.method})"))
@@ -279,7 +280,7 @@ def card(record: Record) -> str:
         "",
         f"# {task.dataset or 'Image classifier'}: {len(task.classes)} classes, {record.method} on {Path(base).name}",
         "",
-        f"A few-shot image classifier: {shots} training images a class, seed {task.seed}. The folder holds only what "
+        f"A few-shot image classifier: {shots} {images} a class, seed {task.seed}. The folder holds only what "
         "was learned; the CLIP backbone is found by its name and checked by its hash.",
         *table,
         "",

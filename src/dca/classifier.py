@@ -23,7 +23,7 @@ from dca.data.opening import Picture
 from dca.data.protocols import Mode, training_part
 from dca.data.splits import short_classes
 from dca.device import compute_dtype, require_usable, resolve_device
-from dca.errors import UserError
+from dca.errors import UserError, counted
 from dca.evaluate import Evaluation, evaluation, probabilities
 from dca.inputs import as_dataset, as_pictures, is_one, match_classes, require_learnable
 from dca.methods.base import Method, Task, get_method
@@ -138,7 +138,7 @@ class Classifier:
         if shots is not None and (short := short_classes(dataset, shots)):
             least = min(n for _, n in short)
             raise UserError(
-                f"{len(short)} of {len(dataset.classes)} classes have fewer than {shots} training images",
+                f"{counted(len(short), 'class', 'have', of=len(dataset.classes))} fewer than {shots} training images",
                 details=[f"{name}: {n}" for name, n in short],
                 hint=f"add images, or use --shots {least}" if least else "add images to the empty classes",
             )

@@ -41,6 +41,20 @@ def _rebuild(problem: str, details: Sequence[str], hint: str) -> UserError:
     return UserError(problem, details=details, hint=hint)
 
 
+def counted(n: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
+    """A number, what it counts and the verb that goes with it, given as for many.
+
+    >>> counted(1, "image"), counted(1200, "image", "are"), counted(1, "class", "have", of=3)
+    ('1 image', '1,200 images are', '1 of 3 classes has')
+    """
+    all_of_them = n if of is None else of
+    ending = "" if all_of_them == 1 else "es" if noun.endswith("s") else "s"
+    words = [f"{n:,}" if of is None else f"{n:,} of {of:,}", f"{noun}{ending}"]
+    if verb:
+        words.append({"are": "is", "have": "has"}.get(verb, f"{verb}s") if n == 1 else verb)
+    return " ".join(words)
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UserError:
     """Error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)

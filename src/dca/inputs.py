@@ -16,7 +16,7 @@ from dca.data import load_dataset
 from dca.data.dataset import Dataset, Item
 from dca.data.folder import image_files
 from dca.data.opening import Picture, Unreadable, attempt, unreadable
-from dca.errors import UserError
+from dca.errors import UserError, counted
 from dca.progress import Progress, of_stage
 
 P = TypeVar("P", bound=Picture)
@@ -37,7 +37,8 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
         )
     pictures, labels = _several(X), _labels(y)
     if len(pictures) != len(labels):
-        raise UserError(f"{len(pictures)} pictures but {len(labels)} labels", hint="one label for each picture")
+        found = f"{counted(len(pictures), 'picture')} but {counted(len(labels), 'label')}"
+        raise UserError(found, hint="one label for each picture")
     classes = tuple(sorted(set(labels)))
     if alike := _alike(classes):
         raise UserError("labels that read alike", details=alike, hint="give one class one name")
@@ -106,7 +107,7 @@ def match_classes(dataset: Dataset, classes: Sequence[str]) -> list[Item]:
         return list(items)
     place = {_folded(name): i for i, name in enumerate(classes)}
     used = Counter(dataset.classes[i.label] for i in items)
-    if unknown := [f"{name}: {n} images" for name, n in used.items() if _folded(name) not in place]:
+    if unknown := [f"{name}: {counted(n, 'image')}" for name, n in used.items() if _folded(name) not in place]:
         raise UserError(
             "classes that the model does not know",
             details=unknown,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_pictures import bad_files, class_folders
+from rich.cells import cell_len
 
 from dca.evaluate import calibration_error, evaluation
 
@@ -33,12 +34,26 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
     assert all(name in said.out for name in report["per_class"])
 
 
+def test_eval_keeps_its_columns_for_wide_names(dca: Any, tiny_folder: Path, tmp_path: Path):
+    class_folders(tmp_path / "zoo", ("大熊猫", "cat"), 1)
+    options = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--set", "epochs=1")
+    assert dca("fit", tmp_path / "zoo", *options).code == 0
+    table = dca("eval", tmp_path / "m.dca", tmp_path / "zoo").out.splitlines()[1:]
+    assert len(table) == 2
+    assert len({cell_len(line) for line in table}) == 1
+
+
+def test_one_image_is_no_images(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "one", ("fish",), 1)
+    assert " on 1 image; " in dca("eval", fitted, tmp_path / "one").out
+
+
 def test_images_that_were_trained_on_are_counted(dca: Any, fitted: Path, photos: Path):
     said = dca("eval", fitted, photos / "train", "--json")
     assert said.code == 0
     assert json.loads(said.out)["n"] == 40
     assert said.err.count("\n") == 1
-    assert "trained on 20 of the 40 images" in said.err, "two shots of each of the ten classes"
+    assert "trained on 20 of these images (40 in all)" in said.err, "two shots of each of the ten classes"
     assert "trained on" not in dca("eval", fitted, photos).err
 
 

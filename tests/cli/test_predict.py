@@ -14,6 +14,7 @@ import torch
 from bad_pictures import bad_files
 
 from dca.classifier import Classifier
+from dca.cli.predict import lines
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -33,6 +34,19 @@ def test_predict_prints_a_list_with_exactly_the_promised_keys(dca: Any, fitted: 
         assert [set(best) for best in row["top"]] == [{"label", "probability"}] * 3
         assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
         assert [best["probability"] for best in row["top"]] == sorted(expected, reverse=True)[:3]
+
+
+def test_columns_stand_under_each_other_whatever_the_names():
+    from rich.cells import cell_len
+
+    names = ("大熊猫", "🐶 dog", "cat", "nai\u0308ve")
+    rows = [
+        {"path": f"{name}/1.jpg", "top": [{"label": name, "probability": 0.5}, {"label": "cat", "probability": 0.1}]}
+        for name in names
+    ]
+    first, second = zip(*(line.rsplit(" ", 1)[0].split(" 0.50 ") for line in lines(rows)), strict=True)
+    assert len({cell_len(part) for part in first}) == 1
+    assert len({cell_len(part) for part in second}) == 1
 
 
 def test_top_is_at_most_the_number_of_classes(dca: Any, fitted: Path, photos: Path):

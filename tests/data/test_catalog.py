@@ -135,7 +135,7 @@ def test_check_names_a_deleted_file(mini, name):
     (folder / SPLIT_FILES[name][1] / gone).unlink()
     report = check_public(catalog.get(name), folder)
     finding = next(f for f in report.findings if "missing" in f.what)
-    assert finding.what == f"1 of {catalog.get(name).classes:,} test images are missing"
+    assert finding.what == f"1 of {catalog.get(name).classes:,} test images is missing"
     assert finding.examples == (gone,)
     assert not report.ok
 

@@ -61,24 +61,24 @@ def test_unreadable_images_block(photos):
 
 def test_the_same_file_in_train_and_test_is_a_leak(photos):
     shutil.copy(photos / "train/cat/0.png", photos / "test/cat/copy.png")
-    finding = found(check_folder(photos))["1 test images are the same file as a training or validation image"]
+    finding = found(check_folder(photos))["1 test image is the same file as a training or validation image"]
     assert finding.examples == ("train/cat/0.png ~ test/cat/copy.png",)
 
 
 def test_a_smaller_recompressed_copy_in_test_is_a_leak(photos):
     busy(0).resize((64, 48)).save(photos / "test/cat/small.jpg", quality=70)
-    finding = found(check_folder(photos))["1 test images are nearly the same picture as a training or validation image"]
+    finding = found(check_folder(photos))["1 test image is nearly the same picture as a training or validation image"]
     assert finding.examples == ("train/cat/0.png ~ test/cat/small.jpg",)
 
 
 def test_one_picture_under_two_labels_is_a_conflict(photos):
     shutil.copy(photos / "train/cat/0.png", photos / "train/dog/copy.png")
-    assert "1 pairs of images with different labels are the same file" in found(check_folder(photos))
+    assert "1 image pair is the same file under different labels" in found(check_folder(photos))
 
 
 def test_copies_inside_a_part_are_noted(photos):
     shutil.copy(photos / "train/cat/0.png", photos / "train/cat/copy.png")
-    assert found(check_folder(photos))["1 pairs of images within a part are the same file"].level == "note"
+    assert found(check_folder(photos))["1 image pair is the same file within a part"].level == "note"
 
 
 def test_near_empty_classes_strays_small_and_long_images(photos):
@@ -86,10 +86,10 @@ def test_near_empty_classes_strays_small_and_long_images(photos):
     busy(77, (400, 60)).save(photos / "train/cat/long.png")
     picture().save(photos / "train/loose.png")
     findings = found(check_folder(photos))
-    assert findings["1 of 3 classes have fewer than 4 training images"].examples == ("fox: 1 image",)
-    assert findings["1 images lie beside the class folders and are not used"].examples == ("loose.png",)
-    assert findings["1 images are smaller than 32 px"].examples == ("train/fox/0.png: 32x24",)
-    assert findings["1 images are more than 4 times longer than wide"].examples == ("train/cat/long.png: 400x60",)
+    assert findings["1 of 3 classes has fewer than 4 training images"].examples == ("fox: 1 image",)
+    assert findings["1 image lies unused beside the class folders"].examples == ("loose.png",)
+    assert findings["1 image is smaller than 32 px"].examples == ("train/fox/0.png: 32x24",)
+    assert findings["1 image is more than 4 times longer than wide"].examples == ("train/cat/long.png: 400x60",)
 
 
 def test_a_folder_that_cannot_be_read_is_one_blocker(tmp_path):

@@ -141,7 +141,7 @@ def test_images_without_class_folders(tmp_path):
     picture().save(tmp_path / "x.png")
     with pytest.raises(UserError, match="images but no class folders") as error:
         load_folder(tmp_path)
-    assert "found 1 images directly inside" in str(error.value)
+    assert "found 1 image directly inside" in str(error.value)
 
 
 def test_a_list_among_loose_images_is_pointed_to(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,6 +77,18 @@ def emit(value: Any) -> None:
 def percent(fraction: float | None) -> str:
     """A fraction for people."""
     return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def columns(texts: Iterable[str]) -> int:
+    """How many columns of a terminal the widest of them takes; 大 and 🐶 take two."""
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts))
+
+
+def padded(text: str, width: int) -> str:
+    """The text and spaces, as many columns wide as that."""
+    return text + " " * (width - columns([text]))
 
 
 def bytes_text(count: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import emit, json_flag, quiet_flag, showing
+from dca.errors import counted
 
 if TYPE_CHECKING:
     from dca.data.check import Report
@@ -124,7 +125,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dataset = load_dataset(data, root=root)
     drawn = few_shot(dataset, shots, seed)
     for name, count in short_classes(dataset, shots):
-        click.echo(f"warning: class '{name}' has only {count} images", err=True)
+        click.echo(f"warning: class '{name}' has only {counted(count, 'image')}", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
     record = draw_record(drawn, shots, seed)

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, running, showing
+from dca.cli.common import (
+    backbone_of_model,
+    columns,
+    emit,
+    json_flag,
+    padded,
+    percent,
+    quiet_flag,
+    running,
+    showing,
+)
+from dca.errors import counted
 
 
 @click.command()
@@ -49,15 +60,17 @@ def command(
     with showing(quiet=quiet) as progress:
         report = classifier.evaluate(data, progress=progress)
     if report.trained_on:
-        seen = f"{report.trained_on:,} of the {report.n:,} images"
+        seen = f"{report.trained_on:,} of these images ({report.n:,} in all)"
         click.echo(f"warning: the model was trained on {seen}; accuracy on new ones may be lower", err=True)
     if as_json:
         emit(report.to_dict())
     else:
-        click.echo(f"accuracy {percent(report.accuracy)} on {report.n:,} images; calibration error {report.ece:.3f}")
-        width = max(map(len, report.per_class))
+        click.echo(
+            f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}; calibration error {report.ece:.3f}"
+        )
+        width = columns(report.per_class)
         for name, accuracy in sorted(report.per_class.items(), key=lambda row: row[1]):
-            click.echo(f"  {name:<{width}}  {percent(accuracy):>7}")
+            click.echo(f"  {padded(name, width)}  {percent(accuracy):>7}")
     if min_accuracy is not None and report.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
         ctx.exit(3)

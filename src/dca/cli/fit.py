@@ -22,6 +22,7 @@ from dca.cli.common import (
     seconds_text,
     showing,
 )
+from dca.errors import counted
 
 if TYPE_CHECKING:
     from dca.run import Outcome, Spec
@@ -153,11 +154,13 @@ def summary(result: dict[str, Any]) -> list[str]:
     shots = f"{result['shots']} a class" if result["shots"] else "all of them"
     if result.get("draw"):  # which runs of the first versions do not name
         shots = f"those of {result['draw']}"
-    lines = [f"{result['dataset']}: {result['classes']} classes, {result['images']:,} training images ({shots})"]
+    lines = [
+        f"{result['dataset']}: {result['classes']} classes, {counted(result['images'], 'training image')} ({shots})"
+    ]
     if result["accuracy"] is not None:
         gain = 100 * (result["accuracy"] - result["zero_shot_accuracy"])
         lines += [
-            f"accuracy on {result['test_images']:,} test images",
+            f"accuracy on {counted(result['test_images'], 'test image')}",
             f"  zero-shot CLIP  {percent(result['zero_shot_accuracy']):>7}",
             f"  {result['method']:<14}  {percent(result['accuracy']):>7}   ({gain:+.1f} points)",
         ]
@@ -165,7 +168,7 @@ def summary(result: dict[str, Any]) -> list[str]:
         lines.append("accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)")
     size = bytes_text(result["checkpoint_bytes"])
     lines += [
-        f"trained {result['trained_parameters']:,} parameters in {seconds_text(result['seconds'])}; "
+        f"trained {counted(result['trained_parameters'], 'parameter')} in {seconds_text(result['seconds'])}; "
         f"model {result['model']} ({size})",
         f"next  dca predict {shlex.quote(result['model'])} IMAGE...",
         f"      dca eval {shlex.quote(result['model'])} FOLDER",

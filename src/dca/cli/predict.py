@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, running, showing
+from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, quiet_flag, running, showing
 from dca.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,9 +120,10 @@ def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line an image, in columns."""
-    wide = max(len(row["path"]) for row in rows)
-    label = max(len(best["label"]) for row in rows for best in row["top"])
+    wide = columns(row["path"] for row in rows)
+    label = columns(best["label"] for row in rows for best in row["top"])
     return [
-        f"{row['path']:<{wide}}  " + "   ".join(f"{b['label']:<{label}} {b['probability']:.2f}" for b in row["top"])
+        f"{padded(row['path'], wide)}  "
+        + "   ".join(f"{padded(best['label'], label)} {best['probability']:.2f}" for best in row["top"])
         for row in rows
     ]

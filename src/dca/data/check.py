@@ -12,7 +12,7 @@ from dca.data.dataset import Dataset, Item
 from dca.data.entry import Entry
 from dca.data.opening import Progress, Unreadable, attempt
 from dca.data.splits import few_shot
-from dca.errors import UserError
+from dca.errors import UserError, counted
 
 Level = Literal["blocker", "warning", "note"]
 PARTS = ("train", "val", "test")
@@ -99,7 +99,7 @@ def unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Fin
     if not faults:
         return []
     lines = tuple(f"{dataset.path_of(Item(f.picture, 0))}: {f.reason}" for f in faults)
-    what = f"{len(faults):,} images cannot be read"
+    what = f"{counted(len(faults), 'image')} cannot be read"
     return [Finding("blocker", what, len(faults), lines[:20], "replace or remove these files")]
 
 
@@ -138,7 +138,7 @@ def _missing_images(dataset: Dataset, there: dict[str, list[bool]], draws: Seque
         gone = [dataset.path_of(item) for item, yes in zip(items, there[part], strict=True) if not yes]
         if not gone:
             continue
-        what = f"{len(gone):,} of {len(items):,} {part} images are missing"
+        what = f"{counted(len(gone), f'{part} image', 'are', of=len(items))} missing"
         harmless = part != "test" and len(draws) == len(SHOTS) * len(SEEDS)
         level: Level = "warning" if harmless else "blocker"
         advice = _ENOUGH if harmless else _NOT_ENOUGH
@@ -190,9 +190,10 @@ def _wrong_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
         if a != b
     ]
     if len(dataset.classes) != len(official):
-        wrong.append(f"{len(dataset.classes)} classes, expected {len(official)}")
+        wrong.append(f"{counted(len(dataset.classes), 'class')}, expected {len(official)}")
     advice = "class names decide the prompts; take the official split file"
-    return [Finding("blocker", f"{len(wrong)} classes are wrong", len(wrong), tuple(wrong[:20]), advice)]
+    what = f"{counted(len(wrong), 'class', 'are')} wrong"
+    return [Finding("blocker", what, len(wrong), tuple(wrong[:20]), advice)]
 
 
 def _empty_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
@@ -202,6 +203,6 @@ def _empty_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
         have = Counter(item.label for item in getattr(dataset, part))
         empty = [f"{dataset.keys[y]} ({words})" for y, words in enumerate(dataset.classes) if not have[y]]
         if official and empty:
-            what = f"{len(empty)} of {len(dataset.classes)} classes have no {part} images"
+            what = f"{counted(len(empty), 'class', 'have', of=len(dataset.classes))} no {part} images"
             findings.append(Finding("blocker", what, len(empty), tuple(empty[:MOST_EXAMPLES]), "add their folders"))
     return findings

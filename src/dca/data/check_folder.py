@@ -17,7 +17,7 @@ from dca.data.dataset import Dataset, Item
 from dca.data.folder import hidden, load_folder, split_folders
 from dca.data.opening import Progress, Unreadable, attempt
 from dca.data.table import IMAGE_SUFFIXES
-from dca.errors import UserError
+from dca.errors import UserError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def _pictures(dataset: Dataset, placed: Sequence[_Placed], progress: Progress | 
     for level, what, test, advice in _SHAPES:
         lines = [f"{dataset.path_of(p.item)}: {s.size[0]}x{s.size[1]}" for p, s in readable if test(s.size)]
         if lines:
-            text = f"{len(lines):,} images {what}"
+            text = f"{counted(len(lines), 'image', 'are')} {what}"
             findings.append(Finding(level, text, len(lines), tuple(lines[:MOST_EXAMPLES]), advice))
     return findings
 
@@ -97,10 +97,10 @@ def _look(image: Image.Image) -> _Seen:
 
 
 _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] = (
-    ("note", f"are smaller than {SMALL} px", lambda s: min(s) < SMALL, "larger originals would help"),
+    ("note", f"smaller than {SMALL} px", lambda s: min(s) < SMALL, "larger originals would help"),
     (
         "note",
-        f"are more than {LONG:.0f} times longer than wide",
+        f"more than {LONG:.0f} times longer than wide",
         lambda s: max(s) > LONG * min(s),
         "only the middle of a long image is seen; crop it to the object",
     ),
@@ -122,34 +122,36 @@ def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArra
             kind = "leak" if "test" in (first.part, second.part) and first.part != second.part else "copy"
             kind = "conflict" if first.item.label != second.item.label else kind
             kinds[kind].append(f"{dataset.path_of(first.item)} ~ {dataset.path_of(second.item)}")
-        for kind, (level, what, advice) in _COPIES.items():
+        for kind, (level, noun, where, advice) in _COPIES.items():
             if lines := kinds[kind]:
-                text = what.format(n=f"{len(lines):,}", how=how)
+                text = f"{counted(len(lines), noun, 'are')} {how} {where}"
                 findings.append(Finding(level, text, len(lines), tuple(lines[:MOST_EXAMPLES]), advice))
     return findings
 
 
-_COPIES: dict[str, tuple[Level, str, str]] = {
+_COPIES: dict[str, tuple[Level, str, str, str]] = {
     "conflict": (
         "warning",
-        "{n} pairs of images with different labels are {how}",
+        "image pair",
+        "under different labels",
         "keep each picture in one class only",
     ),
     "leak": (
         "warning",
-        "{n} test images are {how} as a training or validation image",
+        "test image",
+        "as a training or validation image",
         "remove them from one side: the test accuracy will look too good",
     ),
-    "copy": ("note", "{n} pairs of images within a part are {how}", "copies count as one image; remove one of each"),
+    "copy": ("note", "image pair", "within a part", "copies count as one image; remove one of each"),
 }
 
 
 def _few_images(dataset: Dataset) -> list[Finding]:
     have = Counter(item.label for item in dataset.train)
-    few = [f"{dataset.keys[y]}: {n} image{'s' * (n != 1)}" for y, n in sorted(have.items()) if n < FEW]
+    few = [f"{dataset.keys[y]}: {counted(n, 'image')}" for y, n in sorted(have.items()) if n < FEW]
     if not few:
         return []
-    what = f"{len(few)} of {len(dataset.classes)} classes have fewer than {FEW} training images"
+    what = f"{counted(len(few), 'class', 'have', of=len(dataset.classes))} fewer than {FEW} training images"
     return [
         Finding("warning", what, len(few), tuple(few[:MOST_EXAMPLES]), "a class covariance needs at least 2, better 8")
     ]
@@ -161,7 +163,7 @@ def _names(dataset: Dataset) -> list[Finding]:
     if not odd:
         return []
     advice = 'say what it is in English in classnames.json, e.g. {"' + dataset.keys[0] + '": "bike rack"}'
-    text = f"{len(odd)} of {len(dataset.classes)} class names are not words CLIP knows"
+    text = f"{counted(len(odd), 'class name', 'are', of=len(dataset.classes))} not words CLIP knows"
     return [Finding("warning", text, len(odd), tuple(odd[:MOST_EXAMPLES]), advice)]
 
 
@@ -202,5 +204,5 @@ def _strays(path: Path) -> list[Finding]:
     loose = [f.name for f in files if f.suffix.lower() in IMAGE_SUFFIXES]
     if not loose:
         return []
-    text = f"{len(loose):,} images lie beside the class folders and are not used"
+    text = f"{counted(len(loose), 'image', 'lie')} unused beside the class folders"
     return [Finding("note", text, len(loose), tuple(loose[:MOST_EXAMPLES]), "move them into a class folder")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from dca.data.content import sha256_of
 from dca.data.dataset import Dataset, Item
-from dca.errors import UserError
+from dca.errors import UserError, counted
 from dca.files import write_bytes
 
 FORMAT = "dca-draw/1"
@@ -81,7 +81,7 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
     if faults:
         total = len(faults) + sum(map(len, taken.values()))
         raise UserError(
-            f"{path}: {len(faults)} of {total} drawn images are not in {dataset.name} as recorded.",
+            f"{path}: {counted(len(faults), 'drawn image', 'are', of=total)} not in {dataset.name} as recorded.",
             details=faults,
             hint="the draw belongs to another copy or version of the dataset",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dca.data.dataset import Dataset, Item, printable
 from dca.data.table import IMAGE_SUFFIXES, SPLIT_NAMES, Row, has_labels, read_rows
-from dca.errors import UserError
+from dca.errors import UserError, counted
 
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
 _METADATA = ("metadata.csv", "metadata.jsonl")
@@ -124,7 +124,7 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
             hint = f"if {lists[0]} holds the labels, name it instead of the folder: {folder / lists[0]}"
         raise UserError(
             f"{folder} has images but no class folders.",
-            details=[f"expected {folder.name}/<class>/<image>; found {len(loose):,} images directly inside"],
+            details=[f"expected {folder.name}/<class>/<image>; found {counted(len(loose), 'image')} directly inside"],
             hint=hint,
         )
     raise UserError(f"{folder}: no images found.", details=_inventory(folder), hint=hint)
@@ -141,14 +141,14 @@ def _to_learn(path: Path, parts: Mapping[str, Path]) -> _Labelled:
     labelled = {part: _class_folders(folder) for part, folder in parts.items()}
     train = labelled["train"]
     strangers = [
-        f"{part}/{key} ({len(pictures)} images)"
+        f"{part}/{key} ({counted(len(pictures), 'image')})"
         for part, classes in labelled.items()
         for key, pictures in classes.items()
         if pictures and key not in train
     ]
     if strangers:
         raise UserError(
-            f"{path}: {len(strangers)} classes have no folder in train/.",
+            f"{path}: {counted(len(strangers), 'class', 'have')} no folder in train/.",
             details=strangers,
             hint="name the class folders alike in train/ and test/, or add training images",
         )
@@ -199,13 +199,14 @@ def _require_training(root: Path, train: Mapping[str, Sequence[Path]]) -> None:
     """Raise unless there are two classes, all with training images."""
     if empty := [key for key in train if not train[key]]:
         raise UserError(
-            f"{root}: {len(empty)} of {len(train)} classes have no training images.",
+            f"{root}: {counted(len(empty), 'class', 'have', of=len(train))} no training images.",
             details=empty,
             hint="add images to these classes, or remove their folders",
         )
     if len(train) < 2:
+        found = counted(len(next(iter(train.values()))), "image")
         raise UserError(
-            f"{root}: found {len(next(iter(train.values())))} images in 1 class; need at least 2 classes.",
+            f"{root}: found {found} in 1 class; need at least 2 classes.",
             details=[f"the class is '{next(iter(train))}'"],
             hint="put each class into its own folder, e.g. photos/cat/*.jpg and photos/dog/*.jpg",
         )
@@ -227,7 +228,7 @@ def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
         seen.setdefault(folded, key)
     if clashes:
         raise UserError(
-            f"{root}: {len(clashes)} class names are empty, unreadable or not distinct.",
+            f"{root}: {counted(len(clashes), 'class name', 'are')} empty, unreadable or not distinct.",
             details=clashes,
             hint="rename or merge the folders, or give each its own words in classnames.json",
         )
@@ -246,7 +247,8 @@ def _read_names(path: Path) -> Mapping[str, str]:
     if not isinstance(names, dict):
         raise UserError(f"{path}: expected {expected}.")
     if wrong := [f"{key}: {value!r}" for key, value in names.items() if not isinstance(value, str)]:
-        raise UserError(f"{path}: {len(wrong)} names are not text.", details=wrong, hint=f"write {expected}")
+        found = counted(len(wrong), "name", "are")
+        raise UserError(f"{path}: {found} not text.", details=wrong, hint=f"write {expected}")
     return names
 
 

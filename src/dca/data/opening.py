@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dca.data.dataset import printable
-from dca.errors import UserError
+from dca.errors import UserError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +112,7 @@ def in_order(
 def unreadable(faults: Sequence[Unreadable], total: int) -> UserError:
     """The one error for all pictures that could not be read."""
     return UserError(
-        f"{len(faults):,} of {total:,} images cannot be read.",
+        f"{counted(len(faults), 'image', of=total)} cannot be read.",
         details=[str(fault) for fault in faults],
         hint="replace or remove these files; `dca datasets check DATA` lists all, `dca predict --skip-bad` skips them",
     )

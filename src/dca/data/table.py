@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dca.errors import UserError
+from dca.errors import UserError, counted
 
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "class", "category", "label_name", "class_name", "target")
@@ -61,7 +61,7 @@ def read_rows(table: Path) -> list[Row]:
         rows.append(row)
     if faults:
         raise UserError(
-            f"{table}: {len(faults)} of {len(records)} rows cannot be used.",
+            f"{table}: {counted(len(faults), 'row', of=len(records))} cannot be used.",
             details=faults,
             hint="correct or remove these lines; paths are relative to the folder of the list",
         )
@@ -141,7 +141,7 @@ def _csv_records(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if skip:
             skip = False
         elif not needed <= len(cells) <= len(columns):
-            found = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+            found = counted(len(cells), "cell")
             yield reader.line_num, {"fault": f"{found}, expected {len(columns)}: {delimiter.join(cells)[:60]}"}
         else:
             cells += [""] * (len(columns) - len(cells))
