@@ -33,8 +33,8 @@ def resolve_device(name: str) -> torch.device:
 def _no_cuda() -> str:
     """Why there is no CUDA device."""
     if torch.version.cuda is None:
-        return "no CUDA device here: this build of torch has no CUDA"
-    return "no CUDA device here: torch finds no NVIDIA GPU with a working driver"
+        return "no CUDA device here (this build of torch has no CUDA)"
+    return "no CUDA device here (torch finds no GPU with a working driver)"
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
