@@ -29,7 +29,7 @@ from dca.data.dataset import Dataset
 from dca.errors import UserError
 from dca.files import digest_of
 from dca.inputs import as_dataset
-from dca.methods.base import all_methods
+from dca.methods.base import all_methods, get_method
 from dca.run import Spec, run
 
 SHOTS = 16
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("data", nargs="+")
     parser.add_argument("--method", action="append", help="repeatable; all unless given")
     parser.add_argument("--seed", action="append", type=int, help="repeatable; 1 unless given")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every method that has a use for it")
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
@@ -149,9 +149,10 @@ def main() -> int:
     jobs = []
     for data in chosen.data:
         for method in chosen.method or all_methods():
+            heeded = {k: v for k, v in common.items() if k not in get_method(method).unused()}
             tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
             for settings in tried:
-                pairs = tuple({**settings, **common}.items())
+                pairs = tuple({**settings, **heeded}.items())
                 jobs += [Job(data, method, s, chosen.backbone, pairs, chosen.trials) for s in chosen.seed or [1]]
     rows = carried_out(jobs, chosen.out, chosen.device, chosen.jobs)
     if chosen.json:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,23 @@ def test_a_model_without_training_is_saved_and_loaded_too(sample: Dataset, clip:
     loaded = Classifier.from_pretrained(tmp_path / "zero.dca", backbone=clip)
     given = [item.picture for item in sample.test[:4]]
     assert (loaded.predict_proba(given) == plain.predict_proba(given)).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "old"),
+    [("gda", {}, {"epochs": 50, "optimizer": "adam"}), ("coop", {"epochs": 1, "n_tokens": 2}, {"phrase": ""})],
+)
+def test_options_that_earlier_versions_saved_are_still_read(
+    sample: Dataset, clip: CLIP, tmp_path: Path, method: str, settings: dict[str, Any], old: dict[str, Any]
+):
+    fitted = Classifier(method, shots=1, backbone=clip, **settings).fit(sample)
+    fitted.save_pretrained(tmp_path / "m.dca")
+    config = json.loads((tmp_path / "m.dca" / "config.json").read_text())
+    config["options"] |= old
+    (tmp_path / "m.dca" / "config.json").write_text(json.dumps(config))
+    loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
+    given = [item.picture for item in sample.test[:4]]
+    assert (loaded.predict_proba(given) == fitted.predict_proba(given)).all()
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,15 @@ from dca.clip import CLIP
 from dca.data.cache import FeatureCache
 from dca.data.dataset import Dataset
 from dca.evaluate import calibration_error, evaluation, probabilities
-from dca.methods.base import Task, all_methods
+from dca.methods.base import Task, all_methods, get_method
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 
 
 @pytest.fixture(scope="module", params=["zero_shot", "coop", "linear_probe", "gda", "dca"])
 def model(request: pytest.FixtureRequest, sample: Dataset) -> Classifier:
-    return Classifier(request.param, seed=3, backbone=make_clip(), **SHORT).fit(sample)
+    recipe = SHORT if get_method(request.param).trains_on != "nothing" else {}
+    return Classifier(request.param, seed=3, backbone=make_clip(), **recipe).fit(sample)
 
 
 def test_stored_features_give_the_same_probabilities(model: Classifier, sample: Dataset, tmp_path: Path) -> None:

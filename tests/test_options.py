@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dca import options
+from dca.clip import CLIP
 from dca.errors import UserError
 from dca.options import opt
 
@@ -41,6 +42,8 @@ class Some:
         ("way=right", {"way": "right"}),
         ("words=a photo, a drawing", {"words": ("a photo", "a drawing")}),
         ("words=", {"words": ()}),
+        ("words=none", {"words": ()}),
+        ('words=["none"]', {"words": ("none",)}),
         ('words=["a {}, a pet.", "b"]', {"words": ("a {}, a pet.", "b")}),
         ("sizes=[1, 2]", {"sizes": (1, 2)}),
         ("sizes=1,2", {"sizes": (1, 2)}),
@@ -64,6 +67,39 @@ def test_all_problems_of_a_command_line_are_in_one_error():
     assert len(caught.value.details) == 5
     for part in ("Did you mean 'count'?", "rate=fast: a number", "not key=value", "true or false", "sizes=1,x"):
         assert part in details
+
+
+def test_an_error_says_where_to_look_the_options_up_and_keeps_a_better_way_out():
+    for line in (["rate=fast"], ["rate=2"], ["cuont=3"]):
+        with pytest.raises(UserError) as caught:
+            options.parse(Some, line, hint="see the list")
+        assert caught.value.hint == "see the list"
+    with pytest.raises(UserError) as caught:
+        options.from_dict(Some, {"cuont": 3})
+    assert caught.value.hint.startswith("known: count, rate"), "where there is no list to look at"
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "allowed"),
+    [
+        ("count", "auto", "at least 1"),
+        ("rate", "0.5", "0 to 1"),
+        ("way", "left", "left|right"),
+        ("words", "none", ""),
+        ("hint", "none", ""),
+        ("ending", "(empty)", ""),
+        ("two", '["a", "b"]', ""),
+    ],
+)
+def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: str):
+    @dataclass(frozen=True, kw_only=True)
+    class More(Some):
+        hint: str | None = opt(None, "a word to start from; none: random")
+        ending: str = opt("", "what stands behind it")
+        two: tuple[str, ...] = opt(("a", "b"), "some more words")
+
+    row = next(row for row in options.describe(More) if row["name"] == name)
+    assert (options.shown(row), options.limits(row)) == (default, allowed)
 
 
 def test_all_values_out_of_range_are_in_one_error():
@@ -123,3 +159,41 @@ def test_every_option_of_every_method_has_help_and_an_origin():
         described = options.describe(method.Options)
         assert {row["name"] for row in described} == {f.name for f in dataclasses.fields(method.Options)}
         assert all(row["help"] and row["source"] for row in described)
+
+
+def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
+    from dca.methods.base import Task, all_methods
+
+    task = Task(classes=("cat", "dog"), shots=1)
+    for method in all_methods().values():
+        for row in options.describe(method.Options):
+            for word in ("none", "auto"):
+                if f"{word}:" in row["help"] and row["name"] not in method.unused():
+                    chosen = method.choose([f"{row['name']}={word}"])
+                    assert getattr(chosen, row["name"]) in (None, ()), f"{method.name}: {row['name']}={word}"
+                    method.build(clip, task, chosen)
+
+
+def test_options_of_the_loop_are_refused_where_no_loop_trains():
+    from dca.methods.base import get_method
+
+    gda, coop = get_method("gda"), get_method("coop")
+    with pytest.raises(UserError, match="gda is not trained in steps") as caught:
+        gda.choose(["epochs=50", "views=2", "momentum=0.5"])
+    assert caught.value.details == ("epochs=50", "momentum=0.5")
+    assert "dca methods show gda" in caught.value.hint
+    with pytest.raises(UserError, match="epochs=50"):
+        gda.choose({"epochs": 50})
+    assert gda.choose({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
+    assert coop.choose(["epochs=50"]).epochs == 50
+    assert coop.unused() == []
+    assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused())
+
+
+def test_an_error_of_a_method_names_it_in_the_way_out():
+    from dca.methods.base import get_method
+
+    for line in ("epochs=abc", "epochs=-1", "epocs=3"):
+        with pytest.raises(UserError) as caught:
+            get_method("coop").choose([line])
+        assert caught.value.hint == "`dca methods show coop` lists the options and their limits"

@@ -12,7 +12,7 @@ from dca.classifier import Classifier
 from dca.data import protocols
 from dca.data.dataset import Dataset
 from dca.errors import UserError
-from dca.methods.base import Task, all_methods
+from dca.methods.base import Task, all_methods, get_method
 from dca.methods.dca import DCA
 from dca.transfer import retargeted, run_task
 
@@ -26,7 +26,8 @@ def halves(sample: Dataset) -> protocols.Task:
 
 
 def short(name: str, **options: object) -> Classifier:
-    return Classifier(name, seed=1, backbone=make_clip(), **{**SHORT, **options})
+    recipe = SHORT if get_method(name).trains_on != "nothing" else {}
+    return Classifier(name, seed=1, backbone=make_clip(), **{**recipe, **options})
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from dca import checkpoint, options
+from dca import checkpoint
 from dca.clip import CLIP
 from dca.data.cache import FeatureCache
 from dca.data.content import sha256_of
@@ -112,7 +112,7 @@ class Classifier:
         """Learn from all training images of `dataset`, in their order: what `draw` gave in this mode."""
         require_learnable(dataset)
         kind = get_method(self.method)
-        chosen = options.from_dict(kind.Options, self.settings)
+        chosen = kind.choose(self.settings)
         method = kind.build(self._clip(), task_of(dataset, _whole("seed", self.seed, 0), mode), chosen)
         with shown(progress) as told:
             images = self._read(dataset, method.clip, told)

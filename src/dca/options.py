@@ -7,7 +7,7 @@ import json
 import math
 import numbers
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dca.errors import UserError, unknown_name
@@ -45,7 +45,7 @@ def check(options: Any) -> None:
             if isinstance(number, int | float) and (fault := _fault(number, meta["low"], meta["high"])):
                 problems.append(f"{field.name}={number}: {fault}")
     if problems:
-        raise UserError("options out of range", details=problems, hint="see `dca methods show NAME` for the limits")
+        raise UserError("options out of range", details=problems)
 
 
 def _fault(number: float, low: float | None, high: float | None) -> str:
@@ -58,8 +58,11 @@ def _fault(number: float, low: float | None, high: float | None) -> str:
     return f"at most {highest}" if highest is not None and number > highest else ""
 
 
-def parse(cls: type[T], pairs: Iterable[str]) -> T:
-    """Options from `key=value` texts; all unknown names and unreadable values in one error."""
+def parse(cls: type[T], pairs: Iterable[str], *, hint: str = "") -> T:
+    """Options from `key=value` texts; all unknown names and unreadable values in one error.
+
+    hint: where the options and their limits can be looked up, for errors that know no better way out.
+    """
     types_of, values, problems = get_type_hints(cls), dict[str, Any](), []
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for pair in pairs:
@@ -74,13 +77,14 @@ def parse(cls: type[T], pairs: Iterable[str]) -> T:
                 values[name] = _convert(text.strip(), types_of[name])
             except ValueError as error:
                 problems.append(f"{name}={text}: {error}")
-    if problems:
-        raise UserError("options that cannot be used", details=problems, hint=f"known: {', '.join(names)}")
-    return cls(**values)
+    return _made(cls, values, problems, hint)
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Options from a mapping, e.g. JSON that `dataclasses.asdict` wrote; wrong names and types in one error."""
+def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: str = "") -> T:
+    """Options from a mapping, e.g. JSON that `dataclasses.asdict` wrote; wrong names and types in one error.
+
+    hint: as for `parse`.
+    """
     types_of, problems, taken = get_type_hints(cls), [], {}
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for name, value in values.items():
@@ -90,9 +94,18 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
         taken[name] = _plain(value)
         if not _fits(taken[name], types_of[name]):
             problems.append(f"{name}={value!r}: {_kind_name(types_of[name])} expected")
+    return _made(cls, taken, problems, hint)
+
+
+def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: str) -> T:
+    """The options, or one error for the problems found so far, or else for what the options say of themselves."""
     if problems:
-        raise UserError("options that cannot be used", details=problems, hint=f"known: {', '.join(names)}")
-    return cls(**taken)
+        known = ", ".join(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+        raise UserError("options that cannot be used", details=problems, hint=hint or f"known: {known}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(error.problem, details=error.details, hint=error.hint or hint) from None
 
 
 def _plain(value: Any) -> Any:
@@ -129,7 +142,8 @@ def _convert(text: str, kind: Any) -> Any:
             return None
         return _convert(text, next(k for k in inner if k is not type(None)))
     if origin is tuple:
-        return tuple(_convert(part, inner[0]) for part in _parts(text))
+        # The word itself can still be had as ["none"].
+        return () if text.lower() in NONE else tuple(_convert(part, inner[0]) for part in _parts(text))
     if kind is bool:
         if text.lower() in TRUE | FALSE:
             return text.lower() in TRUE
@@ -170,3 +184,27 @@ def describe(cls: type[Any]) -> list[dict[str, Any]]:
         for field in fields
         if "help" in field.metadata
     ]
+
+
+def limits(option: Mapping[str, Any]) -> str:
+    """What a row of `describe` allows, for people; empty where everything is.
+
+    >>> limits({"choices": [], "low": 0, "high": 1}), limits({"choices": ["a", "b"], "low": None, "high": None})
+    ('0 to 1', 'a|b')
+    """
+    low, high = option["low"], option["high"]
+    if option["choices"]:
+        return "|".join(option["choices"])
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
+
+
+def shown(option: Mapping[str, Any]) -> str:
+    """The default of a row of `describe`, for people; one that says nothing reads as the help calls it."""
+    default = option["default"]
+    if default is None or default == ():
+        return "none" if "none:" in option["help"] or default == () else "auto"
+    if isinstance(default, tuple):
+        return json.dumps(default, ensure_ascii=False)
+    return str(default) or "(empty)"

@@ -159,6 +159,8 @@ def test_a_file_name_that_is_no_text_does_no_harm(dca: Any, few: Path, tiny_fold
         (["--set", "alpha=nan", "--set", "beta=inf"], ["alpha=nan: a finite", "beta=inf: a finite"]),
         (["--set", "batch_size=99999999999999999999"], ["batch_size", "at most"]),
         (["--set", "epochs"], ["'epochs' is not key=value"]),
+        (["--method", "gda", "--set", "epochs=50"], ["gda is not trained in steps", "epochs=50", "methods show gda"]),
+        (["--method", "coop", "--set", "epochs=abc"], ["epochs=abc: a whole number", "`dca methods show coop`"]),
         (["--set", "test_metric=mahalanobi"], ["test_metric=mahalanobi: one of mahalanobis"]),
         (["--set", "recipe=paper"], ["no values for the dataset 'few'", "recipe=own"]),
         (["--backbone", "vit-b-61"], ["unknown backbone 'vit-b-61'", "Did you mean 'vit-b-16'?"]),

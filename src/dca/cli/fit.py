@@ -131,12 +131,11 @@ def resumable(target: Path) -> Iterator[None]:
 
 def specify(method: str, settings: tuple[str, ...], **rest: Any) -> Spec:
     """The specification that the arguments ask for, with the options that differ from their defaults."""
-    from dca import options
     from dca.methods.base import get_method
     from dca.run import Spec
 
     kind = get_method(method)
-    given, default = options.parse(kind.Options, settings), kind.Options()
+    given, default = kind.choose(settings), kind.Options()
     changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(default, k)}
     return Spec(method=kind.name, options=changed, **rest)
 

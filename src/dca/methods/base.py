@@ -7,7 +7,7 @@ import importlib
 import logging
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import entry_points
@@ -147,6 +147,30 @@ class Method(nn.Module, ABC):
         self.options = chosen
         for name in self.results:
             self.register_buffer(name, None)
+
+    @classmethod
+    def choose(cls, given: Mapping[str, Any] | Iterable[str]) -> Any:
+        """Options from values by name or from `key=value` texts. Raises for those that would have no effect."""
+        hint = f"`dca methods show {cls.name}` lists the options and their limits"
+        read = options.from_dict if isinstance(given, Mapping) else options.parse
+        chosen: Recipe = read(cls.Options, given, hint=hint)  # type: ignore[arg-type]
+        default = cls.Options()
+        idle = [name for name in cls.unused() if getattr(chosen, name) != getattr(default, name)]
+        if idle:
+            raise UserError(
+                f"{cls.name} is not trained in steps: these options would have no effect",
+                details=[f"{name}={getattr(chosen, name)}" for name in idle],
+                hint=f"leave them out; {hint}",
+            )
+        return chosen
+
+    @classmethod
+    def unused(cls) -> list[str]:
+        """Options of the recipe that mean nothing where no loop trains; what a method redefines has a meaning."""
+        if cls.trains_on != "nothing":
+            return []
+        recipe = dataclasses.fields(Recipe)
+        return [field.name for field in dataclasses.fields(cls.Options) if any(field is one for one in recipe)]
 
     @classmethod
     def build(cls, clip: CLIP, task: Task, chosen: Any) -> Self:

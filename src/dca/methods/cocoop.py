@@ -37,7 +37,7 @@ class CoCoOpOptions(Recipe):
     epochs: int = opt(10, "passes over the few-shot images", low=0, source="paper, 16 shots")
     batch_size: int = opt(1, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
-    phrase: str = opt("a photo of a", "words the context starts from; none: random", source="paper")
+    phrase: str | None = opt("a photo of a", "words the context starts from; none: random", source="paper")
     n_tokens: int = opt(4, "M, learned tokens where no phrase is given", low=1, high=1024, source="paper")
     reduction: int = opt(16, "h narrows the image feature by this factor", low=1, source="paper")
     suffix: str = opt(".", "text behind the class name", source="CoOp's code")

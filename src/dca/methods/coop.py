@@ -41,7 +41,7 @@ class CoOpOptions(TextHeadOptions):
     batch_size: int = opt(32, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
     n_tokens: int = opt(16, "M, learned tokens; a phrase decides for itself", low=1, high=1024, source="paper")
-    phrase: str = opt("", "words the context starts from; none: random", source="paper")
+    phrase: str | None = opt(None, "words the context starts from; none: random", source="paper")
     contexts: str = opt(
         "unified", "shared by the classes, or one a class", choices=("unified", "class"), source="paper"
     )

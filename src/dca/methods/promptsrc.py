@@ -55,7 +55,7 @@ class PromptSRCOptions(TextHeadOptions):
     epochs: int = opt(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
     batch_size: int = opt(4, "images a step", low=1, source="paper")
     learning_rate: float | None = opt(0.0025, "rate after warm-up; none: from the gradient", low=0, source="paper")
-    phrase: str = opt("a photo of a", "words the first text tokens start from; none: random", source="paper")
+    phrase: str | None = opt("a photo of a", "words the first text tokens start from; none: random", source="paper")
     text_tokens: int = opt(4, "text tokens a block where no phrase is given", low=1, high=1024, source="paper")
     visual_tokens: int = opt(4, "visual tokens a block", low=0, high=4096, source="paper")
     depth: int = opt(9, "blocks with tokens of their own, in each tower at most all", low=1, source="paper")
