@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
+
+import pytest
 
 
 def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
@@ -10,12 +13,28 @@ def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
     rows = {row["name"]: row for row in json.loads(said.out)}
     assert {"dca", "zero_shot"} <= set(rows)
     for row in rows.values():
-        assert {"name", "paper", "trains_on", "trained_parameters", "summary"} == set(row)
+        assert {"name", "paper", "trains_on", "learns_from", "trained_parameters", "summary"} == set(row)
         assert row["trains_on"] in ("images", "features", "nothing")
         assert row["paper"]
     assert rows["zero_shot"]["trained_parameters"] == 0
     listed = dca("methods").out
     assert all(name in listed for name in rows)
+    assert all(row["summary"].split(",")[0].rstrip(".") in listed for row in rows.values())
+
+
+def test_the_listing_says_what_the_docs_say_a_method_learns_from(dca: Any):
+    lines = [line.split() for line in dca("methods").out.splitlines()]
+    under = {line[0]: " ".join(after) for line, after in pairwise(lines) if line}
+    assert under["linear_probe"] == "learns from frozen features, solved: 51,300 values"
+    assert under["gda"] == "nothing is trained"
+    assert under["dca"] == "learns from images: 21,504 values"
+    assert "learns from: frozen features, solved" in dca("methods", "show", "linear_probe").out
+
+
+def test_the_listing_keeps_to_the_width_of_the_terminal(dca: Any, monkeypatch: pytest.MonkeyPatch):
+    for columns in (70, 80, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, dca("methods").out.splitlines())) <= min(columns, 100)
 
 
 def test_dca_trains_21504_values_on_vit_b_16(dca: Any):
@@ -30,6 +49,30 @@ def test_show_lists_every_option_with_its_help(dca: Any):
     for option in options:
         assert f"  {option['name']} = " in text
         assert option["help"] in text
+
+
+def test_show_prints_limits_choices_and_defaults_that_are_empty(dca: Any):
+    text = dca("methods", "show", "coop").out
+    for part in ("epochs = auto  [at least 0]", "momentum = 0.9  [0 to 1]", "position = end  [end|middle|front]"):
+        assert part in text
+    assert "phrase = none\n" in text
+    assert "templates = none\n" in dca("methods", "show", "gda").out
+
+
+def test_show_leaves_out_what_has_no_effect(dca: Any):
+    for name in ("linear_probe", "gda"):
+        listed = {option["name"] for option in json.loads(dca("methods", "show", name, "--json").out)["options"]}
+        assert not {"epochs", "optimizer", "momentum"} & listed
+        text = dca("methods", "show", name).out
+        assert "momentum = " not in text
+        assert "not trained in steps" in text
+    assert "not trained in steps" not in dca("methods", "show", "coop").out
+
+
+def test_a_method_without_show_is_answered_with_the_command(dca: Any):
+    said = dca("methods", "CoOp")
+    assert said.code == 2
+    assert "fix: dca methods show coop" in said.err
 
 
 def test_json_before_show_counts_too(dca: Any):

@@ -31,8 +31,12 @@ class Group(click.Group):
         """The command named by the first argument."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], known)
+            raise unknown_name("command", args[0], known, hint=self.way_out(args[0]))
         return super().resolve_command(ctx, args)
+
+    def way_out(self, name: str) -> str:
+        """What an unknown command probably meant, where that is no other command of the group."""
+        return ""
 
 
 def running(function: F) -> F:

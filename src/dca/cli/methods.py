@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
 
 from dca.cli.common import Group, emit, json_flag
 
+WIDEST = 100
 
-@click.group(cls=Group, invoke_without_command=True)
+
+class Methods(Group):
+    """The group, which knows that a method's name alone asks to be shown."""
+
+    def way_out(self, name: str) -> str:
+        """`dca methods coop` -> dca methods show coop."""
+        from dca.errors import UserError
+        from dca.methods.base import get_method
+
+        try:
+            return f"dca methods show {get_method(name).name}"
+        except UserError:
+            return super().way_out(name)
+
+
+@click.group(cls=Methods, invoke_without_command=True)
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the methods; `dca methods show NAME` explains one and its options."""
+    """List the methods; `dca methods show NAME` explains one and its options.
+
+    \b
+    dca methods                              what there is to choose from
+    dca methods show coop                    its equations, options, limits and paper
+    dca fit photos/ --method coop            learn with it
+    """
     if ctx.invoked_subcommand is not None:
         return
     from dca.methods.base import all_methods
@@ -22,11 +47,20 @@ def command(ctx: click.Context, as_json: bool) -> None:
     rows = [summary(method) for method in all_methods().values()]
     if as_json:
         emit(rows)
-        return
-    width = max(len(row["name"]) for row in rows)
+    else:
+        click.echo("\n".join(listing(rows, shutil.get_terminal_size((WIDEST, 24)).columns)))
+
+
+def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
+    """What each method is and, under that, what it learns from and how much."""
+    margin = max(len(row["name"]) for row in rows) + 2
+    look: Any = {"width": max(min(columns, WIDEST), margin + 30), "subsequent_indent": " " * margin}
+    lines = []
     for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['trains_on']:<8}  {row['trained_parameters']:>10,}  {row['paper']}")
-    click.echo("\ncolumns: name, what it trains on, trained parameters on ViT-B/16 with 100 classes, paper")
+        trained, learns = row["trained_parameters"], row["learns_from"]
+        lines += textwrap.wrap(row["summary"].rstrip("."), initial_indent=f"{row['name']:<{margin}}", **look)
+        lines.append(" " * margin + (f"learns from {learns}: {trained:,} values" if trained else learns))
+    return [*lines, "", "values: trained ones on ViT-B/16 with 100 classes", "dca methods show NAME: paper and options"]
 
 
 @command.command("show")
@@ -34,24 +68,30 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @json_flag
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Explain one method: its equations, its options and their defaults."""
-    import sys
+    """Explain one method: its equations, its options, their limits and defaults.
 
+    \b
+    dca methods show dca
+    dca methods show tip-adapter --json
+    """
     from dca.methods.base import get_method
     from dca.methods.shape import summary
-    from dca.options import describe
+    from dca.options import describe, limits, shown
 
     method = get_method(name)
-    row: dict[str, Any] = {**summary(method), "options": describe(method.Options)}
+    listed = [option for option in describe(method.Options) if option["name"] not in method.unused()]
+    row: dict[str, Any] = {**summary(method), "options": listed}
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
         return
     click.echo(sys.modules[method.__module__].__doc__ or method.__doc__)
     click.echo(f"paper: {row['paper']}")
-    click.echo(f"trains on: {row['trains_on']}")
+    click.echo(f"learns from: {row['learns_from']}")
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")
-    for option in row["options"]:
-        choices = f" [{'|'.join(option['choices'])}]" if option["choices"] else ""
-        default = "auto" if option["default"] is None else option["default"]
-        click.echo(f"  {option['name']} = {default}{choices}\n      {option['help']} ({option['source']})")
+    for option in listed:
+        allowed = limits(option)
+        click.echo(f"  {option['name']} = {shown(option)}{f'  [{allowed}]' if allowed else ''}")
+        click.echo(f"      {option['help']} ({option['source']})")
+    if method.unused():
+        click.echo("  (no epochs, batches or rates: it is not trained in steps)")

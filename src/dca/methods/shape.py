@@ -25,22 +25,28 @@ def trained_on(
 
 def summary(method: type[Method]) -> dict[str, Any]:
     """A method's row in the tables."""
+    trained = trained_on(method)
     return {
         "name": method.name,
         "paper": method.paper,
         "trains_on": method.trains_on,
-        "trained_parameters": trained_on(method),
+        "learns_from": learns_from(method, trained),
+        "trained_parameters": trained,
         "summary": (method.__doc__ or "").splitlines()[0],
     }
+
+
+def learns_from(method: type[Method], trained: int) -> str:
+    """What a method takes its trained values from; `trains_on` only says what the loop hands it."""
+    if method.trains_on == "nothing":
+        return "frozen features, solved" if trained else "nothing is trained"
+    return "frozen features" if method.trains_on == "features" else method.trains_on
 
 
 def table(methods: Iterable[type[Method]]) -> str:
     """Markdown: one row a method, with what it learns and from what."""
     lines = ["| method | what it is | learns from | trained values | paper |", "|---|---|---|---:|---|"]
     for row in map(summary, methods):
-        learns = "frozen features" if row["trains_on"] == "features" else row["trains_on"]
-        if learns == "nothing":
-            learns = "frozen features, solved" if row["trained_parameters"] else "nothing is trained"
-        what = row["summary"].rstrip(".")
+        what, learns = row["summary"].rstrip("."), row["learns_from"]
         lines.append(f"| `{row['name']}` | {what} | {learns} | {row['trained_parameters']:,} | {row['paper']} |")
     return "\n".join(lines)
