@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import doctest
 import pickle
+from types import ModuleType
 
+import pytest
+
+from dca import errors, options
 from dca.errors import MOST_DETAILS, UserError, counted, unknown_name
 
 
@@ -37,3 +42,12 @@ def test_numbers_nouns_and_verbs_agree():
     assert counted(2, "class", "have", of=3) == "2 of 3 classes have"
     assert counted(1, "row", of=1) == "1 of 1 row"
     assert counted(1, "image", "lie") == "1 image lies"
+
+
+def test_a_name_that_shares_a_few_letters_is_not_suggested():
+    assert "Did you mean" not in str(unknown_name("dataset", "nofolder", ["oxford_flowers", "dtd"]))
+
+
+@pytest.mark.parametrize("module", [errors, options])
+def test_examples_of_the_ground_are_true(module: ModuleType):
+    assert doctest.testmod(module).failed == 0

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 MOST_DETAILS = 20
+# Share of letters that two names must have in common for the one to be a slip of the other.
+CLOSE = 0.6
 
 
 class UserError(Exception):
@@ -55,9 +57,18 @@ def counted(n: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
     return " ".join(words)
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is spelled most like this one; empty if none is close.
+
+    >>> nearest("photoz", ["photos", "oxford_flowers"]), nearest("nofolder", ["photos", "oxford_flowers"])
+    ('photos', '')
+    """
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UserError:
     """Error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    guess = f" Did you mean '{nearest[0]}'?" if nearest else ""
+    close = nearest(name, known)
+    guess = f" Did you mean '{close}'?" if close else ""
     return UserError(f"unknown {kind} '{name}'.{guess}", hint=hint or f"one of: {', '.join(known)}")

@@ -301,12 +301,36 @@ def test_unknown_and_unplaced_names(monkeypatch, tmp_path):
     monkeypatch.delenv("DCA_DATA", raising=False)
     with pytest.raises(UserError, match="Did you mean 'eurosat'"):
         load_dataset("eurosatt")
-    with pytest.raises(UserError, match="No data root was given"):
+    with pytest.raises(UserError, match="where is EuroSAT") as error:
         load_dataset("eurosat")
+    assert "path of its folder" in error.value.hint
+    assert "DCA_DATA=DIR, the folder that holds eurosat/" in error.value.hint
     with pytest.raises(UserError, match="no folder eurosat/ here"):
         load_dataset("eurosat", root=tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         load_dataset(tmp_path / "none")
+
+
+def test_a_mistyped_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch):
+    for name in ("photos", "zebra", *(f"{n:02}" for n in range(9))):
+        (tmp_path / name).mkdir()
+    (tmp_path / "labels.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    for typed, meant in (
+        ("photoz", "photos"),
+        ("./photoz", "photos"),
+        ("photoz/", "photos"),
+        ("label.csv", "labels.csv"),
+    ):
+        with pytest.raises(UserError, match=f"Did you mean '{meant}'"):
+            load_dataset(typed)
+    with pytest.raises(UserError, match=f"Did you mean '{tmp_path / 'photos'}'"):
+        load_dataset(tmp_path / "photso")
+    for typed in ("nofolder", "./nofolder"):
+        with pytest.raises(UserError) as error:
+            load_dataset(typed)
+        assert "Did you mean" not in str(error.value)
+    assert error.value.details == ("beside it: 00, 01, 02, 03, 04, 05, 06, 07 ...",)
 
 
 @pytest.mark.parametrize("spelling", ["Flowers102", "oxford-flowers", "OxfordFlowers", "flowers"])

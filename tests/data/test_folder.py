@@ -133,8 +133,8 @@ def test_class_names_equal_up_to_case_or_unicode_form_are_listed_together(tmp_pa
 
 def test_missing_folder_names_its_neighbours(tmp_path):
     make_folder(tmp_path / "photos", {"a": 1})
-    with pytest.raises(UserError, match="folders beside it: photos"):
-        load_folder(tmp_path / "photo")
+    with pytest.raises(UserError, match="beside it: photos"):
+        load_folder(tmp_path / "holiday")
 
 
 def test_images_without_class_folders(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from dca.data import catalog
 from dca.data.dataset import Dataset
 from dca.data.entry import Entry
-from dca.data.folder import load_folder
+from dca.data.folder import load_folder, neighbours
 from dca.data.layouts import adopt
 from dca.errors import UserError, unknown_name
 
@@ -30,9 +30,9 @@ def find_dataset(source: str | Path, root: str | Path | None = None, *, measurin
         return entry.build(place_of(entry, root))
     if root is not None and (Path(root) / path).exists():
         return _at_path(Path(root) / path, measuring)
-    if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
+    if isinstance(source, Path) or path.suffix or source != path.name:
         return load_folder(path)  # says what is missing
-    known = [*catalog.entries(), SAMPLE]
+    known = [*catalog.entries(), SAMPLE, *neighbours(path)]
     raise unknown_name("dataset or folder", str(source), known, hint="give a folder of images, or see `dca datasets`")
 
 
@@ -48,8 +48,9 @@ def place_of(entry: Entry, root: str | Path | None) -> Path:
     given = root if root is not None else os.environ.get("DCA_DATA")
     if given is None:
         raise UserError(
-            f"where is {entry.title}? No data root was given.",
-            hint=f"--root DIR (the folder that holds {entry.folder}/), the path itself, or DCA_DATA=DIR",
+            f"where is {entry.title}? Only its name was given.",
+            hint=f"give the path of its folder instead, or set DCA_DATA=DIR, the folder that holds {entry.folder}/ "
+            "(`dca datasets` has --root DIR for that)",
         )
     base = Path(given).expanduser()
     names = (entry.folder, entry.name, entry.title, *entry.aliases)

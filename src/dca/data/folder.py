@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dca.data.dataset import Dataset, Item, printable
 from dca.data.table import IMAGE_SUFFIXES, SPLIT_NAMES, Row, has_labels, read_rows
-from dca.errors import UserError, counted
+from dca.errors import UserError, counted, nearest
 
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
+LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
 _METADATA = ("metadata.csv", "metadata.jsonl")
 _Labelled = dict[str, dict[str, list[Path]]]  # part -> class key -> pictures
 
@@ -32,7 +33,7 @@ def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
     if not path.exists():
         raise _missing(path)
     if path.is_file():
-        if path.suffix.lower() not in {".csv", ".tsv", ".jsonl", ".txt"}:
+        if path.suffix.lower() not in (*LIST_SUFFIXES, ".txt"):
             raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
         return _dataset(path.parent, path.stem, _from_rows(read_rows(path)), f"list {path.name}", measuring)
     if tables := _metadata_files(path, measuring):
@@ -119,7 +120,7 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
     loose = image_files(folder)
     hint = _LAYOUT_HINT.format(folder.name or "photos")
     if loose:
-        lists = [entry.name for entry in _scan(folder) if entry.name.lower().endswith((".csv", ".tsv", ".jsonl"))]
+        lists = [entry.name for entry in _scan(folder) if entry.name.lower().endswith(LIST_SUFFIXES)]
         if lists:
             hint = f"if {lists[0]} holds the labels, name it instead of the folder: {folder / lists[0]}"
         raise UserError(
@@ -252,11 +253,19 @@ def _read_names(path: Path) -> Mapping[str, str]:
     return names
 
 
+def neighbours(path: Path) -> list[str]:
+    """Names of the folders and image lists that lie beside a path, sorted."""
+    entries = _scan(path.parent) if path.parent.is_dir() else []
+    named = [entry.name for entry in entries if entry.is_dir() or entry.name.lower().endswith(LIST_SUFFIXES)]
+    return sorted(name for name in named if not hidden(name))
+
+
 def _missing(path: Path) -> UserError:
-    parent = path.parent if path.parent.is_dir() else None
-    beside = [entry.name for entry in _subfolders(parent)][:8] if parent else []
-    details = [f"folders beside it: {', '.join(beside)}"] if beside else []
-    return UserError(f"{path}: no such folder or list.", details=details, hint="check the path")
+    beside = neighbours(path)
+    close = nearest(path.name, beside)
+    guess = f" Did you mean '{path.parent / close}'?" if close else ""
+    details = [f"beside it: {', '.join(beside[:8])}{' ...' * (len(beside) > 8)}"] if beside and not close else []
+    return UserError(f"{path}: no such folder or list.{guess}", details=details, hint="check the path")
 
 
 def _name(path: Path) -> str:
