@@ -158,6 +158,7 @@ def test_an_unknown_class_in_the_test_data_is_named(model: Classifier):
     with pytest.raises(UserError, match="does not know") as caught:
         model.score(pictures(2), ["fish", "submarine"])
     assert caught.value.details == ("submarine: 1 image",)
+    assert "classnames.json" in caught.value.hint
 
 
 def test_a_clone_has_equal_parameters_and_no_fit(model: Classifier):

@@ -111,7 +111,7 @@ def match_classes(dataset: Dataset, classes: Sequence[str]) -> list[Item]:
         raise UserError(
             "classes that the model does not know",
             details=unknown,
-            hint=f"the model knows: {', '.join(list(classes)[:20])}",
+            hint=f"the model knows: {', '.join(list(classes)[:20])}; a classnames.json beside the classes renames them",
         )
     return [Item(i.picture, place[_folded(dataset.classes[i.label])]) for i in items]
 

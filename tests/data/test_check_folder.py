@@ -9,6 +9,7 @@ from PIL import Image
 from small_pictures import make_folder, picture
 
 from conftest import shared as shared_folder
+from dca.data import load_dataset
 from dca.data.check_folder import check_folder, odd_name
 from dca.data.content import near_copies, thumbnail
 
@@ -76,6 +77,16 @@ def test_one_picture_under_two_labels_is_a_conflict(photos):
     assert "1 image pair is the same file under different labels" in found(check_folder(photos))
 
 
+def test_a_file_in_three_classes_is_the_same_in_all_of_them(photos):
+    (photos / "train/fox").mkdir()
+    for k in range(4):
+        busy(500 + k).save(photos / f"train/fox/{k}.png")
+    for name in ("dog", "fox"):
+        shutil.copy(photos / "train/cat/0.png", photos / f"train/{name}/copy.png")
+    told = [finding for finding in check_folder(photos).findings if "image pair" in finding.what]
+    assert [finding.what for finding in told] == ["2 image pairs are the same file under different labels"]
+
+
 def test_copies_inside_a_part_are_noted(photos):
     shutil.copy(photos / "train/cat/0.png", photos / "train/cat/copy.png")
     assert found(check_folder(photos))["1 image pair is the same file within a part"].level == "note"
@@ -87,7 +98,7 @@ def test_near_empty_classes_strays_small_and_long_images(photos):
     picture().save(photos / "train/loose.png")
     findings = found(check_folder(photos))
     assert findings["1 of 3 classes has fewer than 4 training images"].examples == ("fox: 1 image",)
-    assert findings["1 image lies unused beside the class folders"].examples == ("loose.png",)
+    assert findings["1 image is in no class and not used"].examples == ("train/loose.png",)
     assert findings["1 image is smaller than 32 px"].examples == ("train/fox/0.png: 32x24",)
     assert findings["1 image is more than 4 times longer than wide"].examples == ("train/cat/long.png: 400x60",)
 
@@ -104,6 +115,56 @@ def test_odd_class_names_come_with_advice(tmp_path):
     finding = next(f for f in check_folder(tmp_path, open_images=False).findings if "class names" in f.what)
     assert finding.what.startswith("2 of 3 class names")
     assert "classnames.json" in finding.advice
+    assert '{"bkr": "bike rack"}' in finding.advice
+
+
+def test_the_example_of_a_name_is_a_class_that_was_flagged(tmp_path):
+    make_folder(tmp_path, {"-dash": 4, "bkr": 4})
+    finding = next(f for f in check_folder(tmp_path, open_images=False).findings if "class names" in f.what)
+    assert '{"bkr": "bike rack"}' in finding.advice
+
+
+def test_a_name_that_belongs_to_no_class_is_said(tmp_path, caplog):
+    make_folder(tmp_path, {"bkr": 4, "cat": 4})
+    (tmp_path / "classnames.json").write_text('{"bkrr": "bike rack", "zebra": "zebra"}')
+    finding = found(check_folder(tmp_path))["2 names in classnames.json without a class"]
+    assert finding.level == "warning"
+    assert finding.examples == ("'bkrr' (did you mean 'bkr'?)", "'zebra'")
+    assert not caplog.records, "the report says it"
+    load_dataset(tmp_path)
+    assert "names what is no class: 'bkrr' (did you mean 'bkr'?), 'zebra'" in caplog.text
+
+
+def test_names_of_more_classes_than_there_are_do_no_harm(tmp_path, caplog):
+    make_folder(tmp_path, {"bkr": 4, "cat": 4})
+    (tmp_path / "classnames.json").write_text('{"bkr": "bike rack", "cat": "cat", "zbr": "zebra"}')
+    finding = found(check_folder(tmp_path))["1 name in classnames.json without a class"]
+    assert finding.level == "note"
+    load_dataset(tmp_path)
+    assert not caplog.records
+
+
+def test_files_that_are_not_taken_are_counted_and_named(photos):
+    (photos / "train/cat/notes.txt").write_text("a note")
+    (photos / "train/Thumbs.db").write_bytes(b"x")
+    text = "1 file is not used: no image by the ending of the name"
+    finding = found(check_folder(photos))[text]
+    assert (finding.level, finding.examples) == ("note", ("train/cat/notes.txt",))
+    busy(900).save(photos / "test/dog/IMG_7", format="png")
+    busy(901).save(photos / "outside.png")
+    findings = found(check_folder(photos))
+    finding = findings["2 files are not used: no image by the ending of the name"]
+    assert finding.examples == ("test/dog/IMG_7 (a picture)", "train/cat/notes.txt")
+    assert finding.level == "warning"
+    assert findings["1 image is in no class and not used"].examples == ("outside.png",)
+
+
+def test_images_that_metadata_name_are_used(tmp_path):
+    for k in range(8):
+        busy(k).save(tmp_path / f"{k}.png")
+    rows = [f"{k}.png,{('cat', 'dog')[k % 2]}" for k in range(8)]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label", *rows]))
+    assert check_folder(tmp_path).findings == ()
 
 
 WORDS = "cat|sea lake|737-800|Boeing 737-800|BMW X5|café|2012 Audi TTS|hard-leaved pocket orchid|Yak-42|A320|rhythm"

@@ -320,6 +320,24 @@ def test_metadata_of_captions_leaves_the_folders_in_charge(listed):
     assert load_folder(listed / "img").classes == ("a", "b")
 
 
+def test_labels_that_read_alike_are_placed_in_the_list_that_holds_them(listed, monkeypatch):
+    monkeypatch.chdir(listed)
+    write(listed / "d.csv", "path,label", "img/a/0.png,Cat", "img/b/0.png,cat")
+    with pytest.raises(UserError, match=r"^d\.csv: 1 class name is") as error:
+        load_folder("d.csv")
+    assert error.value.hint.startswith("give one class one label in the list")
+
+
+def test_a_path_listed_twice_is_named_in_full(listed):
+    rows = ("img/a/0.png,cat", "img/b/0.png,dog", "img/b/0.png,dog", "img/a/0.png,dog")
+    with pytest.raises(UserError) as error:
+        load_folder(write(listed / "d.csv", "path,label", *rows))
+    assert error.value.details == (
+        "line 4: img/b/0.png is listed again (first in line 3)",
+        "line 5: img/a/0.png has label 'dog' here and 'cat' in line 2",
+    )
+
+
 def test_bad_json_lines_are_listed(listed):
     table = write(listed / "d.jsonl", '{"path": "img/a/0.png", "label": "cat"}', "{", "[1]", '{"path": "img/b/0.png"}')
     with pytest.raises(UserError, match="3 of 4 rows") as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,18 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from dca.data.check import Finding, Level, Report, from_error, unreadable_finding
 from dca.data.content import near_copies, sha256_of, thumbnail
 from dca.data.dataset import Dataset, Item
-from dca.data.folder import hidden, load_folder, split_folders
+from dca.data.folder import NAMES, idle_names, image_files, load_folder, split_folders, unnamed_files
 from dca.data.opening import Progress, Unreadable, attempt
-from dca.data.table import IMAGE_SUFFIXES
 from dca.errors import UserError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from PIL import Image
 
 FEW = 4
 SMALL = 32
@@ -63,7 +63,7 @@ def check_dataset(
 ) -> Report:
     """Look over a dataset that could be read."""
     placed = [_Placed(part, item) for part in ("train", "val", "test") for item in getattr(dataset, part)]
-    findings = [*_few_images(dataset), *_names(dataset), *_strays(path)]
+    findings = [*_few_images(dataset), *_names(dataset), *_idle_names(dataset), *_strays(dataset, path)]
     if open_images:
         findings = [*_pictures(dataset, placed, progress), *findings]
     have = Counter(item.label for item in dataset.train)
@@ -109,13 +109,15 @@ _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] =
 
 def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
     """Pictures that are there twice: across train and test, under two labels, or merely repeated."""
+    content = [sha256_of(p.item.picture) for p in placed]
     exact: dict[str, list[int]] = defaultdict(list)
-    for position, p in enumerate(placed):
-        exact[sha256_of(p.item.picture)].append(position)
+    for position, digest in enumerate(content):
+        exact[digest].append(position)
     same = [(group[0], other) for group in exact.values() for other in group[1:]]
-    near = set(near_copies(np.stack(thumbs))) - {(min(p), max(p)) for p in same} if thumbs else set()
+    near = sorted(near_copies(np.stack(thumbs))) if thumbs else []
+    near = [(a, b) for a, b in near if content[a] != content[b]]
     findings = []
-    for pairs, how in ((same, "the same file"), (sorted(near), "nearly the same picture")):
+    for pairs, how in ((same, "the same file"), (near, "nearly the same picture")):
         kinds: dict[str, list[str]] = defaultdict(list)
         for a, b in pairs:
             first, second = placed[a], placed[b]
@@ -159,12 +161,25 @@ def _few_images(dataset: Dataset) -> list[Finding]:
 
 def _names(dataset: Dataset) -> list[Finding]:
     """Class names that CLIP has not read about."""
-    odd = [f"'{name}' ({reason})" for name in dataset.classes if (reason := odd_name(name))]
+    odd = [(key, name, odd_name(name)) for key, name in zip(dataset.keys, dataset.classes, strict=True)]
+    odd = [row for row in odd if row[2]]
     if not odd:
         return []
-    advice = 'say what it is in English in classnames.json, e.g. {"' + dataset.keys[0] + '": "bike rack"}'
+    example = json.dumps({odd[0][0]: "bike rack"}, ensure_ascii=False)
+    advice = f"say what it is in English in {NAMES}, e.g. {example}"
     text = f"{counted(len(odd), 'class name', 'are', of=len(dataset.classes))} not words CLIP knows"
-    return [Finding("warning", text, len(odd), tuple(odd[:MOST_EXAMPLES]), advice)]
+    lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
+    return [Finding("warning", text, len(odd), lines, advice)]
+
+
+def _idle_names(dataset: Dataset) -> list[Finding]:
+    """Entries of classnames.json that change nothing: slips, unless every class has an entry of its own."""
+    idle, slips = idle_names(dataset)
+    if not idle:
+        return []
+    text = f"{counted(len(idle), 'name')} in {NAMES} without a class"
+    advice = "spell them as the classes are spelled, or remove them"
+    return [Finding("warning" if slips else "note", text, len(idle), tuple(idle[:MOST_EXAMPLES]), advice)]
 
 
 def odd_name(name: str) -> str:
@@ -195,14 +210,38 @@ def _latin(letters: str) -> bool:
     return all(ord(letter) < 0x250 for letter in letters)
 
 
-def _strays(path: Path) -> list[Finding]:
-    """Images that lie beside the class folders and are therefore not used."""
+def _strays(dataset: Dataset, path: Path) -> list[Finding]:
+    """Files that look as if they should be used and are not."""
     if not path.is_dir():
         return []
+    taken = {item.picture for part in (dataset.train, dataset.val, dataset.test) for item in part}
+    loose = [str(file.relative_to(path)) for file in image_files(path) if file not in taken]
     places = list(split_folders(path).values()) or [path]
-    files = [f for place in places for f in sorted(place.iterdir()) if f.is_file() and not hidden(f.name)]
-    loose = [f.name for f in files if f.suffix.lower() in IMAGE_SUFFIXES]
+    findings = _unnamed(path, [file for place in places for file in unnamed_files(place) if file not in taken])
     if not loose:
+        return findings
+    text = f"{counted(len(loose), 'image', 'are')} in no class and not used"
+    return [*findings, Finding("note", text, len(loose), tuple(loose[:MOST_EXAMPLES]), "move them into a class folder")]
+
+
+def _unnamed(path: Path, files: Sequence[Path]) -> list[Finding]:
+    """Files in the class folders that are left out for their names, pictures first."""
+    if not files:
         return []
-    text = f"{counted(len(loose), 'image', 'lie')} unused beside the class folders"
-    return [Finding("note", text, len(loose), tuple(loose[:MOST_EXAMPLES]), "move them into a class folder")]
+    pictures = [file for file in files if _is_picture(file)]
+    rest = [file for file in files if file not in pictures]
+    lines = [f"{file.relative_to(path)} (a picture)" for file in pictures] + [str(f.relative_to(path)) for f in rest]
+    text = f"{counted(len(files), 'file', 'are')} not used: no image by the ending of the name"
+    if pictures:
+        advice = "give the pictures their ending, e.g. .jpg"
+        return [Finding("warning", text, len(files), tuple(lines[:MOST_EXAMPLES]), advice)]
+    return [Finding("note", text, len(files), tuple(lines[:MOST_EXAMPLES]))]
+
+
+def _is_picture(file: Path) -> bool:
+    """Whether a file begins like a picture, whatever it is called."""
+    try:
+        with Image.open(file):
+            return True
+    except Exception:  # whatever a decoder does with bytes that are no picture
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 from dca.data import catalog
 from dca.data.dataset import Dataset
 from dca.data.entry import Entry
-from dca.data.folder import load_folder, neighbours
+from dca.data.folder import NAMES, idle_names, load_folder, neighbours
 from dca.data.layouts import adopt
 from dca.errors import UserError, unknown_name
 
 SAMPLE = "sample"
+_log = logging.getLogger(__name__)
 
 
 def find_dataset(source: str | Path, root: str | Path | None = None, *, measuring: bool = False) -> Dataset:
@@ -71,6 +73,9 @@ def _at_path(path: Path, measuring: bool) -> Dataset:
     if entry is not None:
         return entry.build(path)
     dataset = load_folder(path, measuring=measuring)
+    idle, slips = idle_names(dataset)
+    if slips and idle and not measuring:  # part of the classes may be measured on, with the names of all
+        _log.warning("%s of %s names what is no class: %s", NAMES, path, ", ".join(idle[:5]))
     for entry in catalog.entries().values():
         if len(dataset.classes) == entry.classes and (named := adopt(entry, dataset)) is not None:
             return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")

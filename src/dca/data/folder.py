@@ -14,6 +14,7 @@ from dca.errors import UserError, counted, nearest
 
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
+NAMES = "classnames.json"
 _METADATA = ("metadata.csv", "metadata.jsonl")
 _Labelled = dict[str, dict[str, list[Path]]]  # part -> class key -> pictures
 
@@ -35,15 +36,15 @@ def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
     if path.is_file():
         if path.suffix.lower() not in (*LIST_SUFFIXES, ".txt"):
             raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
-        return _dataset(path.parent, path.stem, _from_rows(read_rows(path)), f"list {path.name}", measuring)
+        return _dataset(path, _from_rows(read_rows(path)), f"list {path.name}", measuring, listed=True)
     if tables := _metadata_files(path, measuring):
         rows = [row for table in tables for row in _metadata_rows(path, table)]
-        return _dataset(path, _name(path), _from_rows(rows), "metadata files", measuring)
+        return _dataset(path, _from_rows(rows), "metadata files", measuring, listed=True)
     parts = split_folders(path, measuring=measuring)
     if not parts:
-        return _dataset(path, _name(path), {"train": _class_folders(path)}, "folders, all training", measuring)
+        return _dataset(path, {"train": _class_folders(path)}, "folders, all training", measuring)
     labelled = _to_measure(parts) if measuring else _to_learn(path, parts)
-    return _dataset(path, _name(path), labelled, f"folders {', '.join(f.name for f in parts.values())}", measuring)
+    return _dataset(path, labelled, f"folders {', '.join(f.name for f in parts.values())}", measuring)
 
 
 def split_folders(path: Path, *, measuring: bool = False) -> dict[str, Path]:
@@ -70,7 +71,18 @@ def _to_measure(parts: Mapping[str, Path]) -> _Labelled:
 
 def image_files(folder: Path) -> list[Path]:
     """All images under a folder, nested ones too, sorted; hidden files and link loops left out."""
-    return sorted(_walk(folder, frozenset()))
+    return sorted(file for file in _walk(folder, frozenset()) if is_named_image(file))
+
+
+def unnamed_files(folder: Path) -> list[Path]:
+    """The other files in the folders inside a folder, sorted: those whose names do not end like an image's."""
+    inside = (file for sub in _subfolders(folder) for file in _walk(sub, frozenset()))
+    return sorted(file for file in inside if not is_named_image(file))
+
+
+def is_named_image(file: Path) -> bool:
+    """Whether a file's name ends like an image's."""
+    return file.suffix.lower() in IMAGE_SUFFIXES
 
 
 def words_of(key: str) -> str:
@@ -91,13 +103,13 @@ def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
             continue
         if entry.is_dir():
             yield from _walk(Path(entry.path), above | {real})
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+        else:
             yield Path(entry.path)
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder is the system's own (.DS_Store, ._cat.jpg, __MACOSX)."""
-    return name.startswith(".") or name == "__MACOSX"
+    """Whether a file or folder is the system's own (.DS_Store, ._cat.jpg, __MACOSX, Thumbs.db)."""
+    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -181,12 +193,17 @@ def _from_rows(rows: Sequence[Row]) -> _Labelled:
     return labelled
 
 
-def _dataset(root: Path, name: str, labelled: _Labelled, split: str, measuring: bool) -> Dataset:
-    """Number the classes, find their words, and refuse what cannot be learned from if it is to be."""
+def _dataset(place: Path, labelled: _Labelled, split: str, measuring: bool, *, listed: bool = False) -> Dataset:
+    """Number the classes, find their words, and refuse what cannot be learned from if it is to be.
+
+    place: the folder or list that the user named. listed: labels come from a list, not from folders.
+    """
     if not measuring:
-        _require_training(root, labelled["train"])
+        _require_training(place, labelled["train"], "rows" if listed else "folders")
+    root, name = (place.parent, place.stem) if place.is_file() else (place, _name(place))
     keys = tuple(next(iter(labelled.values())))
-    classes = _class_words(root, keys)
+    way_out = "give one class one label in the list" if listed else "rename or merge the folders"
+    classes = _class_words(place, _read_names(root / NAMES), keys, way_out)
 
     def part(name: str) -> tuple[Item, ...]:
         of_class = labelled.get(name, {})
@@ -196,25 +213,24 @@ def _dataset(root: Path, name: str, labelled: _Labelled, split: str, measuring: 
     return Dataset(name, classes, train_items, val, test, keys=keys, root=root, split=split)
 
 
-def _require_training(root: Path, train: Mapping[str, Sequence[Path]]) -> None:
+def _require_training(place: Path, train: Mapping[str, Sequence[Path]], entries: str) -> None:
     """Raise unless there are two classes, all with training images."""
     if empty := [key for key in train if not train[key]]:
         raise UserError(
-            f"{root}: {counted(len(empty), 'class', 'have', of=len(train))} no training images.",
+            f"{place}: {counted(len(empty), 'class', 'have', of=len(train))} no training images.",
             details=empty,
-            hint="add images to these classes, or remove their folders",
+            hint=f"add images to these classes, or remove their {entries}",
         )
     if len(train) < 2:
         found = counted(len(next(iter(train.values()))), "image")
         raise UserError(
-            f"{root}: found {found} in 1 class; need at least 2 classes.",
+            f"{place}: found {found} in 1 class; need at least 2 classes.",
             details=[f"the class is '{next(iter(train))}'"],
             hint="put each class into its own folder, e.g. photos/cat/*.jpg and photos/dog/*.jpg",
         )
 
 
-def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
-    mapping = _read_names(root / "classnames.json")
+def _class_words(place: Path, mapping: Mapping[str, str], keys: Sequence[str], way_out: str) -> tuple[str, ...]:
     classes = tuple(" ".join(mapping.get(key, words_of(key)).split()) for key in keys)
     seen: dict[str, str] = {}
     clashes: list[str] = []
@@ -229,24 +245,38 @@ def _class_words(root: Path, keys: Sequence[str]) -> tuple[str, ...]:
         seen.setdefault(folded, key)
     if clashes:
         raise UserError(
-            f"{root}: {counted(len(clashes), 'class name', 'are')} empty, unreadable or not distinct.",
+            f"{place}: {counted(len(clashes), 'class name', 'are')} empty, unreadable or not distinct.",
             details=clashes,
-            hint="rename or merge the folders, or give each its own words in classnames.json",
+            hint=f"{way_out}, or give each its own words in {NAMES}",
         )
     return classes
+
+
+def idle_names(dataset: Dataset) -> tuple[list[str], bool]:
+    """Entries of classnames.json that name no class, and whether some class has no entry: then they are slips."""
+    if dataset.root is None:
+        return [], False
+    mapping = _read_names(dataset.root / NAMES)
+    bare = [key for key in dataset.keys if key not in mapping]
+    idle = []
+    for key in mapping:
+        if key not in dataset.keys:
+            close = nearest(key, bare)
+            idle.append(f"'{key}'" + (f" (did you mean '{close}'?)" if close else ""))
+    return idle, bool(bare)
 
 
 def _read_names(path: Path) -> Mapping[str, str]:
     """Folder name -> words, from classnames.json if it is there."""
     if not path.is_file():
         return {}
+    expected = 'a JSON object such as {"bkr": "bike rack", "n01440764": "tench"}'
     try:
         names = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}).") from error
-    expected = 'a JSON object such as {"bkr": "bike rack", "n01440764": "tench"}'
+        raise UserError(f"{path}: not valid JSON ({error}).", hint=f"write {expected}") from error
     if not isinstance(names, dict):
-        raise UserError(f"{path}: expected {expected}.")
+        raise UserError(f"{path}: expected a JSON object, found a {type(names).__name__}.", hint=f"write {expected}")
     if wrong := [f"{key}: {value!r}" for key, value in names.items() if not isinstance(value, str)]:
         found = counted(len(wrong), "name", "are")
         raise UserError(f"{path}: {found} not text.", details=wrong, hint=f"write {expected}")

@@ -49,7 +49,7 @@ def read_rows(table: Path) -> list[Row]:
         if isinstance(row, Row) and row.path in first:
             other = first[row.path]
             same = other.label == row.label
-            row = f"line {line}: {row.path.name} " + (
+            row = f"line {line}: {record['path']} " + (
                 f"is listed again (first in line {other.line})"
                 if same
                 else f"has label '{row.label}' here and '{other.label}' in line {other.line}"
