@@ -251,7 +251,9 @@ def test_a_model_of_a_version_without_hashes_loads(model: Path, own_clip: CLIP, 
 )
 def test_a_config_that_is_no_json_object_is_refused(model: Path, own_clip: CLIP, text: str):
     (model / "config.json").write_text(text)
-    assert "config.json" in refusal(model, own_clip).problem
+    told = refusal(model, own_clip)
+    assert "config.json" in told.problem
+    assert "fit" in told.hint
 
 
 def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
@@ -293,12 +295,22 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw.update(draw=5), "draw: a JSON array expected"),
         (lambda raw: raw.update(draw=[5]), "draw: label, name and sha256"),
         (lambda raw: raw.update(results=[1]), "results: a JSON object expected"),
+        (lambda raw: raw.update(package=5), "package: a JSON string expected"),
         (lambda raw: raw["results"].update(accuracy="high"), "results.accuracy: a number expected"),
     ],
 )
 def test_a_config_with_wrong_content_is_refused_with_the_place(model: Path, own_clip: CLIP, edit: Edit, part: str):
     edit_config(model, edit)
     assert part in str(refusal(model, own_clip))
+
+
+def test_a_method_that_is_not_installed_is_named_with_model_and_package(model: Path, own_clip: CLIP):
+    edit_config(model, lambda raw: raw.update(method="task_res", package="dca_task_res"))
+    told = refusal(model, own_clip)
+    assert told.problem == f"{model / 'config.json'}: unknown method 'task_res'."
+    assert "install the package that has the module 'dca_task_res'" in told.hint
+    edit_config(model, lambda raw: raw.pop("package"))
+    assert "install the package that it comes from" in refusal(model, own_clip).hint, "models of earlier versions"
 
 
 def test_options_left_out_of_a_config_are_settled_as_at_the_fit(model: Path, own_clip: CLIP, fitted: Path):

@@ -51,8 +51,15 @@ def test_a_number_that_json_does_not_know_is_never_written(tmp_path: Path):
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"1" * 6000])
 def test_what_is_no_json_object_is_an_error_with_the_file(tmp_path: Path, content: bytes):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.json"):
+    with pytest.raises(UserError, match=r"a\.json") as caught:
         read_json(tmp_path / "a.json")
+    assert "copy it again" in caught.value.hint
+
+
+def test_a_file_that_is_not_there_is_said_in_words(tmp_path: Path):
+    with pytest.raises(UserError) as caught:
+        read_json(tmp_path / "a.json", hint="make one")
+    assert str(caught.value) == f"{tmp_path / 'a.json'}: cannot be read (No such file or directory)\n  fix: make one"
 
 
 def test_publishing_replaces_a_folder_whole(tmp_path: Path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -465,5 +466,25 @@ def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_pat
     outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
     assert outcome.classifier is not None
     assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.picture.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="cannot go together"):
-        run(Spec(draw="x.json", shots=2, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+    for other in ({"shots": 2}, {"hold_out": 0.2}):
+        with pytest.raises(UserError, match=r"cannot go together: .*x\.json") as caught:
+            run(Spec(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+        assert "leave --" in caught.value.hint
+    with pytest.raises(UserError, match=r"x\.json: cannot be read \(No such file or directory\)") as caught:
+        run(Spec(draw="x.json", **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+    assert "dca datasets draw" in caught.value.hint
+
+
+def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path, tiny_folder: Path, tmp_path: Path):
+    spec = Spec(data=str(photos), shots=1, backbone=str(tiny_folder), options={"epochs": 0})
+    target = run(spec, tmp_path / "m.dca").folder
+    (target / "result.json").write_text('{"model": "m.d')
+    with pytest.raises(UserError, match=r"result\.json: not readable JSON") as caught:
+        run(spec, target)
+    assert "--overwrite" in caught.value.hint
+    (target / "result.json").unlink()
+    with pytest.raises(UserError, match=r"damaged: .*result\.json: cannot be read") as caught:
+        run(spec, target)
+    assert "--overwrite" in caught.value.hint
+    with pytest.raises(UserError, match="a model of another run"):
+        run(dataclasses.replace(spec, seed=2), target)

@@ -36,6 +36,7 @@ FIELDS = (
     ("draw", list, "array"),
     ("results", dict, "object"),
     ("sha256", dict, "object"),
+    ("package", str, "string"),
 )
 NEEDED = ("method", "options", "task", "backbone")
 
@@ -46,6 +47,7 @@ class Record:
 
     draw: label, name and content hash of each training image. results: figures of the fit.
     sha256: of the weights and of the task as they were written; empty in models of the first versions.
+    package: top module of the method's code, where it is not ours.
     """
 
     method: str
@@ -55,6 +57,7 @@ class Record:
     draw: list[dict[str, Any]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
+    package: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As `config.json` holds it."""
@@ -132,7 +135,7 @@ def read_record(folder: Path) -> Record:
         problems += _draw_problems(raw.get("draw", [])) + _result_problems(raw.get("results", {}))
     if problems:
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")
-    kind = get_method(raw["method"])
+    kind = _method_of(folder, raw)
     try:
         options.from_dict(kind.Options, raw["options"])
     except UserError as error:
@@ -148,6 +151,7 @@ def read_record(folder: Path) -> Record:
         draw=raw.get("draw", []),
         results=raw.get("results", {}),
         sha256=sha256,
+        package=raw.get("package", ""),
     )
 
 
@@ -156,13 +160,26 @@ def _changed(path: Path, what: str) -> UserError:
     return UserError(f"{path}: {what} has changed since it was written", hint=hint)
 
 
+def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
+    """The model's method, which may be another package's."""
+    try:
+        return get_method(raw["method"])
+    except UserError as error:
+        package = raw.get("package")
+        wanted = f"the package that has the module '{package}'" if package else "the package that it comes from"
+        raise UserError(
+            f"{folder / CONFIG}: {error.problem}",
+            hint=f"if this is a method of another package, install {wanted}; `dca methods` lists those that are here",
+        ) from None
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     """The JSON of a model folder, if it is one of ours and of a format known here."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such model folder", hint="make one with: dca fit DATA -o DIR")
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
         raise UserError(f"{folder} is not a dca model: {', '.join(missing)} missing", hint="make one with dca fit")
-    raw = read_json(folder / CONFIG)
+    raw = read_json(folder / CONFIG, hint="copy the model again, or fit it again")
     if raw.get("library") != LIBRARY:
         raise UserError(f"{folder / CONFIG} was not written by dca", hint="this folder holds another kind of model")
     found = raw.get("format")

@@ -228,6 +228,7 @@ class Classifier:
     def record(self) -> checkpoint.Record:
         """What is saved beside the tensors."""
         method = self._fitted()
+        module = type(method).__module__.partition(".")[0]
         return checkpoint.Record(
             method=method.name,
             options=dataclasses.asdict(method.options),
@@ -235,6 +236,7 @@ class Classifier:
             backbone=checkpoint.backbone_record(method.clip),
             draw=getattr(self, "draw_", []),
             results=getattr(self, "results_", {}),
+            package="" if module == "dca" else module,
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

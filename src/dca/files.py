@@ -74,14 +74,16 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, utf8(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; anything else is an error that names the file."""
+def read_json(path: Path, *, hint: str = "the file is damaged or cut off: copy it again") -> dict[str, Any]:
+    """A JSON object; anything else is an error that names the file, with `hint` as the way out."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable JSON ({error})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})", hint=hint) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable JSON ({error})", hint=hint) from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, found a {type(raw).__name__}")
+        raise UserError(f"{path}: expected a JSON object, found a {type(raw).__name__}", hint=hint)
     return raw
 
 

@@ -136,15 +136,29 @@ def _fit(
 
 def drawn(spec: Spec, model: Classifier, dataset: Dataset | None = None) -> Dataset:
     """The images of a run: those a draw's file names, or the shots of the seed; a share held out if asked."""
+    if spec.draw is not None:
+        _require_only_the_draw(spec)
     dataset = dataset or as_dataset(spec.data, None)
     if spec.hold_out:
         dataset = hold_out(dataset, spec.hold_out, spec.seed)
     if spec.draw is None:
         return model.draw(dataset, mode=spec.protocol)
-    if spec.shots is not None:
-        raise UserError("--draw and --shots cannot go together: the file says which images are taken")
     model.selection_ = f"{spec.protocol}: the validation images of {Path(spec.draw).name}"
     return import_draw(spec.draw, dataset)
+
+
+def _require_only_the_draw(spec: Spec) -> None:
+    """Raise where something else than the draw's file would decide which images are taken."""
+    if spec.shots is not None:
+        raise UserError(
+            f"--draw and --shots cannot go together: {spec.draw} says which images are taken",
+            hint="leave --shots out, or write another draw with `dca datasets draw DATA --shots K -o FILE`",
+        )
+    if spec.hold_out:
+        raise UserError(
+            f"--draw and --hold-out cannot go together: images that {spec.draw} takes could be held out",
+            hint="leave --hold-out out; to measure, put test images into DATA/test/<class>/, or use dca eval",
+        )
 
 
 def identify(spec: Spec, dataset: Dataset, clip: CLIP) -> dict[str, Any]:
@@ -229,7 +243,7 @@ def _finished(folder: Path, identity: dict[str, Any], overwrite: bool) -> dict[s
     """The result of a finished run with this identity in `folder`; raises where another run's model is there."""
     if overwrite or not checkpoint.is_model(folder):
         return None
-    if not ((folder / RESULT).is_file() and _same(folder, identity, "run", "test")):
+    if not _same(folder, identity, "run", "test"):
         raise UserError(
             f"{folder} holds a model of another run (other images, options, seed or backbone)",
             hint="choose another folder with -o DIR, or replace it with --overwrite",

@@ -116,8 +116,9 @@ def test_classnames_json_maps_folders_to_words(tmp_path):
 def test_bad_classnames_json(tmp_path, content, says):
     make_folder(tmp_path, {"a": 1, "b": 1})
     (tmp_path / "classnames.json").write_text(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=says) as error:
         load_folder(tmp_path)
+    assert error.value.hint
 
 
 def test_class_names_equal_up_to_case_or_unicode_form_are_listed_together(tmp_path):

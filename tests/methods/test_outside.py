@@ -129,7 +129,8 @@ def test_the_command_line_knows_it(outside: type[Method], dca: Any, photos: Path
         "fit", photos, "-o", model, "--method", "task_res", "--shots", 2, "--backbone", tiny_folder, "--set", "epochs=2"
     )
     assert said.code == 0, said.err
-    assert json.loads((model / "config.json").read_text())["method"] == "task_res"
+    config = json.loads((model / "config.json").read_text())
+    assert (config["method"], config["package"]) == ("task_res", "dca_outside")
     assert dca("eval", model, photos).code == 0
 
 

@@ -17,6 +17,7 @@ from dca.files import write_bytes
 
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")
+_WAY_OUT = "write one with `dca datasets draw DATA --shots K -o FILE`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +145,25 @@ def _rows(path: Path, raw: dict[str, Any], part: str) -> list[Drawn | int]:
         if raw.get("format") == FORMAT:
             parts = {name: [Drawn(*map(str, row)) for row in raw[name]] for name in PARTS}
             if draw_hash(parts) != raw["hash"]:
-                raise UserError(f"{path}: the rows do not match the hash; the file was changed.")
+                raise UserError(f"{path}: the rows do not match the hash; the file was changed.", hint=_WAY_OUT)
             return list(parts[part])
         rows = raw.get(part, [])
         if isinstance(rows, dict):
             return [Drawn(str(row["impath"]), str(row["classname"])) for row in rows["data"]]
         return [int(position) for position in rows]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a draw ({type(error).__name__}: {error}).") from error
+        raise UserError(f"{path}: not a draw ({type(error).__name__}: {error}).", hint=_WAY_OUT) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as a draw ({error}).") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}).", hint=_WAY_OUT) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as a draw ({error}).", hint=_WAY_OUT) from error
     if not isinstance(raw, dict) or not any(part in raw for part in PARTS):
-        raise UserError(f"{path}: not a draw.", hint="write one with `dca datasets draw DATA --shots K --seed S`")
+        raise UserError(f"{path}: not a draw.", hint=_WAY_OUT)
     return raw
 
 
