@@ -76,13 +76,37 @@ def test_check_of_what_is_not_there(capsys, tmp_path, monkeypatch):
     assert "--root DIR" in err
 
 
+def test_a_dataset_without_show_is_answered_with_the_command(capsys):
+    code, _, err = run(capsys, "EuroSAT")
+    assert code == 2
+    assert "fix: dca datasets show eurosat" in err
+    code, _, err = run(capsys, "shwo")
+    assert code == 2
+    assert "Did you mean 'show'?" in err
+
+
 def test_draw_prints_and_writes_the_hash(capsys, photos, tmp_path):
     code, out, _ = run(capsys, "draw", photos, "--shots", 2, "--seed", 3, "-o", tmp_path / "draw.json", "--json")
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "draw.json").read_text())
     code, out, err = run(capsys, "draw", photos, "--shots", 9)
-    assert "class 'cat' has only 5 images" in err
+    assert "class 'cat' has only 5 images, and gives all it has" in err
     assert "10 train" in out
+
+
+def test_cache_says_what_a_space_holds(capsys, photos, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
+    backbone = {"source": "mini", "precision": "torch.float32", "backbone": "c620a0f0" * 8}
+    pictures = sorted(photos.rglob("*.png"))
+    for more in ({}, {"training images": "6169f5e573b3661a", "seed": 7}):
+        FeatureCache().features({**more, **backbone}, pictures, lambda todo: [torch.ones(len(todo), 4)])
+    assert main(["cache"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert {line.split("  ")[-1] for line in lines} == {
+        "mini, float32, images",
+        "mini, float32, training images of seed 7",
+    }
 
 
 def test_cache_is_shown_and_cleared(capsys, photos, tmp_path, monkeypatch):

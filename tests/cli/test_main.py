@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,27 @@ def test_every_command_is_there(dca: Any):
         said = dca(name, "--help")
         assert said.code == 0, name
         assert said.out.startswith("Usage: dca")
+
+
+def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Words of every command and of the commands inside it."""
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from paths(inner, (*path, name))
+
+
+def test_the_help_of_every_command_has_examples(dca: Any):
+    found = list(paths(cli.group))
+    assert ("datasets", "draw") in found
+    for path in found:
+        said = dca(*path, "--help")
+        example = " ".join(("  dca", *path))
+        assert said.code == 0
+        assert any(line.startswith(example) for line in said.out.splitlines()), path
 
 
 def test_an_unknown_command_suggests_the_nearest(dca: Any):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import click
 
-from dca.cli.common import bytes_text, emit, json_flag
+from dca.cli.common import Group, bytes_text, emit, json_flag
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -17,6 +18,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     The place is DCA_CACHE, or the system's cache folder. Nothing in it is needed: what is missing
     is computed again.
+
+    \b
+    dca cache                                what is stored, and of what
+    dca cache clear 74079b095841260e         forget one space, by the name in the first column
+    DCA_CACHE_GB=1 dca fit photos/           keep at most so many gigabytes
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -34,16 +40,27 @@ def command(ctx: click.Context, as_json: bool) -> None:
     click.echo(f"{cache.folder}: {bytes_text(total)} of at most {bytes_text(cache.limit)}")
     for space in spaces:
         day = time.strftime("%Y-%m-%d", time.localtime(space.used))
-        about = ", ".join(f"{key} {value}" for key, value in space.about.items() if not isinstance(value, dict | list))
         size = f"{space.features:>9,} features  {bytes_text(space.bytes):>9}"
-        click.echo(f"  {space.name}  {size}  used {day}  {about[:80]}")
+        click.echo(f"  {space.name}  {size}  used {day}  {contents(space.about)}")
+
+
+def contents(about: Mapping[str, object]) -> str:
+    """What a space holds: features of which images, by which backbone, in which precision."""
+    images = f"training images of seed {about['seed']}" if "seed" in about else "images"
+    precision = str(about.get("precision", "unknown precision")).removeprefix("torch.")
+    return f"{about.get('source', 'unknown backbone')}, {precision}, {images}"
 
 
 @command.command("clear")
 @click.argument("names", nargs=-1)
 @json_flag
 def clear(names: tuple[str, ...], as_json: bool) -> None:
-    """Remove the stored features, or only those of the spaces NAMES."""
+    """Remove the stored features, or only those of the spaces NAMES.
+
+    \b
+    dca cache clear
+    dca cache clear 74079b095841260e 124f63c9a34a8f02
+    """
     from dca.data.cache import FeatureCache
     from dca.errors import unknown_name
 

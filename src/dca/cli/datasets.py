@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag, showing
+from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
 from dca.errors import counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,18 @@ root_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+class Datasets(Group):
+    """The group, which knows that a dataset's name alone asks to be shown."""
+
+    def way_out(self, name: str) -> str:
+        """`dca datasets eurosat` -> dca datasets show eurosat."""
+        from dca.data import catalog
+
+        entry = catalog.lookup(name)
+        return f"dca datasets show {entry.name}" if entry else super().way_out(name)
+
+
+@click.group(cls=Datasets, invoke_without_command=True)
 @root_option
 @json_flag
 @click.pass_context
@@ -52,7 +63,12 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @json_flag
 def show(name: str, as_json: bool) -> None:
-    """Explain one public dataset: split, class names, template, layout, where to get it."""
+    """Explain one public dataset: split, class names, template, layout, where to get it.
+
+    \b
+    dca datasets show eurosat
+    dca datasets show stanford_cars --json
+    """
     from dca.data import catalog
 
     entry = catalog.get(name)
@@ -92,6 +108,11 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     """Say what is wrong with DATA, a folder, an image list or a public name, and what to do.
 
     Exits with 2 when something must be changed before training.
+
+    \b
+    dca datasets check photos/
+    dca datasets check labels.csv --no-images          names and counts only
+    dca datasets check eurosat --root data/ --images   open every image too
     """
     from dca.data.check_source import check_source
     from dca.progress import of_stage
@@ -116,7 +137,13 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
 def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | None, as_json: bool) -> None:
     """Draw K images per class of DATA as the published work does; print the draw's hash.
 
-    Equal hashes mean equal images with equal labels in equal order, wherever they lie.
+    Equal hashes mean equal images with equal labels in equal order, wherever they lie. A class
+    with fewer than K images gives all it has.
+
+    \b
+    dca datasets draw photos/ --shots 4
+    dca datasets draw eurosat --root data/ --shots 16 --seed 2 -o draw.json
+    dca fit data/eurosat/ --draw draw.json             train on exactly these
     """
     from dca.data import load_dataset
     from dca.data.draws import draw_record, export_draw
@@ -125,7 +152,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dataset = load_dataset(data, root=root)
     drawn = few_shot(dataset, shots, seed)
     for name, count in short_classes(dataset, shots):
-        click.echo(f"warning: class '{name}' has only {counted(count, 'image')}", err=True)
+        click.echo(f"warning: class '{name}' has only {counted(count, 'image')}, and gives all it has", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
     record = draw_record(drawn, shots, seed)

@@ -34,6 +34,10 @@ def command(
     Ten classes, 16 pictures each to learn from and 20 to be tested on. Leaves a folder with the
     model, its metrics, a comparison with zero-shot CLIP and a grid of predictions. A finished one is
     shown again, an interrupted one continues.
+
+    \b
+    dca demo
+    dca demo -o elsewhere/ --seed 2 --backbone vit-b-16
     """
     from dca.cli.fit import report, resumable
     from dca.demo import CURVES, GRID, PICTURE, demo

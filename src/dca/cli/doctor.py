@@ -19,7 +19,12 @@ VARIABLES = ("HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREA
 @click.command()
 @json_flag
 def command(as_json: bool) -> None:
-    """Say what is installed, which device will be used, and which backbones are at hand."""
+    """Say what is installed, which device will be used, and which backbones are at hand.
+
+    \b
+    dca doctor
+    dca doctor --json > doctor.json          to send along with a question
+    """
     report = examine()
     if as_json:
         emit(report)
