@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import dca.progress
 from dca.classifier import Classifier, task_of
 from dca.clip import CLIP
 from dca.data.dataset import Dataset, Item
+from dca.data.protocols import subset
 from dca.errors import UserError
 
 
@@ -81,8 +84,38 @@ def test_classes_of_the_same_name_keep_their_places(clip: CLIP):
 def test_fit_takes_pictures_and_labels_of_any_kind(clip: CLIP):
     labels = np.array([3, 7, 3, 7])
     fitted = Classifier(backbone=clip, shots=np.int64(2), seed=np.int32(1), epochs=np.int64(1)).fit(pictures(4), labels)
-    assert list(fitted.classes_) == ["3", "7"]
+    assert fitted.classes_.tolist() == [3, 7]
     assert fitted.method_.options.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([10, 2, 10, 2], [2, 10]),
+        (np.array([1, 0, 1, 0]), [0, 1]),
+        ((True, False, True, False), [False, True]),
+        ([0.5, 1.5, 0.5, 1.5], [0.5, 1.5]),
+        (["10", "2", "10", "2"], ["10", "2"]),
+        ([7, "dog", 7, "dog"], [7, "dog"]),
+    ],
+)
+def test_labels_come_back_as_they_were_given(clip: CLIP, tmp_path: Path, labels: Any, classes: list[Any]):
+    given = pictures(4)
+    model = Classifier("gda", shots=1, backbone=clip, views=0).fit(given, labels)
+    assert model.classes_.tolist() == classes
+    assert type(model.predict(given[0])) is type(classes[model.predict_proba(given[0])[0].argmax()])
+    assert model.predict(given).tolist() == [classes[c] for c in model.predict_proba(given).argmax(axis=1)]
+    assert model.score(given, labels) == np.mean([a == b for a, b in zip(model.predict(given), labels, strict=True)])
+    model.save_pretrained(tmp_path / "m.dca")
+    loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
+    assert loaded.classes_.tolist() == [str(label) for label in classes], "names are text in a saved model"
+    assert loaded.score(given, labels) == model.score(given, labels)
+
+
+def test_half_of_the_classes_keep_their_labels(clip: CLIP):
+    whole = Classifier("gda").draw(pictures(4), [3, 1, 2, 0])
+    half = subset(whole, [2, 3])
+    assert (half.classes, half.labels) == (("2", "3"), (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +131,9 @@ def test_fit_takes_pictures_and_labels_of_any_kind(clip: CLIP):
         (pictures(2), ["a", float("nan")], "without a label"),
         (pictures(2), ["cat", "Cat"], "'Cat' and 'cat'"),
         (pictures(2), ["sea_lake", "sea lake"], "'sea lake' and 'sea_lake'"),
+        (pictures(2), [1, "1"], "1 and '1'"),
+        (pictures(2), [[1, 0], [0, 1]], "labels that are no single values"),
+        (pictures(2), np.eye(2), "labels that are no single values"),
         (pictures(2), ["cat", ""], "'' is no readable name"),
         (pictures(2), ["cat", "do\udcffg"], "no readable name"),
         (np.zeros((2, 8, 8, 3)), ["a", "b"], "PIL.Image.fromarray"),
@@ -128,7 +164,8 @@ def test_labels_beside_a_folder_are_refused(clip: CLIP, photos: Path, sample: Da
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ({"shots": 0}, "shots=0"),
+        ({"shots": 0}, "shots=None for all images"),
+        ({"method": "gdaa", "shots": 0}, "unknown method 'gdaa'. Did you mean 'gda'?"),
         ({"shots": "4"}, "shots='4'"),
         ({"shots": True}, "shots=True"),
         ({"seed": -1}, "seed=-1"),
@@ -169,6 +206,22 @@ def test_a_clone_has_equal_parameters_and_no_fit(model: Classifier):
     assert copied.get_params()["alpha"] == 2.0
     assert copied.shots == 4
     assert not hasattr(copied, "method_")
+
+
+def test_scikit_learn_s_tools_take_a_classifier(clip: CLIP):
+    selection = pytest.importorskip("sklearn.model_selection")
+    given, labels = pictures(8), [4, 5] * 4
+    bare = Classifier("gda", backbone=clip, views=0)
+    own = selection.cross_val_score(bare, given, labels, cv=2, error_score="raise")
+    theirs = selection.cross_val_score(bare, given, labels, cv=2, error_score="raise", scoring="accuracy")
+    assert own.tolist() == theirs.tolist()
+    search = selection.GridSearchCV(bare, {"shots": [1, 2], "rho": [0.1, 0.5]}, cv=2, error_score="raise")
+    assert search.fit(given, [f"class {label}" for label in labels]).best_params_.keys() == {"shots", "rho"}
+
+
+def test_a_classifier_asks_for_no_scikit_learn_itself():
+    code = "import sys; from dca import Classifier; Classifier(); assert not any('sklearn' in m for m in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_constructor_stores_and_nothing_else():

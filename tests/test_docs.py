@@ -67,6 +67,14 @@ def test_python_of_the_readme_runs(desk: Path) -> None:
     assert list(model.classes_) == ["cat", "dog"]  # type: ignore[attr-defined]
 
 
+def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
+    shutil.copytree(photos, desk / "pictures")
+    (block,) = blocks("docs/quickstart.md", "python")
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert names["numbered"].classes_.tolist() == [0, 1]  # type: ignore[attr-defined]
+
+
 def test_makefile_has_the_targets_that_pages_name() -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = {c.split()[1] for page in [*PAGES, "CONTRIBUTING.md"] for c in commands(page) if c.startswith("make ")}

@@ -47,8 +47,13 @@ class Classifier:
     'dog'
 
     shots: images a class to draw for training; None takes all. Further keywords are options of
-    the method, as `dca methods show NAME` lists them.
+    the method, as `dca methods show NAME` lists them. All of them are checked by `fit`.
+
+    After `fit`, `classes_` holds the classes in the order of the columns of `predict_proba`: labels
+    as they were given (numbers stay numbers), or names where a folder or dataset was given.
     """
+
+    _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
 
     def __init__(
         self,
@@ -81,6 +86,18 @@ class Classifier:
             else:
                 self.settings[name] = value
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn wants to know, for `cross_val_score`, `GridSearchCV` and the like; only it asks."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(one_d_array=True, two_d_array=False, string=True),
+            no_validation=True,
+        )
 
     def __repr__(self) -> str:
         given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in ("method", "backbone")]
@@ -119,6 +136,7 @@ class Classifier:
             history = self._train(method, images, told, folder)
             method.finish(images)
         self._adopt(method)
+        self.classes_ = _array(dataset.labels or dataset.classes)
         self.dataset_, self.history_ = dataset, history
         self.results_: dict[str, Any] = {}
         self.draw_ = [
@@ -132,6 +150,7 @@ class Classifier:
         mode: on which validation images the method may select, as `data/protocols.py` has them;
         `selection_` then says in words which they are.
         """
+        habit, seed = get_method(self.method).habit, _whole("seed", self.seed, 0)
         shots = None if self.shots is None else _whole("shots", self.shots, 1)
         dataset = as_dataset(X, y)
         require_learnable(dataset)
@@ -142,7 +161,6 @@ class Classifier:
                 details=[f"{name}: {n}" for name, n in short],
                 hint=f"add images, or use --shots {least}" if least else "add images to the empty classes",
             )
-        seed, habit = _whole("seed", self.seed, 0), get_method(self.method).habit
         source, self.selection_ = training_part(dataset, shots, seed, mode=mode, habit=habit)
         return dataclasses.replace(source, test=dataset.test)
 
@@ -196,9 +214,10 @@ class Classifier:
         return probabilities([self._fitted()], as_pictures(X), progress=progress)[0]
 
     def predict(self, X: Pictures) -> Any:
-        """The likeliest class: a name for one picture, an array of names for several."""
+        """The likeliest class as `classes_` has it: one label for one picture, an array for several."""
         best = self.predict_proba(X).argmax(axis=1)
-        return str(self.classes_[best[0]]) if is_one(X) else self.classes_[best]
+        found = self.classes_[best]
+        return found.tolist()[0] if is_one(X) else found
 
     def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
         """Accuracy, accuracy of each class and calibration on labelled pictures."""
@@ -240,7 +259,10 @@ class Classifier:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model: prompts, head, class names, options; never backbone weights."""
+        """Write the model: prompts, head, class names, options; never backbone weights.
+
+        Class names are text there: a model of the labels 0 and 1 says '0' and '1' when it is read again.
+        """
         checkpoint.save_model(Path(folder), self._fitted(), self.record())
 
     @classmethod
@@ -307,13 +329,23 @@ def backbones() -> dict[str, str | None]:
 
 def _whole(name: str, value: Any, low: int) -> int:
     """A whole number, numpy's too; anything else is the user's to change."""
+    hint = "shots=16, say, or shots=None for all images" if name == "shots" else f"{name}=1, say"
     try:
         number = operator.index(value)
     except TypeError:
-        raise UserError(f"{name}={value!r}: a whole number expected") from None
+        raise UserError(f"{name}={value!r}: a whole number expected", hint=hint) from None
     if isinstance(value, bool) or number < low:
-        raise UserError(f"{name}={value!r}: a whole number of at least {low} expected")
+        raise UserError(f"{name}={value!r}: a whole number of at least {low} expected", hint=hint)
     return number
+
+
+def _array(labels: Sequence[Any]) -> NDArray[Any]:
+    """Labels as an array of their own type; of objects, where they have several or numpy would change them."""
+    array = np.array(labels)
+    if array.tolist() != list(labels):
+        array = np.empty(len(labels), dtype=object)
+        array[:] = labels
+    return array
 
 
 def _name(picture: Picture) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,12 +39,12 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
     if len(pictures) != len(labels):
         found = f"{counted(len(pictures), 'picture')} but {counted(len(labels), 'label')}"
         raise UserError(found, hint="one label for each picture")
-    classes = tuple(sorted(set(labels)))
-    if alike := _alike(classes):
+    distinct = _in_order(set(labels))
+    if alike := _alike(distinct):
         raise UserError("labels that read alike", details=alike, hint="give one class one name")
-    place = {name: i for i, name in enumerate(classes)}
+    place = {label: i for i, label in enumerate(distinct)}
     items = tuple(Item(x, place[label]) for x, label in zip(pictures, labels, strict=True))
-    return Dataset(name="images", classes=classes, train=items)
+    return Dataset(name="images", classes=tuple(map(str, distinct)), train=items, labels=distinct)
 
 
 def require_learnable(dataset: Dataset) -> None:
@@ -122,13 +122,24 @@ def _several(X: Any) -> list[Picture]:
     return [as_picture(x) for x in X]
 
 
-def _labels(y: Any) -> list[str]:
+def _labels(y: Any) -> list[Any]:
     if isinstance(y, str) or not isinstance(y, Iterable):
         raise UserError(f"a list of labels expected, found {y!r}", hint="one label for each picture")
-    labels = list(y)
+    labels = y.tolist() if hasattr(y, "tolist") else list(y)  # numbers of arrays and tensors as Python's
+    if wrong := [repr(label)[:60] for label in labels if not isinstance(label, Hashable)]:
+        raise UserError("labels that are no single values", details=wrong, hint="one name or number for each picture")
     if missing := [str(n) for n, label in enumerate(labels) if label is None or label != label]:
-        raise UserError("pictures without a label", details=[f"number {', '.join(missing[:20])}"])
-    return [str(label) for label in labels]
+        hint = "give each of them a label, or leave them out"
+        raise UserError("pictures without a label", details=[f"number {', '.join(missing[:20])}"], hint=hint)
+    return labels
+
+
+def _in_order(labels: Iterable[Any]) -> tuple[Any, ...]:
+    """Labels sorted: numbers by size, names by letters; mixed ones as they read."""
+    try:
+        return tuple(sorted(labels))
+    except TypeError:
+        return tuple(sorted(labels, key=str))
 
 
 def _exist(pictures: list[Picture]) -> list[Picture]:
@@ -137,10 +148,10 @@ def _exist(pictures: list[Picture]) -> list[Picture]:
     return pictures
 
 
-def _alike(classes: Sequence[str]) -> list[str]:
-    seen: dict[str, str] = {}
-    pairs = [(seen.setdefault(_folded(name), name), name) for name in classes]
-    return [f"'{first}' and '{name}'" for first, name in pairs if first != name]
+def _alike(labels: Sequence[Any]) -> list[str]:
+    seen: dict[str, Any] = {}
+    pairs = [(seen.setdefault(_folded(str(label)), label), label) for label in labels]
+    return [f"{first!r} and {label!r}" for first, label in pairs if first != label]
 
 
 def _folded(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,6 +28,8 @@ class Dataset:
     keys: stable identifier of each class (folder name, CSV label, WordNet id), in label order.
     root: folder that the pictures' recorded paths are relative to.
     split: where the division into train, val and test comes from.
+    labels: what the caller calls each class (a number, say), in label order, where that was given;
+    `classes` has the same as text.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Dataset:
     keys: tuple[str, ...] = ()
     root: Path | None = None
     split: str = ""
+    labels: tuple[Any, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Number of pictures in each part."""

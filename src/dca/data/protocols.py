@@ -158,6 +158,7 @@ def subset(dataset: Dataset, labels: Sequence[int]) -> Dataset:
         dataset,
         classes=tuple(dataset.classes[y] for y in labels),
         keys=tuple(dataset.keys[y] for y in labels) if dataset.keys else (),
+        labels=tuple(dataset.labels[y] for y in labels) if dataset.labels else (),
         train=keep(dataset.train),
         val=keep(dataset.val),
         test=keep(dataset.test),
