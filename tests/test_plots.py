@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dca import plots
 from dca.errors import UserError
-from dca.plots import ClassResult
+from dca.plots import ClassResult, charts
 from dca.plots.stats import binned, wilson
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
@@ -129,6 +131,43 @@ def test_missing_matplotlib_names_the_command(tmp_path, monkeypatch):
 )
 def test_training_curves_of_almost_nothing(tmp_path, rows):
     assert plots.training_curves(rows, tmp_path / "curves.png").exists()
+
+
+LONG = {"names": "drift of names", "features": "drift of texts", "cls": "classification", "logits": "drift of answers"}
+
+
+def curves(monkeypatch: pytest.MonkeyPatch, epochs: int, sizes: dict[str, float]) -> Figure:
+    """The figure of curves whose terms fall to these sizes."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: kept.append(figure) or path)
+    rows = [
+        {"epoch": e, "loss": 9 / e, "accuracy": e / epochs, **{f"loss_{name}": s / e for name, s in sizes.items()}}
+        for e in range(1, epochs + 1)
+    ]
+    plots.training_curves(rows, "curves.png", term_words=LONG)
+    FigureCanvasAgg(kept[0]).draw()
+    return kept[0]
+
+
+def test_curves_say_in_words_what_they_show(monkeypatch):
+    figure = curves(monkeypatch, 3, {"cls": 1.0, "names": 2.0, "near_text": 3.0})
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["training accuracy, %", "loss", "classification", "drift of names", "near text"]
+    said = [text.get_text() for text in figure.texts]
+    assert "3 epochs over the training images; loss = classification + drift of names + near text" in said
+    alone = curves(monkeypatch, 1, {"cls": 1.0})
+    assert "1 epoch over the training images; loss = classification" in [text.get_text() for text in alone.texts]
+
+
+@pytest.mark.parametrize("epochs", [1, 12, 2000])
+def test_no_curve_writes_into_its_neighbour(monkeypatch, epochs):
+    figure = curves(monkeypatch, epochs, {"cls": 6.3, "names": -1.2345e6, "features": -0.15, "logits": -1.5e-7})
+    places = [axes.get_tightbbox() for axes in figure.axes]
+    assert not [(a, b) for k, a in enumerate(places) for b in places[k + 1 :] if a.overlaps(b)]
+    for axes in figure.axes:
+        left, right = (title.get_window_extent() for title in (axes._left_title, axes._right_title))
+        assert not left.overlaps(right)
+    assert all(figure.bbox.containsx(place.x0) and figure.bbox.containsx(place.x1) for place in places)
 
 
 def test_grid_shows_confident_mistakes_first(tmp_path):

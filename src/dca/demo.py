@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,20 +41,22 @@ def demo(
     spec = Spec(data="sample", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=dict(QUICK))
     dataset = load_sample()
     outcome = run(spec, folder, dataset=dataset, device=device, overwrite=overwrite, progress=progress)
-    zero_shot, adapted = outcome.zero_shot, outcome.adapted
-    if outcome.classifier is None:
+    model, zero_shot, adapted = outcome.classifier, outcome.zero_shot, outcome.adapted
+    if model is None:
         if all((folder / name).is_file() for name in (PICTURE, CURVES, GRID)):
             return outcome
         model = Classifier.from_pretrained(folder, backbone=backbone, device=device, precision=precision)
         zero_shot, adapted = compare(model, dataset, progress)
     assert zero_shot is not None
     assert adapted is not None
-    draw(folder, dataset, zero_shot, adapted)
+    draw(folder, dataset, zero_shot, adapted, model.method_.term_words)
     return outcome
 
 
-def draw(folder: Path, dataset: Dataset, zero_shot: Evaluation, adapted: Evaluation) -> None:
-    """The pictures of a finished run."""
+def draw(
+    folder: Path, dataset: Dataset, zero_shot: Evaluation, adapted: Evaluation, term_words: Mapping[str, str]
+) -> None:
+    """The pictures of a finished run. term_words: what the names of its loss terms mean."""
     labels = adapted.labels
     said, plain = adapted.probabilities.argmax(axis=1), zero_shot.probabilities.argmax(axis=1)
     rows = plots.class_results(labels, plain, said, dataset.classes)
@@ -65,7 +67,7 @@ def draw(folder: Path, dataset: Dataset, zero_shot: Evaluation, adapted: Evaluat
         zero_shot.accuracy, adapted.accuracy, rows, images, truths, answers, sure, folder / PICTURE, shots=SHOTS
     )
     plots.prediction_grid(images, truths, answers, sure, folder / GRID)
-    plots.training_curves(read_metrics(folder), folder / CURVES)
+    plots.training_curves(read_metrics(folder), folder / CURVES, term_words=term_words)
 
 
 def _names(labels: NDArray[np.int64], classes: Sequence[str]) -> list[str]:

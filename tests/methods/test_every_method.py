@@ -45,7 +45,9 @@ def test_probabilities_are_finite_and_sum_to_one(fitted: Classifier, sample: Dat
 def test_losses_are_finite_and_named(fitted: Classifier) -> None:
     for row in fitted.history_:
         assert all(np.isfinite(value) for value in row.values())
-        assert any(name.startswith("loss_") for name in row)
+        named = {name.removeprefix("loss_") for name in row if name.startswith("loss_")}
+        assert named
+        assert named <= set(fitted.method_.term_words), "what each means, for the titles of curves"
 
 
 def test_same_seed_gives_the_same_weights(fitted: Classifier, sample: Dataset) -> None:

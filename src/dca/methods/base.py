@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -121,6 +122,11 @@ class Support(Protocol):
         """
 
 
+def in_words(**own: str) -> Mapping[str, str]:
+    """What the names of loss terms mean: of those that many methods have, and of a method's own."""
+    return MappingProxyType({"cls": "classification", "in": "within classes", "ts": "between texts", **own})
+
+
 class Method(nn.Module, ABC):
     """Owns its parameters; turns a batch into loss terms and image features into probabilities.
 
@@ -139,6 +145,8 @@ class Method(nn.Module, ABC):
     recordable: ClassVar[bool] = True
     # Tensors made after training, of shapes that only the data decides, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}
+    # Loss terms in the few words that the title of a curve has room for.
+    term_words: ClassVar[Mapping[str, str]] = in_words()
 
     def __init__(self, clip: CLIP, task: Task, chosen: Any) -> None:
         super().__init__()

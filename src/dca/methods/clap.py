@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.base import Batch, Step, Support, Task, in_words
 from dca.methods.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
 from dca.methods.heads import Head
 from dca.options import opt
@@ -74,6 +74,7 @@ class CLAP(FrozenMethod):
     paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
     trains_on = "features"
     imagenet_templates = (*SEVEN, "a photo of a {}.")
+    term_words = in_words(near_text="near the text")
     Options = CLAPOptions
     options: CLAPOptions
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.methods import metric
-from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.base import Batch, Step, Support, Task, in_words
 from dca.methods.prompts import TextPrompts, VisualTokens, ladder
 from dca.methods.shots import Shots
 from dca.methods.text_head import TextHead, TextHeadOptions
@@ -69,6 +69,7 @@ class DAPT(TextHead):
     paper = "Cho et al., Distribution-Aware Prompt Tuning for Vision-Language Models, ICCV 2023"
     trains_on = "images"
     Options = DAPTOptions
+    term_words = in_words(visual="to prototypes", text="between texts")
     options: DAPTOptions
 
     @classmethod

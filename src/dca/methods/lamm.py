@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Task
+from dca.methods.base import Batch, Step, Task, in_words
 from dca.methods.prompts import name_ids, require_room
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
@@ -57,6 +57,7 @@ class LAMM(TextHead):
     paper = "Gao et al., LAMM: Label Alignment for Multi-Modal Prompt Learning, AAAI 2024"
     trains_on = "images"
     Options = LAMMOptions
+    term_words = in_words(names="drift of names", features="drift of texts", distillation="distillation")
     options: LAMMOptions
 
     def __init__(self, clip: CLIP, task: Task, chosen: LAMMOptions) -> None:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP, ExtraTokens
 from dca.errors import UserError
-from dca.methods.base import Batch, Step, Support, Task
+from dca.methods.base import Batch, Step, Support, Task, in_words
 from dca.methods.prompts import name_ids, random_tokens, require_room, sentences, start_context
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
@@ -103,6 +103,7 @@ class PromptSRC(TextHead):
     paper = "Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting, ICCV 2023"
     trains_on = "images"
     Options = PromptSRCOptions
+    term_words = in_words(text="drift of texts", image="drift of images", logits="drift of answers")
     options: PromptSRCOptions
     average: Tensor | None
 

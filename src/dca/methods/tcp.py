@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.clip.blocks import QuickGELU
 from dca.errors import UserError
-from dca.methods.base import Batch, Step, Task
+from dca.methods.base import Batch, Step, Task, in_words
 from dca.methods.prompts import linear, name_ids, random_tokens, require_room, sentences
 from dca.methods.text_head import TextHead, TextHeadOptions
 from dca.options import opt
@@ -79,6 +79,7 @@ class TCP(TextHead):
     paper = "Yao et al., TCP: Textual-based Class-aware Prompt tuning for Visual-Language Model, CVPR 2024"
     trains_on = "images"
     Options = TCPOptions
+    term_words = in_words(text="drift of texts")
     options: TCPOptions
 
     @classmethod

@@ -127,14 +127,19 @@ def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, fine: boo
 
 # Training
 
+# Inches from panel to panel, and how many of them belong to the numbers at the left of one.
+_PANEL, _TICKS = 2.75, 0.85
 _NOT_LOSSES = {"epoch", "step", "steps", "accuracy", "lr", "learning_rate", "seconds", "time", "left", "eta"}
 
 
-def training_curves(metrics: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
+def training_curves(
+    metrics: Sequence[Mapping[str, Any]], path: Path | str, *, term_words: Mapping[str, str] | None = None
+) -> Path:
     """Draw the training accuracy and each loss term by epoch, each on its own scale.
 
     metrics: rows with `epoch`, `accuracy` (a fraction), `loss` and any further named terms, either
     beside them or in a mapping. Several rows of one epoch are averaged.
+    term_words: what the names of terms mean, without their prefix `loss_`.
     """
     epochs, curves = _by_epoch(metrics)
     accuracy = curves.pop("accuracy", None)
@@ -142,26 +147,35 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], path: Path | str) -> P
     if len(curves) == 2:
         curves.pop("loss", None)
     panels = [(name, y) for name, y in curves.items() if np.isfinite(y).any()]
+    words = {name: _term(name, term_words or {}) for name, _ in panels}
+    below = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'} over the training images"
+    if terms := [word for name, word in words.items() if name != "loss"]:
+        below += f"; loss = {' + '.join(terms)}"
     if accuracy is not None and np.isfinite(accuracy).any():
         panels.insert(0, ("accuracy", accuracy))
     columns = max(2, len(panels) if len(panels) <= 5 else 4)
     rows = max(1, math.ceil(len(panels) / columns))
-    with drawing(0.35 + columns * 2.35, 0.9 + rows * 2.35) as figure:
-        style.headline(figure, "Training", f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}")
+    with drawing(0.4 + columns * _PANEL, 0.9 + rows * 2.35) as figure:
+        style.headline(figure, "Training", below)
         for k, (name, y) in enumerate(panels):
-            axes = style.box(figure, 0.7 + k % columns * 2.35, 1.25 + k // columns * 2.35, 1.75, 1.4)
+            axes = style.box(figure, 0.85 + k % columns * _PANEL, 1.25 + k // columns * 2.35, _PANEL - _TICKS, 1.4)
             colour = {"loss": TEXT, "accuracy": BLUE}.get(name, SERIES[1 + k % (len(SERIES) - 1)])
-            _curve(axes, epochs, y, name, colour)
+            _curve(axes, epochs, y, "training accuracy, %" if name == "accuracy" else words[name], colour)
         return save(figure, path)
 
 
-def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], name: str, colour: str) -> None:
-    """One line with its name and where it ended."""
-    from matplotlib.ticker import MaxNLocator
+def _term(name: str, term_words: Mapping[str, str]) -> str:
+    """A loss term in words that fit above its curve."""
+    bare = name.removeprefix("loss_")
+    return plain(term_words.get(bare, bare.replace("_", " ")), 18)
+
+
+def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str, colour: str) -> None:
+    """One line with what it shows, in per cent where the words say so, and where it ended."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     last = float(y[np.isfinite(y)][-1])
-    share = name == "accuracy"
-    words = "accuracy, %" if share else plain(name.removeprefix("loss_").replace("_", " "), 18)
+    share = words.endswith("%")
     look: Any = {"marker": "o", "ms": 4} if len(epochs) < 3 else {}
     axes.plot(epochs, 100 * y if share else y, color=colour, lw=1.9, clip_on=False, **look)
     axes.set_title(words, loc="left", size=9, color=colour, weight="bold", pad=8)
@@ -169,6 +183,7 @@ def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], name: str,
     axes.set_xlabel("epoch")
     axes.grid(axis="y", color=RULE, lw=0.8)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     # One point has no width of its own.
     axes.set_xlim(epochs[0] - (len(epochs) == 1), epochs[-1])
