@@ -145,6 +145,9 @@ def test_a_loss_that_is_no_number_stops_with_a_rate_to_try(
     with pytest.raises(UserError, match="diverged in epoch 1: loss term cls") as caught:
         trainer.run()
     assert "--set learning_rate=" in caught.value.hint
+    with pytest.raises(UserError, match="no finite gradient") as caught:
+        trainer.probe_rate()
+    assert "dca methods show dca" in caught.value.hint
 
 
 def test_parameters_that_leave_the_numbers_stop_the_run_in_that_epoch(

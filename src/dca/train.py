@@ -210,7 +210,7 @@ class Trainer:
         if not math.isfinite(gradient):
             raise UserError(
                 "training cannot start: the loss has no finite gradient",
-                hint="`dca methods show NAME` has the limits",
+                hint=f"try the default options; `dca methods show {self.method.name}` has them",
             )
         share = PROBE_SHARE * min(self.method.task.shots, PROBE_SHOTS) ** 1.5
         return share * size / gradient if gradient > 0 else 0.0

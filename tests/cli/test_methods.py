@@ -71,9 +71,10 @@ def test_show_leaves_out_what_has_no_effect(dca: Any):
 
 
 def test_a_method_without_show_is_answered_with_the_command(dca: Any):
-    said = dca("methods", "CoOp")
-    assert said.code == 2
-    assert "fix: dca methods show coop" in said.err
+    for typed, meant in (("CoOp", "coop"), ("tip-adapter", "tip_adapter"), ("gdaa", "gda"), ("xyz", "NAME")):
+        said = dca("methods", typed)
+        assert said.code == 2
+        assert f"fix: dca methods show {meant}\n" in said.err
 
 
 def test_json_before_show_counts_too(dca: Any):

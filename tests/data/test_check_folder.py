@@ -132,7 +132,7 @@ def test_a_name_that_belongs_to_no_class_is_said(tmp_path, caplog):
     assert finding.examples == ("'bkrr' (did you mean 'bkr'?)", "'zebra'")
     assert not caplog.records, "the report says it"
     load_dataset(tmp_path)
-    assert "names what is no class: 'bkrr' (did you mean 'bkr'?), 'zebra'" in caplog.text
+    assert "no class is called 'bkrr' (did you mean 'bkr'?), 'zebra'" in caplog.text
 
 
 def test_names_of_more_classes_than_there_are_do_no_harm(tmp_path, caplog):

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dca.cli.common import Group, emit, json_flag
+from dca.errors import nearest
 
 WIDEST = 100
 
@@ -19,13 +20,9 @@ class Methods(Group):
 
     def way_out(self, name: str) -> str:
         """`dca methods coop` -> dca methods show coop."""
-        from dca.errors import UserError
-        from dca.methods.base import get_method
+        from dca.methods.base import all_methods
 
-        try:
-            return f"dca methods show {get_method(name).name}"
-        except UserError:
-            return super().way_out(name)
+        return f"dca methods show {nearest(name.lower(), all_methods()) or 'NAME'}"
 
 
 @click.group(cls=Methods, invoke_without_command=True)

@@ -75,7 +75,7 @@ def _at_path(path: Path, measuring: bool) -> Dataset:
     dataset = load_folder(path, measuring=measuring)
     idle, slips = idle_names(dataset)
     if slips and idle and not measuring:  # part of the classes may be measured on, with the names of all
-        _log.warning("%s of %s names what is no class: %s", NAMES, path, ", ".join(idle[:5]))
+        _log.warning("%s of %s: no class is called %s", NAMES, path, ", ".join(idle[:5]))
     for entry in catalog.entries().values():
         if len(dataset.classes) == entry.classes and (named := adopt(entry, dataset)) is not None:
             return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")
