@@ -66,6 +66,12 @@ def test_check_of_a_good_and_a_bad_folder(capsys, photos):
     assert code == 0
 
 
+def test_check_of_the_sample(capsys):
+    code, out, _ = run(capsys, "check", "sample", "--no-images")
+    assert code == 0
+    assert "nothing wrong found" in out
+
+
 def test_check_of_what_is_not_there(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("DCA_DATA", raising=False)
     code, out, _ = run(capsys, "check", tmp_path / "none")

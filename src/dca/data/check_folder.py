@@ -161,8 +161,8 @@ def _few_images(dataset: Dataset) -> list[Finding]:
 
 def _names(dataset: Dataset) -> list[Finding]:
     """Class names that CLIP has not read about."""
-    odd = [(key, name, odd_name(name)) for key, name in zip(dataset.keys, dataset.classes, strict=True)]
-    odd = [row for row in odd if row[2]]
+    keyed = zip(dataset.keys or dataset.classes, dataset.classes, strict=True)
+    odd = [(key, name, reason) for key, name in keyed if (reason := odd_name(name))]
     if not odd:
         return []
     example = json.dumps({odd[0][0]: "bike rack"}, ensure_ascii=False)
