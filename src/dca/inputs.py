@@ -139,7 +139,7 @@ def _in_order(labels: Iterable[Any]) -> tuple[Any, ...]:
     try:
         return tuple(sorted(labels))
     except TypeError:
-        return tuple(sorted(labels, key=str))
+        return tuple(sorted(labels, key=lambda label: (str(label), type(label).__name__)))
 
 
 def _exist(pictures: list[Picture]) -> list[Picture]:
