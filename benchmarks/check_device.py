@@ -16,17 +16,18 @@ from collections.abc import Callable
 
 import torch
 
-from dca import seeds
+from dca.core import seeds
 from dca.clip import CLIP
 from dca.data.dataset import Dataset
-from dca.data.images import ImageStore
-from dca.data.sample import load_sample
-from dca.errors import UserError
-from dca.gradients import Gradients, compute
-from dca.methods.base import Batch, Step, Task, all_methods, get_method
+from dca.data.image_store import ImageStore
+from dca.data.sources.sample import load_sample
+from dca.core.errors import UserError
+from dca.engine.step import Gradients, compute
+from dca.methods.interface import Batch, Step, Problem
+from dca.methods.registry import all_methods, get_method
 from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
-from dca.support import TrainingImages
+from dca.engine.training_images import TrainingImages
 
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
@@ -43,7 +44,7 @@ def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, Training
     clip = CLIP.from_pretrained(backbone).to(device)
     clip.compute_dtype = dtype
     data, images = sample_of(clip)
-    method = DCA.build(clip, Task(classes=data.classes, shots=8, seed=1), DCAOptions())
+    method = DCA.build(clip, Problem(names=data.classes, shots=8, seed=1), DCAOptions())
     method.prepare(images)
     return method, images
 
@@ -99,7 +100,7 @@ def _timed(work: Callable[[], None], times: int, cuda: bool) -> float:
 def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tuple[float, float, float | None]:
     """Largest relative gap between recorded and written gradients; milliseconds of a written and a recorded step."""
     kind = get_method(name)
-    method = kind.build(clip, Task(classes=data.classes, shots=8, seed=1), kind.Options())
+    method = kind.build(clip, Problem(names=data.classes, shots=8, seed=1), kind.Options())
     method.prepare(images)
 
     def batch(first: int) -> Batch:
@@ -146,7 +147,7 @@ class ReadsBack(CoOp):
 def check_refusal(clip: CLIP) -> bool:
     """Whether a step that cannot be recorded ends with an error of ours. Last, since CUDA may be of no use then."""
     data, images = sample_of(clip)
-    method = ReadsBack.build(clip, Task(classes=data.classes, shots=8, seed=1), ReadsBack.Options())
+    method = ReadsBack.build(clip, Problem(names=data.classes, shots=8, seed=1), ReadsBack.Options())
     gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
     batch = Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
     try:

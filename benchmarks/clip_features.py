@@ -28,11 +28,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.data.splits import draw
-from dca.methods import gaussian
-from dca.methods.base import Task, get_method
+from dca.methods.shared import gaussian
+from dca.methods.interface import Problem
+from dca.methods.registry import get_method
 from dca.methods.dca import gammas
-from dca.methods.shots import Shots
-from dca.train import Trainer
+from dca.methods.shared.shots import Shots
+from dca.engine.loop import Trainer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "clip_features"
 DATASETS = {"caltech101": "Caltech101", "oxford_flowers": "Flowers102", "oxford_pets": "OxfordPets"}
@@ -104,10 +105,10 @@ def parts(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = No
     return train, rows("test")
 
 
-def of_method(name: str, settings: dict[str, Any], text: Tensor, task: Task, train: Rows, test: Rows) -> float:
+def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Problem, train: Rows, test: Rows) -> float:
     """Test accuracy of one of our methods, fitted as `dca fit` does it."""
     kind = get_method(name)
-    method = kind.build(Given(text), task, kind.Options(**settings))  # type: ignore[arg-type]
+    method = kind.build(Given(text), problem, kind.Options(**settings))  # type: ignore[arg-type]
     if method.trains_on == "features":
         Trainer(method, train, method.options, seed=1).run()  # type: ignore[arg-type]
     method.finish(train)
@@ -135,11 +136,11 @@ def without_text(name: str, tensors: dict[str, Tensor], shots: int) -> dict[str,
     """All heads and methods on one dataset."""
     train, test = parts(tensors, shots)
     classes = int(test.labels.max()) + 1
-    task = Task(classes=tuple(map(str, range(classes))), shots=shots, seed=1, dataset=name)
+    problem = Problem(names=tuple(map(str, range(classes))), shots=shots, seed=1, dataset=name)
     nothing = torch.zeros(classes, train.features.shape[1])
     found = of_heads(train, test, shots, classes)
     for method, settings in METHODS.items():
-        found[method] = of_method(method, settings, nothing, task, train, test)
+        found[method] = of_method(method, settings, nothing, problem, train, test)
     return found
 
 
@@ -148,8 +149,8 @@ def with_text(tensors: dict[str, Tensor], names: list[str], text: dict[str, Tens
     classes = [c for c, name in enumerate(names) if name in text]
     train, test = parts(tensors, shots, classes)
     vectors = torch.stack([text[names[c]] for c in classes])
-    task = Task(classes=tuple(names[c] for c in classes), shots=shots, seed=1, dataset="caltech101")
-    return {name: of_method(name, settings, vectors, task, train, test) for name, settings in WITH_TEXT.items()}
+    problem = Problem(names=tuple(names[c] for c in classes), shots=shots, seed=1, dataset="caltech101")
+    return {name: of_method(name, settings, vectors, problem, train, test) for name, settings in WITH_TEXT.items()}
 
 
 def by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:

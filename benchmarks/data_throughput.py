@@ -24,10 +24,11 @@ from PIL import Image
 
 from dca.clip import CLIP, Preprocess
 from dca.data.augment import random_crops
-from dca.data.images import ImageStore, stream
-from dca.methods.base import Task, get_method
-from dca.support import TrainingImages
-from dca.train import Trainer
+from dca.data.image_store import ImageStore, stream
+from dca.methods.interface import Problem
+from dca.methods.registry import get_method
+from dca.engine.training_images import TrainingImages
+from dca.engine.loop import Trainer
 
 PHOTO = (500, 375)
 SHOTS, CLASSES, STORED = 16, 10, 224
@@ -94,9 +95,9 @@ def training(backbone: str) -> dict[str, float]:
     labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
     images = TrainingImages(store, labels, clip, seed=1)
     kind = get_method("dca")
-    task = Task(classes=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
+    problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
     options = kind.Options(epochs=1, batch_size=32, learning_rate=0.01)
-    trainer = Trainer(kind.build(clip, task, options), images, options, 1)
+    trainer = Trainer(kind.build(clip, problem, options), images, options, 1)
     generator = torch.Generator().manual_seed(0)
     batch = torch.arange(32) * 5
     size = clip.preprocess.size

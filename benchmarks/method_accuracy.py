@@ -26,11 +26,11 @@ from typing import Any
 import click
 
 from dca.data.dataset import Dataset
-from dca.errors import UserError
-from dca.files import digest_of
-from dca.inputs import as_dataset
-from dca.methods.base import all_methods, get_method
-from dca.run import Spec, run
+from dca.core.errors import UserError
+from dca.core.files import digest_of
+from dca.model.inputs import as_dataset
+from dca.methods.registry import all_methods, get_method
+from dca.experiment.run import Spec, run
 
 SHOTS = 16
 # Method -> what differs from its published recipe on a small backbone.

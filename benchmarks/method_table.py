@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dca.methods.base import all_methods
-from dca.methods.shape import table
+from dca.methods.registry import all_methods
+from dca.methods.summary import table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- methods: benchmarks/method_table.py -->\n", "\n<!-- end of methods -->"

@@ -15,11 +15,11 @@ import torch
 from dca.clip import CLIP, CLIPConfig, Preprocess, TextConfig, Tokenizer, VisionConfig
 from dca.clip import config as configs
 from dca.clip import preprocess as preprocessing
-from dca.clip.init import initialize
-from dca.clip.names import to_hf
+from dca.clip.random_weights import initialize
+from dca.clip.tensor_names import to_hf
 from dca.clip.tokenizer import _byte_alphabet, from_merges
+from dca.core.files import write_json
 from dca.data.dataset import Dataset
-from dca.files import write_json
 
 torch.set_num_threads(1)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
@@ -103,7 +103,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sample() -> Dataset:
     """A small cut of the drawn dataset: 10 classes, 4 training and 3 test pictures each."""
-    from dca.data.sample import load_sample
+    from dca.data.sources.sample import load_sample
 
     return load_sample(per_class_train=4, per_class_test=3, size=48)
 
@@ -111,7 +111,7 @@ def sample() -> Dataset:
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as a folder with train/ and test/."""
-    from dca.data.sample import write_sample
+    from dca.data.sources.sample import write_sample
 
     return write_sample(tmp_path_factory.mktemp("photos") / "photos", per_class_train=4, per_class_test=3, size=48)
 
@@ -119,7 +119,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A finished run of DCA on the photos; tests that damage it take a copy."""
-    from dca.run import Spec, run
+    from dca.experiment.run import Spec, run
 
     spec = Spec(data=str(photos), shots=2, backbone=str(tiny_folder), options={"epochs": 2})
     return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder

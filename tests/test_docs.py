@@ -15,7 +15,7 @@ from dca.clip.weights import HUB_IDS
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 # Commands that need a network, a public dataset, minutes, or the machine's own package manager.
-NOT_HERE = re.compile(r"^(pip|make|find|dca demo|dca datasets|dca cache|python -m dca\.pretrain)\b|--backbone")
+NOT_HERE = re.compile(r"^(pip|make|find|dca demo|dca datasets|dca cache|python -m dca_pretrain)\b|--backbone")
 
 
 def blocks(page: str, language: str) -> list[str]:

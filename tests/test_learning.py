@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from conftest import shared
-from dca.classifier import Classifier
 from dca.data import load_dataset
-from dca.evaluate import evaluation, probabilities
-from dca.run import Spec, compare, run
+from dca.engine.evaluate import evaluation, probabilities
+from dca.experiment.run import Spec, compare, run
+from dca.model.classifier import Classifier
 
 pytestmark = pytest.mark.slow
 

@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dca.classifier import Classifier
     from dca.clip import CLIP
+    from dca.core.errors import UserError
     from dca.data import load_dataset
-    from dca.errors import UserError
-    from dca.methods.base import all_methods as list_methods
+    from dca.methods.registry import all_methods as list_methods
+    from dca.model.classifier import Classifier
 
 __version__ = "0.1.0.dev0"
 __all__ = ["CLIP", "Classifier", "UserError", "__version__", "list_methods", "load_dataset"]
 
 _HOMES = {
     "CLIP": ("dca.clip", "CLIP"),
-    "Classifier": ("dca.classifier", "Classifier"),
-    "UserError": ("dca.errors", "UserError"),
-    "list_methods": ("dca.methods.base", "all_methods"),
+    "Classifier": ("dca.model.classifier", "Classifier"),
+    "UserError": ("dca.core.errors", "UserError"),
+    "list_methods": ("dca.methods.registry", "all_methods"),
     "load_dataset": ("dca.data", "load_dataset"),
 }
 

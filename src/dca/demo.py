@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dca import plots
-from dca.classifier import Classifier
+from dca.core.progress import Progress, silent
 from dca.data.dataset import Dataset
-from dca.data.opening import open_image
-from dca.data.sample import load_sample
-from dca.evaluate import Evaluation
-from dca.progress import Progress, silent
-from dca.run import Outcome, Spec, compare, run
-from dca.train import read_metrics
+from dca.data.decode import open_image
+from dca.data.sources.sample import load_sample
+from dca.engine.evaluate import Evaluation
+from dca.engine.loop import read_metrics
+from dca.experiment.run import Outcome, Spec, compare, run
+from dca.model.classifier import Classifier
 
 SHOTS = 16
 # Enough to show what few images do, within a minute or so on two cores.

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dca.cli import main
-from dca.data.cache import FeatureCache
+from dca.data.feature_store import FeatureCache
 
 
 @pytest.fixture

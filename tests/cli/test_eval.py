@@ -9,7 +9,7 @@ import pytest
 from bad_pictures import bad_files, class_folders
 from rich.cells import cell_len
 
-from dca.evaluate import calibration_error, evaluation
+from dca.engine.evaluate import calibration_error, evaluation
 
 
 def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):

@@ -216,7 +216,7 @@ def test_every_bad_row_of_a_list_is_named_with_its_line(dca: Any, few: Path, tin
 def test_an_interrupt_exits_130_and_says_how_to_continue(
     dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dca.train import Trainer
+    from dca.engine.loop import Trainer
 
     def interrupt(self: Trainer, epoch: int, progress: Any) -> Any:
         raise KeyboardInterrupt
@@ -239,7 +239,7 @@ def test_an_interrupt_exits_130_and_says_how_to_continue(
 def test_a_log_is_told_how_far_it_is(
     dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
 ):
-    monkeypatch.setattr("dca.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("dca.core.progress.LINE_EVERY", 0.0)
     said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK, *form)
     assert ("\ntraining 1/1  epoch 1/1  loss" in said.err) == (form != ("--quiet",))
     assert "training 1/1" not in said.out
@@ -250,7 +250,7 @@ def test_a_resumed_fit_says_so_on_stderr(
 ):
     line = [str(part) for part in ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)]
     with monkeypatch.context() as patched:
-        patched.setattr("dca.run.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("dca.experiment.run.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert dca(*line).code == 130
     done = subprocess.run([sys.executable, "-m", "dca", *line], capture_output=True, check=True, text=True, timeout=120)
     assert done.stderr == f"{tmp_path / 'm.dca.partial'}: an interrupted run goes on after epoch 1 of 1\n"

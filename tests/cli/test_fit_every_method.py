@@ -13,8 +13,9 @@ import torch
 
 from conftest import tiny_config
 from dca.clip import config as configs
-from dca.data.sample import SAMPLE_CLASSES
-from dca.methods.base import Method, all_methods, get_method
+from dca.data.sources.sample import SAMPLE_CLASSES
+from dca.methods.interface import Method
+from dca.methods.registry import all_methods, get_method
 
 METHODS = sorted(all_methods())
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from bad_pictures import bad_files
 
-from dca.classifier import Classifier
 from dca.cli.predict import lines
+from dca.model.classifier import Classifier
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dca.clip import CLIP
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 FILES = ("config.json", "preprocessor_config.json", "vocab.json")
 STRANGE = [None, True, 0, -1, 10**12, 10**30, 1.5, float("nan"), "", "gelu", [], [1], [0.5, 0.5], ["a"] * 3, {}]

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from dca.clip import preprocess
 from dca.clip.preprocess import Preprocess
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 HF = {
     "do_resize": True,

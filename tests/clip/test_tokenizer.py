@@ -9,7 +9,7 @@ import pytest
 
 from conftest import MERGES, small_vocabulary
 from dca.clip.tokenizer import OPENAI_MERGES, Tokenizer, _read_openai, from_merges, load_tokenizer
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 WORDS = (
     "a photo of the this is drawing cat dog Golden Retriever highway or road annual crop land don't it's we'll I'd "

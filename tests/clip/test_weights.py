@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from conftest import make_clip, save_hf, small_vocabulary, tiny_config
 from dca.clip import CLIP, VIT_B_16
 from dca.clip import config as configs
-from dca.clip.names import openai_origin
+from dca.clip.tensor_names import openai_origin
 from dca.clip.weights import HUB_IDS, config_of_state
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 
 def tensor_of(output: Any) -> torch.Tensor:

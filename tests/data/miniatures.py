@@ -7,8 +7,8 @@ from pathlib import Path
 
 from small_pictures import picture
 
-from dca.data import catalog
-from dca.data.entry import Entry
+from dca.data.sources import catalog
+from dca.data.sources.entry import Entry
 
 SPLIT_FILES = {
     "dtd": ("split_zhou_DescribableTextures.json", "images"),

@@ -12,7 +12,7 @@ from PIL import Image
 from small_pictures import picture
 
 from dca.data.augment import Crops, crop_resize, random_crops, resize_weights
-from dca.data.images import ImageStore
+from dca.data.image_store import ImageStore
 
 
 def literal_box(height, width, rng):

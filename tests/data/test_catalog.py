@@ -10,11 +10,12 @@ from miniatures import PER_CLASS, SPLIT_FILES, WNID_FOLDERS, miniature, split_pa
 from small_pictures import make_folder
 
 from conftest import shared as shared_folder
-from dca.data import catalog, load_dataset
-from dca.data.check import check_public
-from dca.data.entry import Entry
+from dca.core.errors import UserError
+from dca.data import load_dataset
+from dca.data.check.public import check_public
 from dca.data.protocols import domain_generalisation
-from dca.errors import UserError
+from dca.data.sources import catalog
+from dca.data.sources.entry import Entry
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_shifted_versions_of_imagenet_find_their_classes_by_wordnet_id(minis):
 
 
 def test_the_sample_is_found_by_name(monkeypatch):
-    monkeypatch.setattr("dca.data.sample.load_sample", lambda: "the sample")
+    monkeypatch.setattr("dca.data.sources.sample.load_sample", lambda: "the sample")
     assert load_dataset("sample") == "the sample"
 
 

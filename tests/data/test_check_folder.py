@@ -10,8 +10,8 @@ from small_pictures import make_folder, picture
 
 from conftest import shared as shared_folder
 from dca.data import load_dataset
-from dca.data.check_folder import check_folder, odd_name
-from dca.data.content import near_copies, thumbnail
+from dca.data.check.folder import check_folder, odd_name
+from dca.data.hashing import near_copies, thumbnail
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from small_pictures import make_folder
 
 from conftest import shared as shared_folder
+from dca.core.errors import UserError
 from dca.data import load_dataset
 from dca.data.draws import draw_record, export_draw, import_draw
-from dca.data.folder import load_folder
+from dca.data.sources.folder import load_folder
 from dca.data.splits import few_shot
-from dca.errors import UserError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_pictures import make_folder, picture
 
-from dca.data.folder import load_folder, words_of
-from dca.errors import UserError
+from dca.core.errors import UserError
+from dca.data.sources.folder import load_folder, words_of
 
 
 def names(items):

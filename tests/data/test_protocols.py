@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
 from dca.data.protocols import base_to_new, cross_dataset, domain_generalisation, few_shot, harmonic_mean, subset
 from dca.data.splits import few_shot as draw_few_shot
-from dca.errors import UserError
 
 
 def toy(name="toy", classes=5, train=20, val=10, test=3, keys=None):

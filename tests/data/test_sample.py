@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
-from dca.data.folder import load_folder
-from dca.data.sample import SAMPLE_CLASSES, load_sample, write_sample
-from dca.errors import UserError
+from dca.data.sources.folder import load_folder
+from dca.data.sources.sample import SAMPLE_CLASSES, load_sample, write_sample
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_same_seed_gives_the_same_bytes_in_a_fresh_process(sample):
     again = load_sample(per_class_train=6, per_class_test=5)
     code = (
         "import hashlib\n"
-        "from dca.data.sample import load_sample\n"
+        "from dca.data.sources.sample import load_sample\n"
         "d = load_sample(per_class_train=6, per_class_test=5)\n"
         "print(hashlib.sha256(b''.join(i.picture.tobytes() for i in d.train + d.test)).hexdigest())\n"
     )

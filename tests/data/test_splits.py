@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import shared as shared_folder
+from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
 from dca.data.splits import draw, few_shot, hold_out, short_classes
-from dca.errors import UserError
 
 
 @pytest.fixture

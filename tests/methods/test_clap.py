@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca import seeds
 from dca.clip import CLIP
-from dca.methods.base import Batch, Task
+from dca.core import seeds
 from dca.methods.clap import CLAP, CLAPOptions, multipliers
-from dca.methods.shape import trained_on
+from dca.methods.interface import Batch, Problem
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
 from oracles.frozen import cross_entropy, dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -17,7 +17,7 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def prepared(clip: CLIP, images: Images, **options: object) -> tuple[CLAP, Batch]:
-    method = CLAP.build(clip, Task(classes=CLASSES, shots=3), CLAPOptions(**options))  # type: ignore[arg-type]
+    method = CLAP.build(clip, Problem(names=CLASSES, shots=3), CLAPOptions(**options))  # type: ignore[arg-type]
     rows, labels = method.training_rows(images)
     method.prepare(images)
     return method, Batch(rows, labels, seeds.generator(0, "test"))
@@ -75,7 +75,7 @@ def test_forms_of_the_multipliers() -> None:
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method, batch = prepared(clip, images)
-    plain = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))

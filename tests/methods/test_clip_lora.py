@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.methods.base import Task
+from dca.engine.loop import make_optimizer, rate_at
 from dca.methods.clip_lora import CLIPLoRA, CLIPLoRAOptions
-from dca.methods.prompts import dropout
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.shared.prompts import dropout
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
-from dca.train import make_optimizer, rate_at
 from oracles import towers
 from oracles.images import Images
 
@@ -22,8 +22,8 @@ TEMPLATE = "a photo of {}, a type of x."
 
 
 def build(clip: CLIP, *, trained: bool = True, **options: object) -> CLIPLoRA:
-    task = Task(classes=CLASSES, shots=3, seed=1, template=TEMPLATE)
-    method = CLIPLoRA.build(clip, task, CLIPLoRAOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=CLASSES, shots=3, seed=1, template=TEMPLATE)
+    method = CLIPLoRA.build(clip, problem, CLIPLoRAOptions(**options))  # type: ignore[arg-type]
     if trained:
         generator = torch.Generator().manual_seed(4)
         with torch.no_grad():
@@ -71,7 +71,7 @@ def test_parameters_on_vit_b_16() -> None:
 def test_at_zero_steps_it_is_zero_shot_with_the_template(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method = build(clip, trained=False)
-    zero_shot = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    zero_shot = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     zero_shot.finish()
     method.finish(images)
     expected = zero_shot.classify(zero_shot.encode(images.pixels))
@@ -129,8 +129,8 @@ def test_nothing_of_it_stays_in_the_backbone() -> None:
     [(10, 16, None, 1600), (1000, 16, None, 16), (100, 16, None, 160), (2, 1, None, 500), (10, 16, 500, 8000)],
 )
 def test_500_steps_a_shot_become_epochs(classes: int, shots: int, batch: int | None, epochs: int) -> None:
-    task = Task(classes=tuple(map(str, range(classes))), shots=shots)
-    chosen = CLIPLoRA.resolve(CLIPLoRAOptions() if batch is None else CLIPLoRAOptions(batch_size=batch), task)
+    problem = Problem(names=tuple(map(str, range(classes))), shots=shots)
+    chosen = CLIPLoRA.resolve(CLIPLoRAOptions() if batch is None else CLIPLoRAOptions(batch_size=batch), problem)
     assert chosen.epochs == epochs
     size = chosen.batch_size
     steps = max(classes * shots // size, 1)

@@ -6,19 +6,19 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.errors import UserError
+from dca.core.errors import UserError
 from dca.methods import cocoop
-from dca.methods.base import Task
 from dca.methods.cocoop import CoCoOp, CoCoOpOptions
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.summary import trained_on
 from oracles.images import Images
 from oracles.steps import require_gradients, require_own_randomness, unit_images, values
 from oracles.text import encode_sequences_padded
 from oracles.towers import cross_entropy
 
 CLASSES = ("cat", "dog", "a_photo", "x y z")
-TASK = Task(classes=CLASSES, shots=3, seed=1)
+TASK = Problem(names=CLASSES, shots=3, seed=1)
 
 
 def build(clip: CLIP, **options: object) -> CoCoOp:

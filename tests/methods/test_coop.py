@@ -6,13 +6,14 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Recipe, Task
+from dca.core.errors import UserError
+from dca.engine.loop import rate_at
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.gaussian import gammas
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.recipe import Recipe
+from dca.methods.shared.gaussian import gammas
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
-from dca.train import rate_at
 from oracles import dca as dense
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, unit_images, values
@@ -23,8 +24,8 @@ CLASSES = ("cat", "dog", "a_photo", "x y z")
 
 
 def build(clip: CLIP, classes: tuple[str, ...] = CLASSES, shots: int = 3, dataset: str = "", **options: object) -> CoOp:
-    task = Task(classes=classes, shots=shots, seed=1, dataset=dataset)
-    return CoOp.build(clip, task, CoOpOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=classes, shots=shots, seed=1, dataset=dataset)
+    return CoOp.build(clip, problem, CoOpOptions(**options))  # type: ignore[arg-type]
 
 
 def written_out(clip: CLIP, method: CoOp, position: str) -> Tensor:
@@ -71,7 +72,7 @@ def test_trained_parameters_on_vit_b_16() -> None:
 def test_a_photo_of_a_starts_at_zero_shot_clip(clip: CLIP, contexts: str) -> None:
     images = Images((1, 1, 1, 1))
     method = build(clip, phrase="a photo of a", contexts=contexts)
-    plain = ZeroShot.build(clip, method.task, ZeroShot.Options(templates=("a photo of a {}.",)))
+    plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
@@ -79,8 +80,8 @@ def test_a_photo_of_a_starts_at_zero_shot_clip(clip: CLIP, contexts: str) -> Non
 
 
 def test_random_contexts_follow_the_law_and_the_seed(clip: CLIP) -> None:
-    task = Task(classes=CLASSES, shots=1)
-    require_own_randomness(CoOp, clip, task)
+    problem = Problem(names=CLASSES, shots=1)
+    require_own_randomness(CoOp, clip, problem)
     context = build(clip, n_tokens=70).context.detach()
     assert float(context.mean()) == pytest.approx(0, abs=3e-3)
     assert float(context.std()) == pytest.approx(0.02, rel=0.1)

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca import seeds
-from dca.classifier import Classifier
 from dca.clip import CLIP
+from dca.core import seeds
+from dca.core.errors import UserError
 from dca.data.dataset import Dataset
-from dca.errors import UserError
-from dca.methods.base import Batch, Task
 from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats
-from dca.methods.shape import trained_on
+from dca.methods.interface import Batch, Problem
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
+from dca.model.classifier import Classifier
 from oracles import towers
 from oracles.frozen import cross_entropy, dot, unit
 from oracles.images import Images
@@ -29,7 +29,7 @@ TWO = ("a photo of a {}.", "the {} itself")
 
 
 def prepared(clip: CLIP, images: Images, **options: object) -> CrossModal:
-    method = CrossModal.build(clip, Task(classes=CLASSES, shots=3), CrossModalOptions(**options))  # type: ignore[arg-type]
+    method = CrossModal.build(clip, Problem(names=CLASSES, shots=3), CrossModalOptions(**options))  # type: ignore[arg-type]
     method.prepare(images)
     return method
 
@@ -138,7 +138,7 @@ def test_partial_rows_are_what_enters_the_last_block(clip: CLIP) -> None:
 
 def test_partial_before_the_first_step_is_zero_shot_at_its_own_scale(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
-    plain = ZeroShot.build(clip, Task(classes=CLASSES, shots=3), ZeroShot.Options())
+    plain = ZeroShot.build(clip, Problem(names=CLASSES, shots=3), ZeroShot.Options())
     plain.finish()
     with torch.no_grad():
         wanted = plain.classify(plain.encode(images.pixels))
@@ -151,10 +151,10 @@ def test_partial_before_the_first_step_is_zero_shot_at_its_own_scale(clip: CLIP)
 
 
 def test_partial_takes_the_authors_batch_rate_and_decay(clip: CLIP) -> None:
-    task = Task(classes=CLASSES, shots=3)
-    linear = CrossModal.resolve(CrossModalOptions(), task)
+    problem = Problem(names=CLASSES, shots=3)
+    linear = CrossModal.resolve(CrossModalOptions(), problem)
     assert (linear.batch_size, linear.learning_rate, linear.weight_decay, linear.tau) == (16, 1e-4, 0.01, None)
-    partial = CrossModal.resolve(CrossModalOptions(form="partial", weight_decay=0.0), task)
+    partial = CrossModal.resolve(CrossModalOptions(form="partial", weight_decay=0.0), problem)
     assert (partial.batch_size, partial.learning_rate, partial.weight_decay) == (4, 1e-5, 0.0)
     assert partial.tau == pytest.approx(54.598, abs=1e-3)
 
@@ -254,8 +254,8 @@ def test_rows_are_the_pictures_and_their_mirror_images_enough_for_an_epoch(clip:
 
 @pytest.mark.parametrize(("classes", "shots"), [(10, 1), (100, 16), (47, 4), (1000, 16)])
 def test_epochs_make_about_12800_iterations(classes: int, shots: int) -> None:
-    task = Task(classes=tuple(map(str, range(classes))), shots=shots)
-    chosen = CrossModal.resolve(CrossModalOptions(), task)
+    problem = Problem(names=tuple(map(str, range(classes))), shots=shots)
+    chosen = CrossModal.resolve(CrossModalOptions(), problem)
     rows = 2 * classes * shots
     assert chosen.epochs * (rows * repeats(rows, 16) // 16) == pytest.approx(12800, rel=0.1)
 
@@ -264,7 +264,7 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method = prepared(clip, images)
     method.finish(images)
-    plain = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
@@ -324,7 +324,7 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
 @pytest.mark.parametrize("form", ["linear", "partial"])
 def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_path: Path) -> None:
     """The best state may lie before the interruption."""
-    import dca.train
+    import dca.engine.loop
 
     data = dataclasses.replace(sample, val=sample.test)
     rate = {"linear": 0.1, "partial": 0.003}[form]
@@ -341,7 +341,7 @@ def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_
 
     straight = fit(None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dca.train, "SAVE_EVERY", 0.0)
+        patch.setattr(dca.engine.loop, "SAVE_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path, epoch=3)
     resumed = fit(tmp_path)

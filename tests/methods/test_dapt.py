@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.clip import CLIP
 from dca.methods import dca
-from dca.methods.base import Task
 from dca.methods.dapt import DAPT, OWN_TEXT, OWN_VISUAL, PAPER_TABLE, DAPTOptions, text_potential
-from dca.methods.gaussian import gammas
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.shared.gaussian import gammas
+from dca.methods.summary import trained_on
 from dca.methods.vpt import VPT, VPTOptions
 from oracles import dca as slow
 from oracles import towers
@@ -24,7 +24,7 @@ NAMES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, shots: int = 3, classes: tuple[str, ...] = CLASSES, **options: object) -> DAPT:
-    return DAPT.build(clip, Task(classes=classes, shots=shots, seed=1), DAPTOptions(**options))  # type: ignore[arg-type]
+    return DAPT.build(clip, Problem(names=classes, shots=shots, seed=1), DAPTOptions(**options))  # type: ignore[arg-type]
 
 
 def image_features(clip: CLIP, pixels: Tensor, tokens: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def test_without_its_losses_it_is_coop_with_vpt(clip: CLIP) -> None:
     """β = 0: one learned context of CoOp, VPT's tokens in placement "dapt", cross-entropy and nothing else."""
     images = Images((2, 2, 2, 2))
     method = build(clip, beta_visual=0.0, beta_text=0.0)
-    vpt = VPT.build(clip, method.task, VPTOptions())
+    vpt = VPT.build(clip, method.problem, VPTOptions())
     with torch.no_grad():
         vpt.tokens[0].copy_(method.visual.tokens)
     method.prepare(images)
@@ -124,7 +124,7 @@ def test_prototypes_may_come_from_one_augmented_view(clip: CLIP) -> None:
 
 def test_the_recipe_follows_dataset_and_shots() -> None:
     def recipe(shots: int, dataset: str, **options: str) -> tuple[object, ...]:
-        chosen = DAPT.resolve(DAPTOptions(**options), Task(classes=CLASSES, shots=shots, dataset=dataset))  # type: ignore[arg-type]
+        chosen = DAPT.resolve(DAPTOptions(**options), Problem(names=CLASSES, shots=shots, dataset=dataset))  # type: ignore[arg-type]
         return chosen.epochs, chosen.learning_rate, chosen.beta_visual, chosen.beta_text
 
     assert PAPER_TABLE.keys() == dca.PAPER_TABLE.keys()

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca import seeds
 from dca.clip import CLIP
 from dca.clip.tokens import ExtraTokens
-from dca.errors import UserError
-from dca.methods.base import Batch, Task
+from dca.core import seeds
+from dca.core.errors import UserError
 from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
-from dca.methods.gaussian import GAMMAS, gammas
-from dca.methods.shape import trained_on
+from dca.methods.interface import Batch, Problem
+from dca.methods.shared.gaussian import GAMMAS, gammas
+from dca.methods.summary import trained_on
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -23,8 +23,8 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, shots: int = 3, classes: tuple[str, ...] = CLASSES, **options: object) -> DCA:
-    task = Task(classes=classes, shots=shots, seed=1)
-    return DCA.build(clip, task, DCAOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=classes, shots=shots, seed=1)
+    return DCA.build(clip, problem, DCAOptions(**options))  # type: ignore[arg-type]
 
 
 def batch_of(images: Images) -> Batch:
@@ -40,8 +40,8 @@ def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> N
     from dca.clip import VIT_B_16
     from dca.clip.weights import blank
 
-    task = Task(classes=tuple(f"class {c}" for c in range(7)), shots=4)
-    method = DCA.build(blank(VIT_B_16), task, DCAOptions(contexts="class"))
+    problem = Problem(names=tuple(f"class {c}" for c in range(7)), shots=4)
+    method = DCA.build(blank(VIT_B_16), problem, DCAOptions(contexts="class"))
     assert method.trained() == 7 * 9216 + 12288
 
 
@@ -219,13 +219,13 @@ def test_gammas_take_the_largest_listed_shot_not_above(shots: int, expected: int
 def test_the_recipe_follows_shots_and_dataset() -> None:
     assert [epochs(k) for k in (1, 2, 4, 5, 8, 16, 99)] == [80, 100, 100, 200, 200, 200, 200]
     for name, (alpha, beta, rate) in PAPER_TABLE.items():
-        chosen = DCA.resolve(DCAOptions(recipe="paper"), Task(classes=CLASSES, shots=16, dataset=name))
+        chosen = DCA.resolve(DCAOptions(recipe="paper"), Problem(names=CLASSES, shots=16, dataset=name))
         assert (chosen.alpha, chosen.beta, chosen.learning_rate) == (alpha, beta, rate)
         assert chosen.batch_size == (64 if name in ("imagenet", "sun397") else 32)
-    own = DCA.resolve(DCAOptions(epochs=7, gamma1=9.0), Task(classes=CLASSES, shots=16, dataset="photos"))
+    own = DCA.resolve(DCAOptions(epochs=7, gamma1=9.0), Problem(names=CLASSES, shots=16, dataset="photos"))
     assert (own.epochs, own.gamma1, own.learning_rate) == (7, 9.0, None)
     with pytest.raises(UserError, match="no values for the dataset 'photos'"):
-        DCA.resolve(DCAOptions(recipe="paper"), Task(classes=CLASSES, shots=16, dataset="photos"))
+        DCA.resolve(DCAOptions(recipe="paper"), Problem(names=CLASSES, shots=16, dataset="photos"))
 
 
 def test_names_that_do_not_fit_are_listed(clip: CLIP) -> None:
@@ -259,6 +259,6 @@ def test_every_option_has_help_and_an_origin() -> None:
     ("dataset", "shots", "expected"), [("eurosat", 16, 200), ("photos", 16, 100), ("photos", 4, 100), ("photos", 1, 80)]
 )
 def test_own_images_are_not_learned_for_longer_than_it_pays(dataset: str, shots: int, expected: int) -> None:
-    task = Task(classes=("a", "b"), shots=shots, dataset=dataset)
-    assert DCA.resolve(DCAOptions(), task).epochs == expected
-    assert DCA.resolve(DCAOptions(epochs=7), task).epochs == 7
+    problem = Problem(names=("a", "b"), shots=shots, dataset=dataset)
+    assert DCA.resolve(DCAOptions(), problem).epochs == expected
+    assert DCA.resolve(DCAOptions(epochs=7), problem).epochs == 7

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from conftest import make_clip
-from dca import options
-from dca.classifier import Classifier
 from dca.clip import CLIP
+from dca.core import options
 from dca.data.dataset import Dataset
-from dca.methods.base import Method, all_methods, get_method
+from dca.methods.interface import Method
+from dca.methods.registry import all_methods, get_method
+from dca.model.classifier import Classifier
 
 METHODS = sorted(all_methods())
 SHORT = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8}
@@ -102,10 +103,10 @@ def test_interrupted_and_resumed_equals_a_straight_run(fitted: Classifier, sampl
             epoch_of["last"] = 2
             raise KeyboardInterrupt
 
-    import dca.train
+    import dca.engine.loop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dca.train, "SAVE_EVERY", 0.0)
+        patch.setattr(dca.engine.loop, "SAVE_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             short(fitted.method).fit(sample, progress=stop, folder=tmp_path)
     assert epoch_of["last"] == 2

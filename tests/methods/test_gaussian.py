@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods import gaussian
-from dca.methods.gaussian import Gaussian
-from dca.methods.heads import Head
-from dca.methods.shots import Shots
+from dca.methods.shared import gaussian
+from dca.methods.shared.gaussian import Gaussian
+from dca.methods.shared.heads import Head
+from dca.methods.shared.shots import Shots
 
 CASES = [
     *gaussian.HEADS.values(),

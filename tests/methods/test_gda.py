@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Task
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
 
@@ -17,7 +17,7 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, images: Images, shots: int = 3, **options: object) -> GDA:
-    method = GDA.build(clip, Task(classes=CLASSES, shots=shots), GDAOptions(**options))  # type: ignore[arg-type]
+    method = GDA.build(clip, Problem(names=CLASSES, shots=shots), GDAOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
     return method
 
@@ -57,7 +57,7 @@ def test_probabilities_equal_the_equations(clip: CLIP, counts: tuple[int, ...]) 
 def test_without_the_gaussian_part_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     method = build(clip, images, alpha=0.0)
-    plain = ZeroShot.build(clip, method.task, ZeroShot.Options())
+    plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))

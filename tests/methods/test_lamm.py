@@ -8,10 +8,10 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Batch, Task
+from dca.core.errors import UserError
+from dca.methods.interface import Batch, Problem
 from dca.methods.lamm import LAMM, LAMMOptions
-from dca.methods.shape import trained_on
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, unit_images, values
@@ -22,7 +22,7 @@ CLASSES = ("cat dog", "dog photo cat", "a_photo of", "x y z")
 
 
 def build(clip: CLIP, classes: tuple[str, ...] = CLASSES, shots: int = 3, **options: object) -> LAMM:
-    return LAMM.build(clip, Task(classes=classes, shots=shots, seed=1), LAMMOptions(**options))  # type: ignore[arg-type]
+    return LAMM.build(clip, Problem(names=classes, shots=shots, seed=1), LAMMOptions(**options))  # type: ignore[arg-type]
 
 
 def moved(method: LAMM) -> LAMM:
@@ -84,7 +84,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, anchor: str, dis
 def test_it_starts_at_zero_shot_clip_with_nothing_to_hold(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     method = build(clip)
-    plain = ZeroShot.build(clip, method.task, ZeroShot.Options(templates=("a photo of a {}.",)))
+    plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
@@ -130,7 +130,7 @@ def test_gradients_reach_every_name(clip: CLIP) -> None:
     require_gradients(method, fresh, Images((2, 1, 1, 1)))
     assert method.labels.grad is not None
     assert method.labels.grad.abs().sum(-1).min() > 0
-    require_own_randomness(LAMM, clip, method.task)
+    require_own_randomness(LAMM, clip, method.problem)
 
 
 def test_the_recipe_is_one_for_all_shots(clip: CLIP) -> None:

@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Task
+from dca.core.errors import UserError
+from dca.methods.interface import Problem
 from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
-from dca.methods.shape import trained_on
+from dca.methods.summary import trained_on
 from oracles.frozen import cross_entropy, dot, softmax
 from oracles.images import Images
 
@@ -16,7 +16,7 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, **options: object) -> LinearProbe:
-    return LinearProbe.build(clip, Task(classes=CLASSES, shots=3), LinearProbeOptions(**options))  # type: ignore[arg-type]
+    return LinearProbe.build(clip, Problem(names=CLASSES, shots=3), LinearProbeOptions(**options))  # type: ignore[arg-type]
 
 
 def problem(N: int, D: int, C: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_metric import units
 
-from dca.methods import losses, metric
-from dca.methods.gaussian import fecam, of_every_class
-from dca.methods.heads import Head
-from dca.methods.shots import Shots
+from dca.methods.shared import losses, metric
+from dca.methods.shared.gaussian import fecam, of_every_class
+from dca.methods.shared.heads import Head
+from dca.methods.shared.shots import Shots
 from oracles import dca as oracle
 
 shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3), "seed": st.integers(0, 10**6)}

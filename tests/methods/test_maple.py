@@ -7,11 +7,11 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Task
+from dca.core.errors import UserError
+from dca.engine.loop import rate_at
+from dca.methods.interface import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions
-from dca.methods.shape import trained_on
-from dca.train import rate_at
+from dca.methods.summary import trained_on
 from oracles import towers
 from oracles.images import Images
 
@@ -21,7 +21,7 @@ PATCHES = 16
 
 
 def build(clip: CLIP, **options: object) -> MaPLe:
-    return MaPLe.build(clip, Task(classes=CLASSES, shots=3, seed=1), MaPLeOptions(**options))  # type: ignore[arg-type]
+    return MaPLe.build(clip, Problem(names=CLASSES, shots=3, seed=1), MaPLeOptions(**options))  # type: ignore[arg-type]
 
 
 def image_features(clip: CLIP, method: MaPLe, pixels: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ class WithoutVisualTokens(MaPLe):
 
 def test_at_depth_one_without_visual_tokens_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
-    task = Task(classes=CLASSES, shots=1)
-    method = WithoutVisualTokens.build(clip, task, MaPLeOptions(depth=1))
+    problem = Problem(names=CLASSES, shots=1)
+    method = WithoutVisualTokens.build(clip, problem, MaPLeOptions(depth=1))
     expected = F.normalize(clip.encode_text([f"a photo of a {name}." for name in NAMES]), dim=-1)
     torch.testing.assert_close(method.encode_text(), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(method.encode(images.pixels), F.normalize(clip.encode_image(images.pixels), dim=-1))
@@ -175,5 +175,5 @@ def test_gradients_reach_every_own_parameter_and_nothing_else() -> None:
 
 def test_names_that_do_not_fit_are_listed(clip: CLIP) -> None:
     with pytest.raises(UserError, match="longer than") as caught:
-        MaPLe.build(clip, Task(classes=("cat", "z" * 80, "y" * 90), shots=1), MaPLeOptions())
+        MaPLe.build(clip, Problem(names=("cat", "z" * 80, "y" * 90), shots=1), MaPLeOptions())
     assert len(caught.value.details) == 2

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.errors import UserError
-from dca.methods import metric
-from dca.methods.gaussian import GAMMAS, Gaussian, of_every_class
-from dca.methods.heads import Head
-from dca.methods.shots import Shots
+from dca.core.errors import UserError
+from dca.methods.shared import metric
+from dca.methods.shared.gaussian import GAMMAS, Gaussian, of_every_class
+from dca.methods.shared.heads import Head
+from dca.methods.shared.shots import Shots
 from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]

@@ -16,12 +16,13 @@ import test_every_method as every
 import torch
 from torch.nn import functional as F
 
-from dca.classifier import Classifier
 from dca.clip import CLIP
 from dca.data.dataset import Dataset
-from dca.methods.base import Batch, Method, Task, all_methods, get_method
-from dca.methods.shape import trained_on
+from dca.methods.interface import Batch, Method, Problem
+from dca.methods.registry import all_methods, get_method
+from dca.methods.summary import trained_on
 from dca.methods.zero_shot import ZeroShot
+from dca.model.classifier import Classifier
 from oracles import towers
 from oracles.images import Images
 
@@ -94,8 +95,8 @@ def test_it_passes_what_every_method_must(fitted: Classifier, sample: Dataset, t
 
 def test_its_step_equals_its_equations(outside: type[Method], clip: CLIP) -> None:
     images, plain = Images((2, 1, 1)), towers.double(clip)
-    task = Task(classes=CLASSES, shots=1, template="a photo of {}.")
-    method: Any = outside.build(clip, task, outside.Options())
+    problem = Problem(names=CLASSES, shots=1, template="a photo of {}.")
+    method: Any = outside.build(clip, problem, outside.Options())
     with torch.no_grad():
         method.residual.copy_(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
     method.prepare(images)
@@ -111,8 +112,11 @@ def test_its_step_equals_its_equations(outside: type[Method], clip: CLIP) -> Non
 
 
 def test_without_a_step_it_is_zero_shot(outside: type[Method], clip: CLIP) -> None:
-    images, task = Images((1, 1, 1)), Task(classes=CLASSES, shots=1)
-    method, zero_shot = outside.build(clip, task, outside.Options()), ZeroShot.build(clip, task, ZeroShot.Options())
+    images, problem = Images((1, 1, 1)), Problem(names=CLASSES, shots=1)
+    method, zero_shot = (
+        outside.build(clip, problem, outside.Options()),
+        ZeroShot.build(clip, problem, ZeroShot.Options()),
+    )
     method.prepare(images)
     method.finish(images)
     zero_shot.finish()

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.classifier import Classifier
 from dca.clip import CLIP
+from dca.core.errors import UserError
 from dca.data.dataset import Dataset
-from dca.errors import UserError
-from dca.methods.base import Task
+from dca.methods.interface import Problem
 from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, sixty
-from dca.methods.shape import trained_on
+from dca.methods.summary import trained_on
+from dca.model.classifier import Classifier
 from oracles import towers
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, values
@@ -24,8 +24,8 @@ OWN = "a drawing of a {}."
 
 
 def build(clip: CLIP, dataset: str = "", template: str = OWN, **options: object) -> PromptSRC:
-    task = Task(classes=CLASSES, shots=3, seed=1, dataset=dataset, template=template)
-    return PromptSRC.build(clip, task, PromptSRCOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=CLASSES, shots=3, seed=1, dataset=dataset, template=template)
+    return PromptSRC.build(clip, problem, PromptSRCOptions(**options))  # type: ignore[arg-type]
 
 
 def loud(method: PromptSRC) -> PromptSRC:
@@ -117,7 +117,7 @@ def test_text_starts_from_a_photo_of_a_and_the_rest_is_random(clip: CLIP) -> Non
     assert method.visual.shape == (3, 4, 32)
     for tokens in (method.deep, method.visual):
         assert float(tokens.detach().std()) == pytest.approx(0.02, rel=0.15)
-    require_own_randomness(PromptSRC, clip, method.task)
+    require_own_randomness(PromptSRC, clip, method.problem)
 
 
 def test_without_visual_tokens_the_image_term_is_zero(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:

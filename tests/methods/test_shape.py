@@ -3,8 +3,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from dca.methods.base import get_method
-from dca.methods.shape import table
+from dca.methods.registry import get_method
+from dca.methods.summary import table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Task
+from dca.core.errors import UserError
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.summary import trained_on
 from dca.methods.tcp import TCP, TCPOptions
 from oracles import towers
 from oracles.images import Images
@@ -19,8 +19,8 @@ CLASSES = ("cat", "dog", "a_photo", "x y z")
 
 
 def build(clip: CLIP, dataset: str = "", template: str = "a photo of a {}.", **options: object) -> TCP:
-    task = Task(classes=CLASSES, shots=3, seed=1, dataset=dataset, template=template)
-    return TCP.build(clip, task, TCPOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=CLASSES, shots=3, seed=1, dataset=dataset, template=template)
+    return TCP.build(clip, problem, TCPOptions(**options))  # type: ignore[arg-type]
 
 
 def loud(method: TCP) -> TCP:
@@ -102,7 +102,7 @@ def test_tokens_that_replace_themselves_leave_coop(clip: CLIP, monkeypatch: pyte
         for c in range(len(CLASSES)):
             towers.encode_text(plain, embedded(plain, method, "{} texture.", c), catch)
     monkeypatch.setattr(method, "class_tokens", lambda: torch.stack(incoming).float())
-    coop = CoOp.build(clip, method.task, CoOpOptions(n_tokens=4, suffix=" texture."))
+    coop = CoOp.build(clip, method.problem, CoOpOptions(n_tokens=4, suffix=" texture."))
     with torch.no_grad():
         coop.context.copy_(method.context)
     torch.testing.assert_close(method.encode_text(), coop.encode_text(), atol=1e-5, rtol=0)
@@ -139,7 +139,7 @@ def test_gradients_reach_context_and_network() -> None:
     clip = make_clip()
     method = build(clip)
     require_gradients(method, clip, Images((2, 1, 1, 1)))
-    require_own_randomness(TCP, clip, method.task)
+    require_own_randomness(TCP, clip, method.problem)
 
 
 def test_the_recipe_and_the_sentences_follow_the_dataset(clip: CLIP) -> None:
@@ -160,7 +160,7 @@ def test_the_recipe_and_the_sentences_follow_the_dataset(clip: CLIP) -> None:
 def test_another_dataset_is_asked_with_its_own_sentences(clip: CLIP) -> None:
     trained, there = loud(build(clip, "oxford_pets")), loud(build(clip, "dtd"))
     trained.finish(Images((1, 1, 1, 1)))
-    moved = trained.retarget(there.task, (None,) * len(CLASSES))
+    moved = trained.retarget(there.problem, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, there.encode_text().detach(), atol=1e-6, rtol=0)
 
 

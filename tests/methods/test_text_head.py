@@ -9,12 +9,13 @@ import torch
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods import gaussian
-from dca.methods.base import Task, get_method
-from dca.methods.gaussian import COVARIANCES
-from dca.methods.shots import Shots
-from dca.methods.text_head import TextHead
+from dca.core.errors import UserError
+from dca.methods.interface import Problem
+from dca.methods.registry import get_method
+from dca.methods.shared import gaussian
+from dca.methods.shared.gaussian import COVARIANCES
+from dca.methods.shared.shots import Shots
+from dca.methods.shared.text_head import TextHead
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -24,7 +25,7 @@ HELPED = ["clip_lora", "coop", "dapt", "lamm", "maple", "promptsrc", "tcp", "vpt
 
 def build(clip: CLIP, name: str, **options: Any) -> TextHead:
     kind = get_method(name)
-    method = kind.build(clip, Task(classes=CLASSES, shots=3, seed=1), kind.Options(**options))
+    method = kind.build(clip, Problem(names=CLASSES, shots=3, seed=1), kind.Options(**options))
     assert isinstance(method, TextHead)
     return method
 
@@ -101,7 +102,7 @@ def test_the_papers_own_baseline_measures_with_covariances(clip: CLIP) -> None:
     for test_metric in ("cosine", "mahalanobis"):
         kind = get_method("dca")
         chosen = kind.Options(n_prompts=1, train_metric="cosine", test_metric=test_metric, alpha=0.0, beta=0.0)  # type: ignore[call-arg]
-        method = kind.build(clip, Task(classes=CLASSES, shots=3, seed=1), chosen)
+        method = kind.build(clip, Problem(names=CLASSES, shots=3, seed=1), chosen)
         method.prepare(images)
         step = method.step(images.batch())
         assert step.terms.keys() == {"cls"}

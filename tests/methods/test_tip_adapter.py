@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.methods import tip_adapter
-from dca.methods.base import Task
 from dca.methods.dca import PAPER_TABLE as DATASETS
-from dca.methods.shape import trained_on
+from dca.methods.interface import Problem
+from dca.methods.summary import trained_on
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, grid, settings
 from oracles.frozen import dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -19,8 +19,8 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **options: object) -> TipAdapter:
-    task = Task(classes=CLASSES, shots=3, dataset=dataset, protocol=run)
-    method = TipAdapter.build(clip, task, TipAdapterOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=CLASSES, shots=3, dataset=dataset, protocol=run)
+    method = TipAdapter.build(clip, problem, TipAdapterOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
     return method
 
@@ -60,10 +60,10 @@ def test_the_grid_starts_at_a_tenth_and_leaves_its_end_out() -> None:
 
 def test_published_values_are_there_for_the_eleven_datasets() -> None:
     assert tip_adapter.PAPER_TABLE.keys() == DATASETS.keys()
-    flowers = Task(classes=CLASSES, shots=1, dataset="oxford_flowers")
+    flowers = Problem(names=CLASSES, shots=1, dataset="oxford_flowers")
     assert settings(flowers, "paper") == (10.0, 50.0, 50.0)
     assert settings(flowers, "strict") == tip_adapter.MEDIANS
-    assert settings(Task(classes=CLASSES, shots=1, dataset="mine"), "paper") == tip_adapter.MEDIANS
+    assert settings(Problem(names=CLASSES, shots=1, dataset="mine"), "paper") == tip_adapter.MEDIANS
 
 
 def test_without_validation_images_the_first_values_stay(clip: CLIP) -> None:
@@ -109,5 +109,5 @@ def test_damaged_results_are_named(clip: CLIP, fault: str) -> None:
         state["keys"] = state["keys"][:3]
     else:
         state["key_labels"] = torch.tensor(0)
-    problems = TipAdapter.build(clip, Task(classes=CLASSES, shots=1), TipAdapterOptions()).check_results(state)
+    problems = TipAdapter.build(clip, Problem(names=CLASSES, shots=1), TipAdapterOptions()).check_results(state)
     assert any("key" in line for line in problems)

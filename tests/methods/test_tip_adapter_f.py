@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from dca import seeds
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods.base import Batch, Task
-from dca.methods.shape import trained_on
+from dca.core import seeds
+from dca.core.errors import UserError
+from dca.methods.interface import Batch, Problem
+from dca.methods.summary import trained_on
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions
 from dca.methods.tip_adapter_f import TipAdapterF, TipAdapterFOptions
 from oracles.frozen import cross_entropy, dot, unit
@@ -19,8 +19,8 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, dataset: str = "", shots: int = 3, **options: object) -> TipAdapterF:
-    task = Task(classes=CLASSES, shots=shots, dataset=dataset)
-    return TipAdapterF.build(clip, task, TipAdapterFOptions(**options))  # type: ignore[arg-type]
+    problem = Problem(names=CLASSES, shots=shots, dataset=dataset)
+    return TipAdapterF.build(clip, problem, TipAdapterFOptions(**options))  # type: ignore[arg-type]
 
 
 def test_it_trains_819200_parameters_on_vit_b_16_at_16_shots() -> None:
@@ -53,7 +53,7 @@ def test_before_the_first_step_it_is_tip_adapter(clip: CLIP) -> None:
     method = build(clip)
     method.prepare(images)
     method.finish(images)
-    plain = TipAdapter.build(clip, method.task, TipAdapterOptions())
+    plain = TipAdapter.build(clip, method.problem, TipAdapterOptions())
     plain.finish(images)
     f = method.encode(images.pixels)
     assert torch.equal(method.alpha_beta, plain.alpha_beta)
@@ -61,7 +61,7 @@ def test_before_the_first_step_it_is_tip_adapter(clip: CLIP) -> None:
 
 
 def test_a_batch_holds_one_view_of_each_image_and_all_views_occur(clip: CLIP) -> None:
-    from dca.methods.frozen import one_view
+    from dca.methods.shared.frozen import one_view
 
     inputs = torch.eye(4).expand(64, 4, 4)  # view v of every image is the v-th unit vector
     drawn = one_view(Batch(inputs, torch.zeros(64, dtype=torch.int64), seeds.generator(0, "draw")))
@@ -83,12 +83,12 @@ def test_gradients_reach_the_keys_and_nothing_else(clip: CLIP) -> None:
 
 
 def test_eurosat_trains_longer() -> None:
-    assert TipAdapterF.resolve(TipAdapterFOptions(), Task(classes=CLASSES, shots=1, dataset="eurosat")).epochs == 100
-    assert TipAdapterF.resolve(TipAdapterFOptions(), Task(classes=CLASSES, shots=1)).epochs == 20
+    assert TipAdapterF.resolve(TipAdapterFOptions(), Problem(names=CLASSES, shots=1, dataset="eurosat")).epochs == 100
+    assert TipAdapterF.resolve(TipAdapterFOptions(), Problem(names=CLASSES, shots=1)).epochs == 20
 
 
 def test_as_many_keys_come_back_as_were_saved(clip: CLIP) -> None:
-    """The shots of a task are an average; the keys are as many as the images."""
+    """The shots of a problem are an average; the keys are as many as the images."""
     images = Images((1, 5, 2, 1))
     method = build(clip, shots=2)
     method.prepare(images)

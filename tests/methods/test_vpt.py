@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.clip import CLIP, VIT_B_16, ExtraTokens
 from dca.clip.weights import blank
-from dca.errors import UserError
-from dca.methods.base import Task
-from dca.methods.gaussian import gammas
-from dca.methods.shape import trained_on
+from dca.core.errors import UserError
+from dca.methods.interface import Problem
+from dca.methods.shared.gaussian import gammas
+from dca.methods.summary import trained_on
 from dca.methods.vpt import SIZES, VPT, VPTOptions
 from dca.methods.zero_shot import ZeroShot
 from oracles import dca as slow
@@ -27,7 +27,7 @@ PATCHES = 16
 
 
 def build(clip: CLIP, shots: int = 3, **options: object) -> VPT:
-    return VPT.build(clip, Task(classes=CLASSES, shots=shots, seed=1), VPTOptions(**options))  # type: ignore[arg-type]
+    return VPT.build(clip, Problem(names=CLASSES, shots=shots, seed=1), VPTOptions(**options))  # type: ignore[arg-type]
 
 
 def written_out(clip: CLIP, method: VPT, pixels: Tensor) -> Tensor:
@@ -73,10 +73,10 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, placement: str, depth: 
 
 def test_parameters_on_vit_b_16() -> None:
     assert trained_on(VPT) == 12_288
-    task = Task(classes=tuple(f"class {c}" for c in range(100)), shots=16)
+    problem = Problem(names=tuple(f"class {c}" for c in range(100)), shots=16)
     counts = {
         (placement, n, depth): VPT.build(
-            blank(VIT_B_16), task, VPTOptions(placement=placement, tokens=n, depth=depth)
+            blank(VIT_B_16), problem, VPTOptions(placement=placement, tokens=n, depth=depth)
         ).trained()
         for placement, n, depth in [("dapt", 8, None), ("maple", None, None), ("original", None, None)]
     }
@@ -178,26 +178,26 @@ def test_dropout_is_drawn_from_the_batch_and_only_while_training(clip: CLIP) -> 
 
 
 def test_the_sentence_is_ours_or_the_dataset_s(clip: CLIP) -> None:
-    task = Task(classes=CLASSES, shots=2, template="{} texture.")
+    problem = Problem(names=CLASSES, shots=2, template="{} texture.")
     images = Images((1, 1, 1, 1))
-    own = VPT.build(clip, task, VPTOptions(template=None))
-    zero_shot = ZeroShot.build(clip, task, ZeroShot.Options())
+    own = VPT.build(clip, problem, VPTOptions(template=None))
+    zero_shot = ZeroShot.build(clip, problem, ZeroShot.Options())
     zero_shot.finish()
     own.finish(images)
     torch.testing.assert_close(own.text_features, zero_shot.text_features)
-    elsewhere = dataclasses.replace(task, template="a {} seen from above.")
-    zero_shot.task = elsewhere
+    elsewhere = dataclasses.replace(problem, template="a {} seen from above.")
+    zero_shot.problem = elsewhere
     zero_shot.finish()
     moved = own.retarget(elsewhere, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, zero_shot.text_features)
-    assert VPT.build(clip, task, VPTOptions()).options.template == "a photo of a {}."
+    assert VPT.build(clip, problem, VPTOptions()).options.template == "a photo of a {}."
     with pytest.raises(UserError, match="is missing"):
         VPTOptions(template="a photo")
 
 
 def test_the_recipe_follows_placement_shots_and_dataset() -> None:
     def recipe(shots: int, dataset: str = "", **options: str) -> tuple[object, ...]:
-        chosen = VPT.resolve(VPTOptions(**options), Task(classes=CLASSES, shots=shots, dataset=dataset))  # type: ignore[arg-type]
+        chosen = VPT.resolve(VPTOptions(**options), Problem(names=CLASSES, shots=shots, dataset=dataset))  # type: ignore[arg-type]
         return chosen.epochs, chosen.batch_size, chosen.learning_rate
 
     assert [recipe(k)[0] for k in (1, 2, 4, 8, 16)] == [50, 100, 100, 200, 200]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dca.clip import CLIP
-from dca.methods.base import Task, get_method
-from dca.methods.frozen import SEVEN, class_texts, unit_mean
+from dca.methods.interface import Problem
+from dca.methods.registry import get_method
+from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
 from dca.methods.zero_shot import ZeroShot, ZeroShotOptions
 from oracles.frozen import dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -37,8 +38,8 @@ def written(clip: CLIP, templates: tuple[str, ...]) -> list[list[float]]:
 def test_probabilities_equal_the_equations(
     clip: CLIP, options: dict[str, object], templates: tuple[str, ...], dataset: str
 ) -> None:
-    images, task = Images((2, 1, 1)), Task(classes=CLASSES, shots=1, dataset=dataset, template=OWN)
-    method = ZeroShot.build(clip, task, ZeroShotOptions(**options))  # type: ignore[arg-type]
+    images, problem = Images((2, 1, 1)), Problem(names=CLASSES, shots=1, dataset=dataset, template=OWN)
+    method = ZeroShot.build(clip, problem, ZeroShotOptions(**options))  # type: ignore[arg-type]
     method.finish()
     text = written(clip, templates)
     got = method.classify(method.encode(images.pixels)).tolist()
@@ -54,8 +55,8 @@ def test_methods_beside_zero_shot_have_its_sentences_and_on_imagenet_an_ensemble
         ("imagenet", (), kind.imagenet_templates),  # type: ignore[attr-defined]
         ("imagenet", ("a {}.",), ("a {}.",)),
     ):
-        task = Task(classes=CLASSES, shots=1, dataset=dataset, template=OWN)
-        method = kind.build(clip, task, kind.Options(templates=templates))  # type: ignore[call-arg]
+        problem = Problem(names=CLASSES, shots=1, dataset=dataset, template=OWN)
+        method = kind.build(clip, problem, kind.Options(templates=templates))  # type: ignore[call-arg]
         texts = method.texts()  # type: ignore[operator]
         assert texts.shape[0] == len(expected)
         for row, t in zip(unit_mean(texts).tolist(), written(clip, tuple(expected)), strict=True):
@@ -65,5 +66,5 @@ def test_methods_beside_zero_shot_have_its_sentences_and_on_imagenet_an_ensemble
 def test_the_published_ensembles(clip: CLIP) -> None:
     assert len(SEVEN) == 7
     assert len(get_method("clap").imagenet_templates) == 8  # type: ignore[attr-defined]
-    task = Task(classes=CLASSES, shots=1, template=OWN)
-    assert class_texts(clip, task).shape == (1, 3, clip.config.embed_dim)
+    problem = Problem(names=CLASSES, shots=1, template=OWN)
+    assert class_texts(clip, problem).shape == (1, 3, clip.config.embed_dim)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dca import seeds
 from dca.clip import CLIP
-from dca.methods.base import Batch
+from dca.core import seeds
+from dca.methods.interface import Batch
 
 
 class Images:

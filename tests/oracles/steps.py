@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dca.clip import CLIP
-from dca.methods.base import Method, Step
+from dca.methods.interface import Method, Step
 from oracles.images import Images
 
 
@@ -37,10 +37,10 @@ def require_gradients(method: Method, clip: CLIP, images: Images) -> None:
     assert all(parameter.grad is None for parameter in clip.parameters())
 
 
-def require_own_randomness(build: type[Method], clip: CLIP, task: object) -> None:
+def require_own_randomness(build: type[Method], clip: CLIP, problem: object) -> None:
     """Building draws nothing from torch's global stream, and twice the same from its own."""
     before = torch.get_rng_state()
-    one, other = (build.build(clip, task, build.Options()) for _ in range(2))  # type: ignore[arg-type]
+    one, other = (build.build(clip, problem, build.Options()) for _ in range(2))  # type: ignore[arg-type]
     assert torch.equal(before, torch.get_rng_state())
     for first, second in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second)

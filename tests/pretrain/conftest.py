@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dca.pretrain import bpe
-from dca.pretrain.config import (
+from dca_pretrain import bpe
+from dca_pretrain.config import (
     AugmentConfig,
     DataConfig,
     LossConfig,
@@ -17,9 +17,9 @@ from dca.pretrain.config import (
     PretrainConfig,
     TrainConfig,
 )
-from dca.pretrain.drawn import draw
-from dca.pretrain.pack import pack_folder
-from dca.pretrain.prepare import prepare
+from dca_pretrain.drawn import draw
+from dca_pretrain.pack import pack_folder
+from dca_pretrain.prepare import prepare
 
 NOUNS = [
     ("n00001930", ["physical entity"], "an entity that has physical existence", []),

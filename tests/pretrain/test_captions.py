@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from dca.pretrain.captions import STYLES, captioned, describe, named, noun_meaning, say
-from dca.pretrain.colours import dominant
-from dca.pretrain.lexicon import Lexicon, read_lexicon
-from dca.pretrain.pack import Record
+from dca_pretrain.captions import STYLES, captioned, describe, named, noun_meaning, say
+from dca_pretrain.colours import dominant
+from dca_pretrain.lexicon import Lexicon, read_lexicon
+from dca_pretrain.pack import Record
 
 EMPTY = Lexicon({})
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dca.errors import UserError
-from dca.pretrain import bpe
-from dca.pretrain.config import TrainConfig, read_config
-from dca.pretrain.evaluate import probe, zero_shot
+from dca.core.errors import UserError
+from dca_pretrain import bpe
+from dca_pretrain.config import TrainConfig, read_config
+from dca_pretrain.evaluate import probe, zero_shot
 
 
 def test_toml_sets_what_it_names_and_nothing_else(tmp_path):
@@ -33,7 +33,7 @@ def test_mistakes_are_named(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", ["mini.toml", "mini_more.toml"])
 def test_shipped_recipes_are_readable(name: str):
-    recipe = Path(__file__).parents[2] / "src/dca/pretrain" / name
+    recipe = Path(__file__).parents[2] / "src/dca_pretrain" / name
     assert read_config(recipe).model.clip(10240).embed_dim == 256
 
 
@@ -52,7 +52,7 @@ def test_zero_shot_and_probe_find_separable_classes():
 
 def test_command_line_reports_mistakes_without_a_traceback(tmp_path):
     (tmp_path / "run.toml").write_text("[trian]\n")
-    command = [sys.executable, "-m", "dca.pretrain", "train", str(tmp_path / "run.toml")]
+    command = [sys.executable, "-m", "dca_pretrain", "train", str(tmp_path / "run.toml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Did you mean 'train'" in done.stderr
@@ -64,7 +64,7 @@ def test_folder_to_pack_on_the_command_line(tmp_path):
 
     (tmp_path / "photos" / "sky").mkdir(parents=True)
     Image.new("RGB", (80, 80), "blue").save(tmp_path / "photos" / "sky" / "1.png")
-    command = [sys.executable, "-m", "dca.pretrain", "pack", str(tmp_path / "photos")]
+    command = [sys.executable, "-m", "dca_pretrain", "pack", str(tmp_path / "photos")]
     command += ["--out", str(tmp_path / "pack"), "--source", "mine"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("1 images")

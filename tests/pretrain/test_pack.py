@@ -1,8 +1,8 @@
 import pytest
 from PIL import Image
 
-from dca.errors import UserError
-from dca.pretrain import pack
+from dca.core.errors import UserError
+from dca_pretrain import pack
 
 
 def test_folder_of_named_images_becomes_a_source(tmp_path):

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from dca.clip.model import CLIP
-from dca.errors import UserError
-from dca.pretrain import schedule
-from dca.pretrain.corpus import load_corpus
-from dca.pretrain.state import new_state
-from dca.pretrain.texts import lookup, token_ids
-from dca.pretrain.train import train
+from dca.core.errors import UserError
+from dca_pretrain import schedule
+from dca_pretrain.corpus import load_corpus
+from dca_pretrain.state import new_state
+from dca_pretrain.texts import lookup, token_ids
+from dca_pretrain.train import train
 
 
 def test_resumed_run_equals_a_straight_one(at):

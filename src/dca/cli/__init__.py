@@ -13,7 +13,7 @@ import click
 
 import dca
 from dca.cli.common import Group
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 # name -> (module with an attribute `command`, what it does)
 COMMANDS = {

@@ -26,7 +26,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.data.cache import FeatureCache
+    from dca.data.feature_store import FeatureCache
 
     cache = FeatureCache()
     spaces = cache.spaces()
@@ -61,8 +61,8 @@ def clear(names: tuple[str, ...], as_json: bool) -> None:
     dca cache clear
     dca cache clear 74079b095841260e 124f63c9a34a8f02
     """
-    from dca.data.cache import FeatureCache
-    from dca.errors import unknown_name
+    from dca.core.errors import unknown_name
+    from dca.data.feature_store import FeatureCache
 
     cache = FeatureCache()
     known = [space.name for space in cache.spaces()]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.errors import unknown_name
+from dca.core.errors import unknown_name
 
 if TYPE_CHECKING:
-    from dca.progress import Progress
+    from dca.core.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +60,7 @@ def backbone_of_model(function: F) -> F:
 @contextmanager
 def showing(*, quiet: bool) -> Iterator[Progress]:
     """How a command shows its progress on stderr: bars on a terminal, a line now and then elsewhere."""
-    from dca.progress import bars, lines, silent
+    from dca.core.progress import bars, lines, silent
 
     if quiet:
         yield silent

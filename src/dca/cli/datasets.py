@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
-from dca.errors import counted
+from dca.core.errors import counted
 
 if TYPE_CHECKING:
-    from dca.data.check import Report
-    from dca.data.entry import Entry
+    from dca.data.check.public import Report
+    from dca.data.sources.entry import Entry
 
 root_option = click.option(
     "--root", type=click.Path(path_type=Path), default=None, help="Folder that holds the public datasets [DCA_DATA]."
@@ -24,7 +24,7 @@ class Datasets(Group):
 
     def way_out(self, name: str) -> str:
         """`dca datasets eurosat` -> dca datasets show eurosat."""
-        from dca.data import catalog
+        from dca.data.sources import catalog
 
         entry = catalog.lookup(name)
         return f"dca datasets show {entry.name}" if entry else super().way_out(name)
@@ -44,7 +44,7 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.data import catalog
+    from dca.data.sources import catalog
 
     rows = [{**entry.describe(), "found": _found(entry, root)} for entry in catalog.entries().values()]
     if as_json:
@@ -69,7 +69,7 @@ def show(name: str, as_json: bool) -> None:
     dca datasets show eurosat
     dca datasets show stanford_cars --json
     """
-    from dca.data import catalog
+    from dca.data.sources import catalog
 
     entry = catalog.get(name)
     classes = [{"key": key, "name": words} for key, words in entry.class_list()]
@@ -114,8 +114,8 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     dca datasets check labels.csv --no-images          names and counts only
     dca datasets check eurosat --root data/ --images   open every image too
     """
-    from dca.data.check_source import check_source
-    from dca.progress import of_stage
+    from dca.core.progress import of_stage
+    from dca.data.check.source import check_source
 
     with showing(quiet=quiet) as progress:
         report = check_source(data, root, open_images=images, progress=of_stage(progress, "images"))
@@ -167,8 +167,8 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
 
 def _found(entry: Entry, root: Path | None) -> str | None:
     """Where the dataset lies under the root, if it does."""
-    from dca.data.find import place_of
-    from dca.errors import UserError
+    from dca.core.errors import UserError
+    from dca.data.sources.find import place_of
 
     try:
         return str(place_of(entry, root))

@@ -45,8 +45,8 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
-    from dca.classifier import backbones
-    from dca.device import compute_dtype, resolve_device
+    from dca.core.device import compute_dtype, resolve_device
+    from dca.model.classifier import backbones
 
     device = resolve_device("auto")
     return {

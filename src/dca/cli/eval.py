@@ -17,7 +17,7 @@ from dca.cli.common import (
     running,
     showing,
 )
-from dca.errors import counted
+from dca.core.errors import counted
 
 
 @click.command()
@@ -54,7 +54,7 @@ def command(
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
     """
-    from dca.classifier import Classifier
+    from dca.model.classifier import Classifier
 
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     with showing(quiet=quiet) as progress:

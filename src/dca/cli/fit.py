@@ -22,10 +22,10 @@ from dca.cli.common import (
     seconds_text,
     showing,
 )
-from dca.errors import counted
+from dca.core.errors import counted
 
 if TYPE_CHECKING:
-    from dca.run import Outcome, Spec
+    from dca.experiment.run import Outcome, Spec
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
@@ -93,7 +93,7 @@ def command(
     dca fit photos/ --hold-out 0.2
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     """
-    from dca.run import run
+    from dca.experiment.run import run
 
     spec = specify(
         method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
@@ -118,7 +118,7 @@ def report(outcome: Outcome) -> None:
 @contextmanager
 def resumable(target: Path) -> Iterator[None]:
     """Make an interrupt exit with 130 and say how to go on."""
-    from dca.run import partial_of
+    from dca.experiment.run import partial_of
 
     try:
         yield
@@ -131,8 +131,8 @@ def resumable(target: Path) -> Iterator[None]:
 
 def specify(method: str, settings: tuple[str, ...], **rest: Any) -> Spec:
     """The specification that the arguments ask for, with the options that differ from their defaults."""
-    from dca.methods.base import get_method
-    from dca.run import Spec
+    from dca.experiment.run import Spec
+    from dca.methods.registry import get_method
 
     kind = get_method(method)
     given, default = kind.choose(settings), kind.Options()

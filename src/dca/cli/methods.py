@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dca.cli.common import Group, emit, json_flag
-from dca.errors import nearest
+from dca.core.errors import nearest
 
 WIDEST = 100
 
@@ -20,7 +20,7 @@ class Methods(Group):
 
     def way_out(self, name: str) -> str:
         """`dca methods coop` -> dca methods show coop."""
-        from dca.methods.base import all_methods
+        from dca.methods.registry import all_methods
 
         return f"dca methods show {nearest(name.lower(), all_methods()) or 'NAME'}"
 
@@ -38,8 +38,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.methods.base import all_methods
-    from dca.methods.shape import summary
+    from dca.methods.registry import all_methods
+    from dca.methods.summary import summary
 
     rows = [summary(method) for method in all_methods().values()]
     if as_json:
@@ -71,9 +71,9 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     dca methods show dca
     dca methods show tip-adapter --json
     """
-    from dca.methods.base import get_method
-    from dca.methods.shape import summary
-    from dca.options import describe, limits, shown
+    from dca.core.options import describe, limits, shown
+    from dca.methods.registry import get_method
+    from dca.methods.summary import summary
 
     method = get_method(name)
     listed = [option for option in describe(method.Options) if option["name"] not in method.unused()]

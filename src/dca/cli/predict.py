@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, quiet_flag, running, showing
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 if TYPE_CHECKING:
-    from dca.progress import Progress
+    from dca.core.progress import Progress
 
 
 @click.command()
@@ -47,7 +47,7 @@ def command(
     dca predict photos.dca holiday/ --top 3
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
     """
-    from dca.classifier import Classifier
+    from dca.model.classifier import Classifier
 
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
@@ -75,7 +75,7 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
 
     skip_bad: missing files stay among them, to be named with the others that cannot be read.
     """
-    from dca.inputs import as_pictures
+    from dca.model.inputs import as_pictures
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
     if not given:
@@ -96,7 +96,7 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
 
 def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
     """The images that can be read; the others are named on stderr."""
-    from dca.inputs import readable
+    from dca.model.inputs import readable
 
     good, bad = readable(paths, progress)
     for line in bad:

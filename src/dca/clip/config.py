@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 ACTIVATIONS = ("quick_gelu", "gelu")
 # Far above any CLIP; what is larger is damage, and would only fail later and less clearly.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 MOST_PIXELS = 1 << 14
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dca.clip.blocks import Blocks
 from dca.clip.config import TextConfig
-from dca.clip.layout import Prompts, Sequences
+from dca.clip.packing import Prompts, Sequences
 from dca.clip.ragged import constant
 
 

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, Lowercase, Replace
 from tokenizers.normalizers import Sequence as Normalizers
 
-from dca.errors import UserError
+from dca.core.errors import UserError
 
 SOT, EOT = "<|startoftext|>", "<|endoftext|>"
 OPENAI_MERGES = "bpe_simple_vocab_16e6.txt.gz"

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dca.clip import config as configs
-from dca.clip import names, preprocess
+from dca.clip import preprocess
+from dca.clip import tensor_names as names
 from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.clip.model import CLIP
 from dca.clip.tokenizer import OPENAI_MERGES, load_tokenizer
-from dca.errors import UserError, unknown_name
-from dca.files import read_json
+from dca.core.errors import UserError, unknown_name
+from dca.core.files import read_json
 
 log = logging.getLogger(__name__)
 

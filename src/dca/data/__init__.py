@@ -19,7 +19,7 @@ def load_dataset(source: str | Path, *, root: str | Path | None = None, measurin
     or, failing that, the folder named by DCA_DATA; or "sample", the built-in drawn set.
     measuring: accept images of one's own that could not be learned from, as only their labels are needed.
     """
-    from dca.data.find import find_dataset
+    from dca.data.sources.find import find_dataset
 
     return find_dataset(source, root, measuring=measuring)
 

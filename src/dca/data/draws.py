@@ -10,10 +10,10 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dca.data.content import sha256_of
+from dca.core.errors import UserError, counted
+from dca.core.files import write_bytes
 from dca.data.dataset import Dataset, Item
-from dca.errors import UserError, counted
-from dca.files import write_bytes
+from dca.data.hashing import sha256_of
 
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dca.core.errors import UserError, unknown_name
+from dca.core.seeds import derive
 from dca.data.dataset import Dataset, Item
 from dca.data.splits import MOST_VAL_SHOTS, draw, hold_out
 from dca.data.splits import few_shot as draw_few_shot
-from dca.errors import UserError, unknown_name
-from dca.seeds import derive
 
 Mode = Literal["strict", "paper"]
 Habit = Literal["none", "few", "shots", "full"]

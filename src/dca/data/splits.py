@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from dca.core.errors import UserError
+from dca.core.seeds import derive
 from dca.data.dataset import Dataset, Item
-from dca.errors import UserError
-from dca.seeds import derive
 
 MOST_VAL_SHOTS = 4
 

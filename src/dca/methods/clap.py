@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Support, Task, in_words
-from dca.methods.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
-from dca.methods.heads import Head
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
+from dca.methods.shared.heads import Head
 
 MULTIPLIERS = ("class", "mean", "corrected", "one", "none")
 
@@ -78,9 +78,9 @@ class CLAP(FrozenMethod):
     Options = CLAPOptions
     options: CLAPOptions
 
-    def __init__(self, clip: CLIP, task: Task, chosen: CLAPOptions) -> None:
-        super().__init__(clip, task, chosen)
-        self.weight = nn.Parameter(torch.zeros(len(task.classes), clip.config.embed_dim, device=clip.device))
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CLAPOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.clip.blocks import Update
-from dca.methods.base import Batch, Step, Task
-from dca.methods.prompts import alphabetical, dropout, sentences
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step
+from dca.methods.shared.prompts import alphabetical, dropout, sentences
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 PARTS = ("q", "k", "v")
 STEPS_A_SHOT = 500
@@ -59,14 +59,16 @@ class CLIPLoRA(TextHead):
     options: CLIPLoRAOptions
 
     @classmethod
-    def resolve(cls, chosen: CLIPLoRAOptions, task: Task) -> Any:
+    def resolve(cls, chosen: CLIPLoRAOptions, problem: Problem) -> Any:
         """Steps as epochs: the loop drops a short last batch unless it is the only one."""
         size = chosen.batch_size or 32
-        steps = max(len(task.classes) * task.shots // size, 1)
-        return super().resolve(chosen.settled(batch_size=size, epochs=-(-STEPS_A_SHOT * task.shots // steps)), task)
+        steps = max(len(problem.names) * problem.shots // size, 1)
+        return super().resolve(
+            chosen.settled(batch_size=size, epochs=-(-STEPS_A_SHOT * problem.shots // steps)), problem
+        )
 
-    def __init__(self, clip: CLIP, task: Task, chosen: CLIPLoRAOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPLoRAOptions) -> None:
+        super().__init__(clip, problem, chosen)
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
         for tower, config in (("visual", clip.config.vision), ("text", clip.config.text)):
             if chosen.towers in ("both", tower):
@@ -74,8 +76,8 @@ class CLIPLoRA(TextHead):
                 start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
                 self.down[tower] = nn.Parameter(start.to(clip.device))
                 self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))
-        order = alphabetical(task.classes)
-        self.sentences = clip.tokenizer(sentences([task.classes[place] for place in order], task.template))
+        order = alphabetical(problem.names)
+        self.sentences = clip.tokenizer(sentences([problem.names[place] for place in order], problem.template))
         self._places = torch.tensor(order, device=clip.device).argsort()
 
     def updates(self, generator: torch.Generator | None = None) -> dict[str, Update]:

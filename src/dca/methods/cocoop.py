@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Method, Recipe, Step, Task
-from dca.methods.prompts import linear, name_ids, require_room, start_context
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Method, Problem, Step
+from dca.methods.recipe import Recipe
+from dca.methods.shared.prompts import linear, name_ids, require_room, start_context
 
 # Sentences that pass the text tower at once, over images and classes: bounds memory, not results.
 SENTENCES = 4096
@@ -52,18 +53,18 @@ class CoCoOp(Method):
     Options = CoCoOpOptions
     options: CoCoOpOptions
 
-    def __init__(self, clip: CLIP, task: Task, chosen: CoCoOpOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CoCoOpOptions) -> None:
+        super().__init__(clip, problem, chosen)
         D, W = clip.config.embed_dim, clip.config.text.width
         hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(start_context(clip, chosen.phrase or chosen.n_tokens, self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
-        self.names = name_ids(clip, task.classes, chosen.suffix)
-        require_room(clip, task.classes, self.names, len(self.context))
+        self.names = name_ids(clip, problem.names, chosen.suffix)
+        require_room(clip, problem.names, self.names, len(self.context))
 
-    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same context and network for other names."""
-        return self.moved(task, sources)
+        return self.moved(problem, sources)
 
     def encode_text(self, f: Tensor) -> Tensor:
         """t(x): unit text features of each image f (B, D): (B, C, D)."""

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Task
-from dca.methods.prompts import ladder, name_ids, require_room, start_context
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step
+from dca.methods.shared.prompts import ladder, name_ids, require_room, start_context
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +59,19 @@ class CoOp(TextHead):
     options: CoOpOptions
 
     @classmethod
-    def resolve(cls, chosen: CoOpOptions, task: Task) -> Any:
+    def resolve(cls, chosen: CoOpOptions, problem: Problem) -> Any:
         """Settle what depends on shots and dataset."""
-        return super().resolve(chosen.settled(epochs=ladder(task)), task)
+        return super().resolve(chosen.settled(epochs=ladder(problem)), problem)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: CoOpOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CoOpOptions) -> None:
+        super().__init__(clip, problem, chosen)
         streams = ["context"]
         if chosen.contexts == "class":
-            streams = [f"context/{name}" for name in task.classes]
+            streams = [f"context/{name}" for name in problem.names]
         starts = [start_context(clip, chosen.phrase or chosen.n_tokens, self.generator(s)) for s in streams]
         self.context = nn.Parameter(torch.stack(starts) if chosen.contexts == "class" else starts[0])
-        self.names = name_ids(clip, task.classes, chosen.suffix)
-        require_room(clip, task.classes, self.names, self.context.shape[-2])
+        self.names = name_ids(clip, problem.names, chosen.suffix)
+        require_room(clip, problem.names, self.names, self.context.shape[-2])
 
     def class_parameters(self) -> set[str]:
         """The context, where each class has its own."""
@@ -89,7 +89,7 @@ class CoOp(TextHead):
         sos = self.clip.text.embed([self.clip.tokenizer.sot_id])
         contexts = self.context.expand(len(self.names), *self.context.shape[-2:])
         sequences = []
-        for label, ids, context in zip(self.task.classes, self.names, contexts, strict=True):
+        for label, ids, context in zip(self.problem.names, self.names, contexts, strict=True):
             own = self.clip.text.embed(ids)
             length = len(self.clip.tokenizer.words(label.replace("_", " ")))
             parts = [sos, context[:before], own[:length], context[before:], own[length:]]

@@ -38,11 +38,11 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.clip.vision import VisionTower, read_out
-from dca.methods.base import Batch, Step, Support, Task
-from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
-from dca.methods.heads import Head
-from dca.methods.prompts import alphabetical
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
+from dca.methods.shared.heads import Head
+from dca.methods.shared.prompts import alphabetical
 
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
 # How many validation images go through the tower's end at once: bounds memory, not results.
@@ -126,16 +126,16 @@ class CrossModal(FrozenMethod):
     best_end: Tensor | None
 
     @classmethod
-    def resolve(cls, chosen: CrossModalOptions, task: Task) -> CrossModalOptions:
+    def resolve(cls, chosen: CrossModalOptions, problem: Problem) -> CrossModalOptions:
         """The form's recipe, and as many whole epochs as come nearest to the paper's 12,800 iterations."""
         chosen = chosen.settled(**RECIPES[chosen.form])
-        batch, rows = chosen.batch_size or 1, 2 * len(task.classes) * task.shots
+        batch, rows = chosen.batch_size or 1, 2 * len(problem.names) * problem.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
         return chosen.settled(epochs=max(epochs, 1))
 
-    def __init__(self, clip: CLIP, task: Task, chosen: CrossModalOptions) -> None:
-        super().__init__(clip, task, chosen)
-        self.weight = nn.Parameter(torch.zeros(len(task.classes), clip.config.embed_dim, device=clip.device))
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CrossModalOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
         self.end = TowerEnd(clip.visual) if chosen.form == "partial" else None
         # The best end so far: in the state of an unfinished run; a finished model has it as its parameters.
         self.register_buffer("best_end", None)
@@ -183,7 +183,7 @@ class CrossModal(FrozenMethod):
         """First weights, the sentences as samples, and the validation images."""
         texts = self.texts()
         self._text = first = F.normalize(texts.mean(dim=0), dim=-1)
-        order = torch.tensor(alphabetical(self.task.classes), device=texts.device)
+        order = torch.tensor(alphabetical(self.problem.names), device=texts.device)
         self._sentences = F.normalize(texts[:, order].flatten(0, 1), dim=-1)
         self._sentence_labels = order.repeat(len(texts))
         if self.options.init == "random":
@@ -235,7 +235,7 @@ class CrossModal(FrozenMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One weight vector a class, and one accuracy."""
-        C, D = len(self.task.classes), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.clip.config.embed_dim
         return shape_problems({"head": (state["head"], (C, D)), "validated": (state["validated"], ())})
 
 

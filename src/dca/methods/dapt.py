@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods import metric
-from dca.methods.base import Batch, Step, Support, Task, in_words
-from dca.methods.prompts import TextPrompts, VisualTokens, ladder
-from dca.methods.shots import Shots
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.shared import metric
+from dca.methods.shared.prompts import TextPrompts, VisualTokens, ladder
+from dca.methods.shared.shots import Shots
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 # Dataset -> (learning rate, β_v, β_t), the authors' settings at any number of shots.
 PAPER_TABLE = {
@@ -73,20 +73,20 @@ class DAPT(TextHead):
     options: DAPTOptions
 
     @classmethod
-    def resolve(cls, chosen: DAPTOptions, task: Task) -> Any:
+    def resolve(cls, chosen: DAPTOptions, problem: Problem) -> Any:
         """Rate and weights by dataset, epochs by shots."""
         own = (None, OWN_VISUAL, OWN_TEXT)
-        rate, visual, text = PAPER_TABLE.get(task.dataset, own) if chosen.recipe == "paper" else own
+        rate, visual, text = PAPER_TABLE.get(problem.dataset, own) if chosen.recipe == "paper" else own
         settled = chosen.settled(
-            learning_rate=rate, beta_visual=visual, beta_text=text, epochs=ladder(task), batch_size=32
+            learning_rate=rate, beta_visual=visual, beta_text=text, epochs=ladder(problem), batch_size=32
         )
-        return super().resolve(settled, task)
+        return super().resolve(settled, problem)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: DAPTOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: DAPTOptions) -> None:
+        super().__init__(clip, problem, chosen)
         lengths = [chosen.text_tokens]
         start = self.generator("text")
-        self.text = TextPrompts(clip, task.classes, lengths, per_class=False, suffix=".", generator=start)
+        self.text = TextPrompts(clip, problem.names, lengths, per_class=False, suffix=".", generator=start)
         self.visual = VisualTokens(clip, chosen.visual_tokens, self.generator("visual"))
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class DAPT(TextHead):
         super().prepare(support)
         views = int(self.options.prototypes == "augmented")
         features = F.normalize(support.frozen_features(self.clip, views=views), dim=-1)
-        self._prototypes = Shots.group(features, support.labels, len(self.task.classes)).means()
+        self._prototypes = Shots.group(features, support.labels, len(self.problem.names)).means()
 
     def step(self, batch: Batch) -> Step:
         """CE, β_v L_v and β_t L_t of one batch."""

@@ -25,17 +25,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.errors import UserError
-from dca.methods import losses
-from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
-from dca.methods.gaussian import COVARIANCES, Gaussian, gammas, naming_classes
-from dca.methods.gaussian import dca as dca_gaussian
-from dca.methods.heads import Head
-from dca.methods.metric import METRICS, SCORES
-from dca.methods.prompts import TextPrompts, VisualTokens
-from dca.methods.shots import Shots, shots_problems
-from dca.methods.within import Within
-from dca.options import opt
+from dca.core.errors import UserError
+from dca.core.options import opt
+from dca.methods.interface import Batch, Method, Problem, Step, Support
+from dca.methods.recipe import Recipe
+from dca.methods.shared import losses
+from dca.methods.shared.gaussian import COVARIANCES, Gaussian, gammas, naming_classes
+from dca.methods.shared.gaussian import dca as dca_gaussian
+from dca.methods.shared.heads import Head
+from dca.methods.shared.intra_class import Within
+from dca.methods.shared.metric import METRICS, SCORES
+from dca.methods.shared.prompts import TextPrompts, VisualTokens
+from dca.methods.shared.shots import Shots, shots_problems
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
 # Dataset -> (α, β, learning rate), the paper's parameter table.
@@ -127,34 +128,34 @@ class DCA(Method):
     shot_counts: Tensor
 
     @classmethod
-    def resolve(cls, chosen: DCAOptions, task: Task) -> DCAOptions:
+    def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
         """Settle what depends on shots and dataset. The learning rate of `own` is the loop's to find."""
         alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
         if chosen.recipe == "paper":
-            if task.dataset not in PAPER_TABLE:
+            if problem.dataset not in PAPER_TABLE:
                 raise UserError(
-                    f"recipe=paper has no values for the dataset '{task.dataset}'",
+                    f"recipe=paper has no values for the dataset '{problem.dataset}'",
                     hint=f"it knows {', '.join(PAPER_TABLE)}; use recipe=own for any other",
                 )
-            alpha, beta, rate = PAPER_TABLE[task.dataset]
-        gamma1, gamma2 = gammas(task.shots)
+            alpha, beta, rate = PAPER_TABLE[problem.dataset]
+        gamma1, gamma2 = gammas(problem.shots)
         auto: dict[str, Any] = {
             "alpha": alpha,
             "beta": beta,
             "learning_rate": rate,
-            "epochs": epochs(task.shots) if task.dataset in PAPER_TABLE else own_epochs(task.shots),
-            "batch_size": 64 if task.dataset in LARGE_SETS else 32,
+            "epochs": epochs(problem.shots) if problem.dataset in PAPER_TABLE else own_epochs(problem.shots),
+            "batch_size": 64 if problem.dataset in LARGE_SETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
         }
         return chosen.settled(**auto)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: DCAOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: DCAOptions) -> None:
+        super().__init__(clip, problem, chosen)
         missing = max(chosen.n_prompts - len(chosen.phrases), 0)
         self.text = TextPrompts(
             clip,
-            task.classes,
+            problem.names,
             [*chosen.phrases[: chosen.n_prompts], *[chosen.random_length] * missing],
             per_class=chosen.contexts == "class",
             suffix=chosen.suffix,
@@ -179,14 +180,14 @@ class DCA(Method):
         """Centres and covariances of L_in: constants of the whole training."""
         if self.options.intra_features == "prompted":
             features = self.encode_all(support)
-            self._within = Within.of(features, support.labels, self.task.classes, self._gaussian("class"))
+            self._within = Within.of(features, support.labels, self.problem.names, self._gaussian("class"))
         else:
-            self._within = Within.of_backbone(support, self.clip, self.task.classes, self._gaussian("class"))
+            self._within = Within.of_backbone(support, self.clip, self.problem.names, self._gaussian("class"))
 
     def _gaussian(self, covariance: str) -> Gaussian:
         chosen = self.options
         return dca_gaussian(
-            chosen.gamma1, chosen.gamma2, self.task.shots, covariance=covariance, normalize=chosen.normalize
+            chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=covariance, normalize=chosen.normalize
         )
 
     def step(self, batch: Batch) -> Step:
@@ -209,10 +210,10 @@ class DCA(Method):
         """Text features, and the training images through the final visual tokens."""
         views = self.options.head_views
         features = self.encode_all(support, views=views)
-        shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.task.classes))
+        shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.problem.names))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts
-        with naming_classes(self.task.classes):
+        with naming_classes(self.problem.names):
             self.head().probabilities(features[:1])
 
     def class_parameters(self) -> set[str]:
@@ -220,9 +221,9 @@ class DCA(Method):
         own = self.options.contexts == "class"
         return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
 
-    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Prompts on the new names; covariances by class, or Euclidean distances where one is missing."""
-        other = self.moved(task, sources)
+        other = self.moved(problem, sources)
         other.text_features = other.encode_text().detach()
         shots = Shots(self.shot_features, self.shot_counts).carried(sources)
         if shots is None:
@@ -262,7 +263,7 @@ class DCA(Method):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
-        M, C, D = self.options.n_prompts, len(self.task.classes), self.clip.config.embed_dim
+        M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
         problems = shots_problems(state, C, D)
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")

@@ -25,11 +25,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods import gaussian
-from dca.methods.base import Support
-from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, first_best, image_views, shape_problems, unit_mean
-from dca.methods.shots import Shots
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Support
+from dca.methods.shared import gaussian
+from dca.methods.shared.frozen import (
+    FrozenMethod,
+    FrozenOptions,
+    accuracy,
+    first_best,
+    image_views,
+    shape_problems,
+    unit_mean,
+)
+from dca.methods.shared.shots import Shots
 
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Shots -> α where nothing can be searched: the middle of what the search gave by shots.
@@ -75,7 +83,7 @@ class GDA(FrozenMethod):
         """Statistics of the training images, then α."""
         features = self.from_frozen(image_views(support, self.clip, self.options.views))
         labels = support.labels.repeat_interleave(features.shape[1])
-        weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.task.classes), self.options)
+        weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.problem.names), self.options)
         self.text_features = unit_mean(self.texts())
         self.weight, self.bias = weight.to(features.dtype), bias.to(features.dtype)
         self.alpha = features.new_tensor(self._alpha(support.validation))
@@ -85,7 +93,7 @@ class GDA(FrozenMethod):
         if self.options.alpha is not None:
             return self.options.alpha
         if validation is None:
-            return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.task.shots, 1))]
+            return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.problem.shots, 1))]
         features, labels = self.encode_all(validation), validation.labels
         return first_best(ALPHAS, lambda alpha: accuracy(self._logits(features, alpha), labels))[0]
 
@@ -99,7 +107,7 @@ class GDA(FrozenMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature, one weight vector and one bias a class, and one α."""
-        C, D = len(self.task.classes), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.clip.config.embed_dim
         shapes = {"text_features": (C, D), "weight": (C, D), "bias": (C,), "alpha": ()}
         return shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
 

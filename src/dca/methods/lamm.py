@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Task, in_words
-from dca.methods.prompts import name_ids, require_room
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, in_words
+from dca.methods.shared.prompts import name_ids, require_room
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,13 @@ class LAMM(TextHead):
     term_words = in_words(names="drift of names", features="drift of texts", distillation="distillation")
     options: LAMMOptions
 
-    def __init__(self, clip: CLIP, task: Task, chosen: LAMMOptions) -> None:
-        super().__init__(clip, task, chosen)
-        names = name_ids(clip, task.classes, chosen.suffix)
-        shortest = min(len(words) for words in name_ids(clip, task.classes, "")) - 1
+    def __init__(self, clip: CLIP, problem: Problem, chosen: LAMMOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        names = name_ids(clip, problem.names, chosen.suffix)
+        shortest = min(len(words) for words in name_ids(clip, problem.names, "")) - 1
         length = min(chosen.n_tokens or shortest, shortest)
         self.options = dataclasses.replace(chosen, n_tokens=length)  # so that some of the classes keep it
-        require_room(clip, task.classes, names, len(clip.tokenizer.words(chosen.phrase)))
+        require_room(clip, problem.names, names, len(clip.tokenizer.words(chosen.phrase)))
         self.rest = [ids[length:] for ids in names]
         self._start = torch.stack([clip.text.embed(ids[:length]) for ids in names]).detach()
         self.labels = nn.Parameter(self._start.clone())
@@ -100,7 +100,7 @@ class LAMM(TextHead):
         drift = (1 - (t[y] * self.teacher[y]).sum(dim=-1)).mean() * (y != y[0]).any()
         terms = {
             "cls": F.cross_entropy(z, y),
-            "names": anchor if chosen.anchor == "code" else anchor / self.task.shots,
+            "names": anchor if chosen.anchor == "code" else anchor / self.problem.shots,
             "features": chosen.feature_weight * drift,
             "distillation": chosen.distillation_weight * self._distillation(z, z0),
             **self.dca_terms(f, t, y),

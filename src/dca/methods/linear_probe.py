@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Recipe, Support, Task
-from dca.methods.frozen import FrozenMethod, accuracy, first_best
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Problem, Support
+from dca.methods.recipe import Recipe
+from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
@@ -104,9 +105,9 @@ class LinearProbe(FrozenMethod):
     Options = LinearProbeOptions
     options: LinearProbeOptions
 
-    def __init__(self, clip: CLIP, task: Task, chosen: LinearProbeOptions) -> None:
-        super().__init__(clip, task, chosen)
-        C, D = len(task.classes), clip.config.embed_dim
+    def __init__(self, clip: CLIP, problem: Problem, chosen: LinearProbeOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        C, D = len(problem.names), clip.config.embed_dim
         self.weight = nn.Parameter(torch.zeros(C, D, device=clip.device))
         self.bias = nn.Parameter(torch.zeros(C, device=clip.device))
 
@@ -124,7 +125,7 @@ class LinearProbe(FrozenMethod):
             self.bias.copy_(bias)
 
     def _fit(self, features: Tensor, labels: Tensor, c: float, tolerance: float = FINE) -> Solution:
-        classes, most = len(self.task.classes), self.options.iterations
+        classes, most = len(self.problem.names), self.options.iterations
         return solve(features, labels, classes, c, iterations=most, tolerance=tolerance)
 
     def _search(self, features: Tensor, labels: Tensor, validation: Support | None) -> float:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP, ExtraTokens
-from dca.methods.base import Batch, Step, Task
-from dca.methods.prompts import name_ids, random_tokens, require_room
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step
+from dca.methods.shared.prompts import name_ids, random_tokens, require_room
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class MaPLe(TextHead):
     Options = MaPLeOptions
     options: MaPLeOptions
 
-    def __init__(self, clip: CLIP, task: Task, chosen: MaPLeOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: MaPLeOptions) -> None:
+        super().__init__(clip, problem, chosen)
         n, words = chosen.tokens, clip.tokenizer.words(chosen.phrase)
         fixed = words[n:] if len(words) > n else []
-        self.names = [[*fixed, *own] for own in name_ids(clip, task.classes, ".")]
-        require_room(clip, task.classes, self.names, n)
+        self.names = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
+        require_room(clip, problem.names, self.names, n)
         width, J = clip.config.text.width, min(chosen.depth, clip.config.text.layers, clip.config.vision.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:

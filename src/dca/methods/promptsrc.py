@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP, ExtraTokens
-from dca.errors import UserError
-from dca.methods.base import Batch, Step, Support, Task, in_words
-from dca.methods.prompts import name_ids, random_tokens, require_room, sentences, start_context
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.errors import UserError
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.shared.prompts import name_ids, random_tokens, require_room, sentences, start_context
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 EPOCHS = 50
 # (μ, σ) of 50 epochs; shorter and longer runs stretch them.
@@ -108,15 +108,15 @@ class PromptSRC(TextHead):
     average: Tensor | None
 
     @classmethod
-    def resolve(cls, chosen: PromptSRCOptions, task: Task) -> PromptSRCOptions:
+    def resolve(cls, chosen: PromptSRCOptions, problem: Problem) -> PromptSRCOptions:
         """Settle, from the dataset, how epochs are weighted."""
-        mean, spread = LATE if task.dataset in LATE_SETS else EVEN
+        mean, spread = LATE if problem.dataset in LATE_SETS else EVEN
         share = max(chosen.epochs, 1) / EPOCHS
-        resolved: PromptSRCOptions = super().resolve(chosen, task)
+        resolved: PromptSRCOptions = super().resolve(chosen, problem)
         return resolved.settled(average_mean=mean * share, average_spread=spread * share)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: PromptSRCOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: PromptSRCOptions) -> None:
+        super().__init__(clip, problem, chosen)
         text, vision = clip.config.text, clip.config.vision
         first = start_context(clip, chosen.phrase or chosen.text_tokens, self.generator("context"))
         deeper = (min(chosen.depth, text.layers) - 1, *first.shape)
@@ -124,8 +124,8 @@ class PromptSRC(TextHead):
         self.context = nn.Parameter(first)
         self.deep = nn.Parameter(random_tokens(clip, deeper, self.generator("deep")))
         self.visual = nn.Parameter(random_tokens(clip, seen, self.generator("visual")))
-        self.names = name_ids(clip, task.classes, ".")
-        require_room(clip, task.classes, self.names, len(first))
+        self.names = name_ids(clip, problem.names, ".")
+        require_room(clip, problem.names, self.names, len(first))
         # The sum of w_e θ_e so far. It is state only while training lasts: see `prepare` and `finish`.
         self.register_buffer("average", None)
 
@@ -144,7 +144,7 @@ class PromptSRC(TextHead):
         """t°: unit text features, (C, D)."""
         templates = self.options.teacher_templates or sixty()
         with torch.no_grad():
-            each = [self.clip.encode_text(sentences(self.task.classes, template)) for template in templates]
+            each = [self.clip.encode_text(sentences(self.problem.names, template)) for template in templates]
             return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
 
     def step(self, batch: Batch) -> Step:

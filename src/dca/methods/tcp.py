@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.clip.blocks import QuickGELU
-from dca.errors import UserError
-from dca.methods.base import Batch, Step, Task, in_words
-from dca.methods.prompts import linear, name_ids, random_tokens, require_room, sentences
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.errors import UserError
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, in_words
+from dca.methods.shared.prompts import linear, name_ids, random_tokens, require_room, sentences
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 # What stands behind V; other datasets: the name and a full stop.
 STUDENTS = {
@@ -83,27 +83,27 @@ class TCP(TextHead):
     options: TCPOptions
 
     @classmethod
-    def resolve(cls, chosen: TCPOptions, task: Task) -> Any:
+    def resolve(cls, chosen: TCPOptions, problem: Problem) -> Any:
         """Settle the epochs, which go by dataset. So do the sentences, but a model takes those of where it goes."""
-        return super().resolve(chosen.settled(epochs=25 if task.dataset in SHORTER else 50), task)
+        return super().resolve(chosen.settled(epochs=25 if problem.dataset in SHORTER else 50), problem)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: TCPOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: TCPOptions) -> None:
+        super().__init__(clip, problem, chosen)
         D, W, M = clip.config.embed_dim, clip.config.text.width, chosen.n_tokens
         hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), QuickGELU(), linear(clip, hidden, M * W, stream))
-        sentence = chosen.sentence or STUDENTS.get(task.dataset, "{}.")
+        sentence = chosen.sentence or STUDENTS.get(problem.dataset, "{}.")
         before, after = sentence.split("{}")
-        self.names = name_ids(clip, task.classes, after, before)
-        require_room(clip, task.classes, self.names, M)
+        self.names = name_ids(clip, problem.names, after, before)
+        require_room(clip, problem.names, self.names, M)
 
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features of the teacher's sentences, (C, D)."""
-        sentence = self.options.teacher_sentence or TEACHERS.get(self.task.dataset, self.task.template)
+        sentence = self.options.teacher_sentence or TEACHERS.get(self.problem.dataset, self.problem.template)
         with torch.no_grad():
-            written = sentences(self.task.classes, sentence)
+            written = sentences(self.problem.names, sentence)
             return F.normalize(self.clip.encode_text(written), dim=-1)
 
     def class_tokens(self) -> Tensor:

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Support, Task
-from dca.methods.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
-from dca.options import opt
+from dca.core.options import opt
+from dca.methods.interface import Problem, Support
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
 
 # Dataset -> (first α, end of β's range, end of α's range).
 PAPER_TABLE = {
@@ -62,9 +62,9 @@ class TipAdapterOptions(FrozenOptions):
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
-def settings(task: Task, protocol: str | None) -> tuple[float, float, float]:
+def settings(problem: Problem, protocol: str | None) -> tuple[float, float, float]:
     """First α, and where the ranges of β and α end."""
-    return PAPER_TABLE.get(task.dataset, MEDIANS) if protocol == "paper" else MEDIANS
+    return PAPER_TABLE.get(problem.dataset, MEDIANS) if protocol == "paper" else MEDIANS
 
 
 def grid(end: float, steps: int) -> list[float]:
@@ -123,9 +123,9 @@ class TipAdapter(FrozenMethod):
     alpha_beta: Tensor
 
     @classmethod
-    def resolve(cls, chosen: Any, task: Task) -> Any:
+    def resolve(cls, chosen: Any, problem: Problem) -> Any:
         """The run's protocol."""
-        return chosen.settled(protocol=task.protocol)
+        return chosen.settled(protocol=problem.protocol)
 
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
@@ -135,7 +135,7 @@ class TipAdapter(FrozenMethod):
 
     def strengths(self, validation: Support | None) -> tuple[float, float]:
         """α and β: the options, the best on validation images, or the starting values."""
-        first, beta_end, alpha_end = settings(self.task, self.options.protocol)
+        first, beta_end, alpha_end = settings(self.problem, self.options.protocol)
         alpha, beta = self.options.alpha, self.options.beta
         if validation is None:
             return first if alpha is None else alpha, 1.0 if beta is None else beta
@@ -157,7 +157,7 @@ class TipAdapter(FrozenMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Text features for the classes, keys with labels below their number, α and β."""
-        C, D = len(self.task.classes), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.clip.config.embed_dim
         N = max(len(state["key_labels"]), C) if state["key_labels"].dim() else C
         shapes = {"text_features": (C, D), "keys": (N, D), "key_labels": (N,), "alpha_beta": (2,)}
         problems = shape_problems({name: (state[name], shape) for name, shape in shapes.items()})

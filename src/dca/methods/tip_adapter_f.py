@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.methods.base import Batch, Step, Support, Task
-from dca.methods.frozen import image_views, one_view, unit_mean
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support
+from dca.methods.shared.frozen import image_views, one_view, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys
-from dca.options import opt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ class TipAdapterF(TipAdapter):
     options: TipAdapterFOptions
 
     @classmethod
-    def resolve(cls, chosen: TipAdapterFOptions, task: Task) -> Any:
+    def resolve(cls, chosen: TipAdapterFOptions, problem: Problem) -> Any:
         """Twenty epochs, on EuroSAT a hundred."""
-        return super().resolve(chosen.settled(epochs=100 if task.dataset == "eurosat" else 20), task)
+        return super().resolve(chosen.settled(epochs=100 if problem.dataset == "eurosat" else 20), problem)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: TipAdapterFOptions) -> None:
-        super().__init__(clip, task, chosen)
-        rows = len(task.classes) * task.shots
+    def __init__(self, clip: CLIP, problem: Problem, chosen: TipAdapterFOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        rows = len(problem.names) * problem.shots
         self.keys = nn.Parameter(torch.zeros(rows, clip.config.embed_dim, device=clip.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP, ExtraTokens
-from dca.errors import UserError
-from dca.methods.base import Batch, Step, Support, Task
-from dca.methods.prompts import dropout, ladder, random_tokens, sentences, visual_start
-from dca.methods.text_head import TextHead, TextHeadOptions
-from dca.options import opt
+from dca.core.errors import UserError
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support
+from dca.methods.shared.prompts import dropout, ladder, random_tokens, sentences, visual_start
+from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 # Placement -> (tokens, depth) as published.
 SIZES = {"original": (5, 12), "maple": (8, 12), "dapt": (16, 1)}
@@ -64,16 +64,16 @@ class VPT(TextHead):
     options: VPTOptions
 
     @classmethod
-    def resolve(cls, chosen: VPTOptions, task: Task) -> Any:
+    def resolve(cls, chosen: VPTOptions, problem: Problem) -> Any:
         """Sizes and recipe of the placement. Without a published rate the loop finds one."""
         tokens, depth = SIZES[chosen.placement]
-        auto: dict[str, Any] = {"epochs": ladder(task), "batch_size": 32, "learning_rate": None}
+        auto: dict[str, Any] = {"epochs": ladder(problem), "batch_size": 32, "learning_rate": None}
         if chosen.placement == "maple":
             auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
-        return super().resolve(chosen.settled(tokens=tokens, depth=depth, **auto), task)
+        return super().resolve(chosen.settled(tokens=tokens, depth=depth, **auto), problem)
 
-    def __init__(self, clip: CLIP, task: Task, chosen: VPTOptions) -> None:
-        super().__init__(clip, task, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, chosen: VPTOptions) -> None:
+        super().__init__(clip, problem, chosen)
         assert chosen.tokens is not None
         assert chosen.depth is not None
         config = clip.config.vision
@@ -99,7 +99,7 @@ class VPT(TextHead):
 
     def encode_text(self) -> Tensor:
         """t: unit text features (C, D), which nothing trains."""
-        texts = sentences(self.task.classes, self.options.template or self.task.template)
+        texts = sentences(self.problem.names, self.options.template or self.problem.template)
         return F.normalize(self.clip.encode_text(texts), dim=-1)
 
     def prepare(self, support: Support) -> None:

@@ -14,11 +14,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dca.errors import UserError
-from dca.methods.base import Batch, Method, Recipe, Step, Support, Task
-from dca.methods.frozen import SEVEN, class_texts, unit_mean
-from dca.methods.heads import Head
-from dca.options import opt
+from dca.core.errors import UserError
+from dca.core.options import opt
+from dca.methods.interface import Batch, Method, Problem, Step, Support
+from dca.methods.recipe import Recipe
+from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
+from dca.methods.shared.heads import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,12 @@ class ZeroShot(Method):
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
-        ensemble = SEVEN if self.options.ensemble == "seven" else (self.task.template,)
-        self.text_features = unit_mean(class_texts(self.clip, self.task, self.options.templates or ensemble))
+        ensemble = SEVEN if self.options.ensemble == "seven" else (self.problem.template,)
+        self.text_features = unit_mean(class_texts(self.clip, self.problem, self.options.templates or ensemble))
 
-    def retarget(self, task: Task, sources: Sequence[int | None]) -> Self:
+    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same sentences for other names."""
-        other = self.moved(task, sources)
+        other = self.moved(problem, sources)
         other.finish()
         return other
 
@@ -68,7 +69,7 @@ class ZeroShot(Method):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature a class."""
-        expected = (len(self.task.classes), self.clip.config.embed_dim)
+        expected = (len(self.problem.names), self.clip.config.embed_dim)
         found = tuple(state["text_features"].shape)
         return [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
 

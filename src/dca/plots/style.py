@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dca.errors import UserError
-from dca.files import write_bytes, writing
+from dca.core.errors import UserError
+from dca.core.files import write_bytes, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,51 @@
+"""Where and in which precision things run: decided here and nowhere else.
+
+Weights, trained tokens, distances, softmaxes, losses and statistics are float32 (covariances
+float64). Only the towers' arithmetic may be bfloat16: on a GPU by default, never on the CPU
+unless asked for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dca.core.errors import UserError
+
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def resolve_device(name: str) -> torch.device:
+    """A usable device; "auto" is a CUDA GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            reason, usable = _no_cuda(), "auto or cpu"
+        else:
+            reason, usable = str(error).splitlines()[0], "auto, cpu or cuda"
+        raise UserError(f"device '{name}' cannot be used: {reason}", hint=f"--device {usable}") from None
+    return device
+
+
+def _no_cuda() -> str:
+    """Why there is no CUDA device."""
+    if torch.version.cuda is None:
+        return "no CUDA device here (this build of torch has no CUDA)"
+    return "no CUDA device here (torch finds no GPU with a working driver)"
+
+
+def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
+    """What the towers calculate in."""
+    if precision not in PRECISIONS:
+        raise UserError(f"unknown precision '{precision}'", hint=f"one of {', '.join(PRECISIONS)}")
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def require_usable(device: str, precision: str) -> None:
+    """Raise where the device is not here or the precision is unknown: to be said before anything is loaded."""
+    compute_dtype(resolve_device(device), precision)

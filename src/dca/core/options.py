@@ -1,0 +1,210 @@
+"""Options as dataclass fields that carry their help, limits and origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import numbers
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dca.core.errors import UserError, unknown_name
+
+T = TypeVar("T")
+MOST = 2**31 - 1  # of any whole number: more is a slip, and overflows further down
+TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
+
+
+def opt(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Iterable[str] = (),
+    source: str = "ours",
+) -> Any:
+    """A dataclass field with its help, its limits (inclusive) and where its default comes from."""
+    meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def check(options: Any) -> None:
+    """Raise one UserError for all values outside their limits; call from `__post_init__`."""
+    problems = []
+    for field in dataclasses.fields(options):
+        value, meta = getattr(options, field.name), field.metadata
+        if value is None or "help" not in meta:
+            continue
+        if meta["choices"] and value not in meta["choices"]:
+            problems.append(f"{field.name}={value}: one of {', '.join(meta['choices'])}")
+        values = value if isinstance(value, tuple) else (value,)
+        for number in values:
+            if isinstance(number, int | float) and (fault := _fault(number, meta["low"], meta["high"])):
+                problems.append(f"{field.name}={number}: {fault}")
+    if problems:
+        raise UserError("options out of range", details=problems)
+
+
+def _fault(number: float, low: float | None, high: float | None) -> str:
+    """What is wrong with a number, if anything."""
+    if not isinstance(number, int) and not math.isfinite(number):
+        return "a finite number expected"
+    if low is not None and number < low:
+        return f"at least {low}"
+    highest = MOST if high is None and isinstance(number, int) else high
+    return f"at most {highest}" if highest is not None and number > highest else ""
+
+
+def parse(cls: type[T], pairs: Iterable[str], *, hint: str = "") -> T:
+    """Options from `key=value` texts; all unknown names and unreadable values in one error.
+
+    hint: where the options and their limits can be looked up, for errors that know no better way out.
+    """
+    types_of, values, problems = get_type_hints(cls), dict[str, Any](), []
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            problems.append(f"'{pair}' is not key=value")
+        elif name not in names:
+            problems.append(unknown_name("option", name, names).problem)
+        else:
+            try:
+                values[name] = _convert(text.strip(), types_of[name])
+            except ValueError as error:
+                problems.append(f"{name}={text}: {error}")
+    return _made(cls, values, problems, hint)
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: str = "") -> T:
+    """Options from a mapping, e.g. JSON that `dataclasses.asdict` wrote; wrong names and types in one error.
+
+    hint: as for `parse`.
+    """
+    types_of, problems, taken = get_type_hints(cls), [], {}
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in names:
+            problems.append(unknown_name("option", name, names).problem)
+            continue
+        taken[name] = _plain(value)
+        if not _fits(taken[name], types_of[name]):
+            problems.append(f"{name}={value!r}: {_kind_name(types_of[name])} expected")
+    return _made(cls, taken, problems, hint)
+
+
+def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: str) -> T:
+    """The options, or one error for the problems found so far, or else for what the options say of themselves."""
+    if problems:
+        known = ", ".join(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+        raise UserError("options that cannot be used", details=problems, hint=hint or f"known: {known}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(error.problem, details=error.details, hint=error.hint or hint) from None
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, numbers of numpy as Python's."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _kind_name(kind: Any) -> str:
+    """An annotation as the user reads it."""
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether the value is of the annotated type; whole numbers pass as floats."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, k) for k in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, inner[0]) for v in value)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Text -> a value of the annotated type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if type(None) in inner and text.lower() in NONE:
+            return None
+        return _convert(text, next(k for k in inner if k is not type(None)))
+    if origin is tuple:
+        # The word itself can still be had as ["none"].
+        return () if text.lower() in NONE else tuple(_convert(part, inner[0]) for part in _parts(text))
+    if kind is bool:
+        if text.lower() in TRUE | FALSE:
+            return text.lower() in TRUE
+        raise ValueError("true or false expected")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError("a whole number expected" if kind is int else "a number expected") from None
+    return text
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas; or, for values that hold commas, a JSON list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        parts = json.loads(text)
+    except ValueError:
+        raise ValueError('a list as in ["one", "two, with a comma"] expected') from None
+    return [part if isinstance(part, str) else json.dumps(part) for part in parts]
+
+
+def describe(cls: type[Any]) -> list[dict[str, Any]]:
+    """Name, default, help, limits and origin of each option, the class's own before inherited ones."""
+    own = cls.__annotations__
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
+    return [
+        {
+            "name": field.name,
+            "default": field.default,
+            "help": field.metadata["help"],
+            "choices": list(field.metadata["choices"]),
+            "low": field.metadata["low"],
+            "high": field.metadata["high"],
+            "source": field.metadata["source"],
+        }
+        for field in fields
+        if "help" in field.metadata
+    ]
+
+
+def limits(option: Mapping[str, Any]) -> str:
+    """What a row of `describe` allows, for people; empty where everything is.
+
+    >>> limits({"choices": [], "low": 0, "high": 1}), limits({"choices": ["a", "b"], "low": None, "high": None})
+    ('0 to 1', 'a|b')
+    """
+    low, high = option["low"], option["high"]
+    if option["choices"]:
+        return "|".join(option["choices"])
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
+
+
+def shown(option: Mapping[str, Any]) -> str:
+    """The default of a row of `describe`, for people; one that says nothing reads as the help calls it."""
+    default = option["default"]
+    if default is None or default == ():
+        return "none" if "none:" in option["help"] or default == () else "auto"
+    if isinstance(default, tuple):
+        return json.dumps(default, ensure_ascii=False)
+    return str(default) or "(empty)"

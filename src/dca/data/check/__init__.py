@@ -1,0 +1,1 @@
+"""What is wrong with a dataset, and what to do about it."""

@@ -1,0 +1,1 @@
+"""Where labelled images come from: folders, tables, public datasets, the built-in sample."""

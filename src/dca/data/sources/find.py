@@ -1,0 +1,82 @@
+"""From what the user wrote to a dataset: a path, a public name, or the built-in sample."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from dca.core.errors import UserError, unknown_name
+from dca.data.dataset import Dataset
+from dca.data.sources import catalog
+from dca.data.sources.entry import Entry
+from dca.data.sources.folder import NAMES, idle_names, load_folder, neighbours
+from dca.data.sources.layouts import adopt
+
+SAMPLE = "sample"
+_log = logging.getLogger(__name__)
+
+
+def find_dataset(source: str | Path, root: str | Path | None = None, *, measuring: bool = False) -> Dataset:
+    """Dataset of a path, a catalog name, or the sample; see `dca.data.load_dataset`."""
+    path = Path(source).expanduser()
+    if root is None and path.exists():
+        return _at_path(path, measuring)
+    if str(source) == SAMPLE:
+        from dca.data.sources.sample import load_sample
+
+        return load_sample()
+    entry = catalog.lookup(source) if isinstance(source, str) else None
+    if entry is not None:
+        return entry.build(place_of(entry, root))
+    if root is not None and (Path(root) / path).exists():
+        return _at_path(Path(root) / path, measuring)
+    if isinstance(source, Path) or path.suffix or source != path.name:
+        return load_folder(path)  # says what is missing
+    known = [*catalog.entries(), SAMPLE, *neighbours(path)]
+    raise unknown_name("dataset or folder", str(source), known, hint="give a folder of images, or see `dca datasets`")
+
+
+def recognise(path: Path) -> Entry | None:
+    """The public dataset whose layout a folder has, if any."""
+    if not path.is_dir():
+        return None
+    return next((entry for entry in catalog.entries().values() if entry.layout.recognises(path)), None)
+
+
+def place_of(entry: Entry, root: str | Path | None) -> Path:
+    """The entry's folder under the data root, or the root itself if it is that folder."""
+    given = root if root is not None else os.environ.get("DCA_DATA")
+    if given is None:
+        raise UserError(
+            f"where is {entry.title}? Only its name was given.",
+            hint=f"give the path of its folder instead, or set DCA_DATA=DIR, the folder that holds {entry.folder}/ "
+            "(`dca datasets` has --root DIR for that)",
+        )
+    base = Path(given).expanduser()
+    names = (entry.folder, entry.name, entry.title, *entry.aliases)
+    folder = next((base / name for name in names if (base / name).is_dir()), None)
+    if folder is not None:
+        return folder
+    if entry.layout.recognises(base):
+        return base
+    raise UserError(
+        f"{base}: no folder {entry.folder}/ here.",
+        details=[f"expected {entry.folder}/{line}" for line in entry.layout.tree()],
+        hint=f"`dca datasets show {entry.name}` says where to get it",
+    )
+
+
+def _at_path(path: Path, measuring: bool) -> Dataset:
+    entry = recognise(path)
+    if entry is not None:
+        return entry.build(path)
+    dataset = load_folder(path, measuring=measuring)
+    idle, slips = idle_names(dataset)
+    if slips and idle and not measuring:  # part of the classes may be measured on, with the names of all
+        _log.warning("%s of %s: no class is called %s", NAMES, path, ", ".join(idle[:5]))
+    for entry in catalog.entries().values():
+        if len(dataset.classes) == entry.classes and (named := adopt(entry, dataset)) is not None:
+            return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")
+    return dataset

@@ -1,0 +1,290 @@
+"""The forms in which public datasets lie on disk.
+
+Building a dataset names its images without opening them; `check.py` says which are missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dca.core.errors import UserError
+from dca.data.dataset import Dataset, Item
+from dca.data.sources.entry import Entry, class_list
+from dca.data.sources.folder import hidden, image_files, load_folder, split_folders, words_of
+
+PARTS = ("train", "val", "test")
+_Split = dict[str, list[tuple[str, int, str]]]  # part -> (path, label, stored name)
+
+
+@dataclass(frozen=True)
+class SplitFile:
+    """A JSON file of [path, label, name] rows beside the images.
+
+    images: folders that the paths may be relative to, the official one first.
+    """
+
+    file: str
+    images: tuple[str, ...]
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether this folder surely holds the dataset."""
+        return _existing(folder, self.file) is not None
+
+    def build(self, entry: Entry, folder: Path) -> Dataset:
+        """Read the folder. Raises UserError."""
+        file = _existing(folder, self.file)
+        if file is None:
+            return mirror(entry, folder, lacks=self.file)
+        split = read_split(file)
+        base, place = _placer(folder, self.images, [path for part in PARTS for path, _, _ in split[part]])
+        classes = _stored_names(file, split)
+        parts = {part: tuple(Item(place(path), y) for path, y, _ in split[part]) for part in PARTS}
+        return _assemble(entry, parts, classes, base, f"public split file {file.name}")
+
+    def tree(self) -> tuple[str, ...]:
+        """What the folder should hold."""
+        return (f"{self.images[0]}/", self.file)
+
+
+@dataclass(frozen=True)
+class VariantLists:
+    """FGVC Aircraft: text lists of image numbers and variants."""
+
+    inside: tuple[str, ...] = ("", "fgvc-aircraft-2013b/data", "data")
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether this folder surely holds the dataset."""
+        return (folder / "images_variant_train.txt").is_file()
+
+    def build(self, entry: Entry, folder: Path) -> Dataset:
+        """Read the folder. Raises UserError."""
+        base = next((folder / sub for sub in self.inside if self.recognises(folder / sub)), folder)
+        missing = [name for name in self.tree()[1:] if not (base / name).is_file()]
+        if missing:
+            return mirror(entry, folder, lacks=", ".join(missing))
+        classes = tuple((base / "variants.txt").read_text(encoding="utf-8").split("\n"))
+        classes = tuple(name.strip() for name in classes if name.strip())
+        number = {name: y for y, name in enumerate(classes)}
+        parts = {part: self._read(base, part, number) for part in PARTS}
+        return _assemble(entry, parts, classes, base, "official variant lists")
+
+    def tree(self) -> tuple[str, ...]:
+        """What the folder should hold."""
+        return ("images/", "variants.txt", *(f"images_variant_{part}.txt" for part in PARTS))
+
+    @staticmethod
+    def _read(base: Path, part: str, number: dict[str, int]) -> tuple[Item, ...]:
+        file = base / f"images_variant_{part}.txt"
+        items, faults = [], []
+        for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            image, _, variant = text.strip().partition(" ")
+            if variant in number:
+                items.append(Item(base / "images" / f"{image}.jpg", number[variant]))
+            elif text.strip():
+                faults.append(f"line {line}: '{variant}' is not in variants.txt")
+        if faults:
+            raise UserError(f"{file}: {len(faults)} lines name an unknown variant.", details=faults)
+        return tuple(items)
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """ImageNet and its variants: one folder per WordNet id, or per label number.
+
+    train, test: places where each part may lie, the official one first; test-only sets have no
+    train. names: list of class names. solution: CSV that labels a flat test folder (Kaggle's ImageNet).
+    """
+
+    test: tuple[str, ...]
+    names: str
+    train: tuple[str, ...] = ()
+    numbered: bool = False
+    solution: str = ""
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether this folder surely holds the dataset."""
+        base = self._find(folder, self.train or self.test)
+        if base is None or self._find(folder, self.test) is None:
+            return False
+        return {e.name for e in os.scandir(base) if e.is_dir()}.issuperset(self._keys())
+
+    def build(self, entry: Entry, folder: Path) -> Dataset:
+        """Read the folder. Raises UserError."""
+        keys = self._keys()
+        if not self._find(folder, self.test):
+            details = [f"expected {folder.name}/{line}" for line in self.tree()]
+            raise UserError(f"{folder}: the folders of {entry.title} are not here.", details=details)
+        parts = {"train": self._items(folder, self.train, keys), "val": ()}
+        parts["test"] = self._items(folder, self.test, keys) or self._solved(folder, keys)
+        classes = tuple(words for _, words in class_list(self.names))
+        return _assemble(entry, parts, classes, folder, "class folders, file names sorted")
+
+    def tree(self) -> tuple[str, ...]:
+        """What the folder should hold."""
+        inner = "0/ ... 999/" if self.numbered else "n01440764/ ..."
+        return tuple(f"{places[0]}/{inner}" for places in (self.train, self.test) if places)
+
+    def _keys(self) -> list[str]:
+        """Name of each class's folder, in label order."""
+        return [str(y) if self.numbered else key for y, (key, _) in enumerate(class_list(self.names))]
+
+    @staticmethod
+    def _find(folder: Path, places: Sequence[str]) -> Path | None:
+        return next((folder / place for place in places if (folder / place).is_dir()), None)
+
+    def _items(self, folder: Path, places: Sequence[str], keys: Sequence[str]) -> tuple[Item, ...]:
+        base = self._find(folder, places)
+        if base is None:
+            return ()
+        there = {entry.name for entry in os.scandir(base) if entry.is_dir()}
+        return tuple(Item(p, y) for y, key in enumerate(keys) if key in there for p in image_files(base / key))
+
+    def _solved(self, folder: Path, keys: Sequence[str]) -> tuple[Item, ...]:
+        """Items of a flat test folder, labelled by the solution file."""
+        base = self._find(folder, self.test)
+        if not self.solution or base is None or not (folder / self.solution).is_file():
+            return ()
+        number = {key: y for y, key in enumerate(keys)}
+        with (folder / self.solution).open(encoding="utf-8", newline="") as file:
+            rows = [(row["ImageId"], row["PredictionString"].split()[0]) for row in csv.DictReader(file)]
+        items = ((base / f"{image}.JPEG", number[key]) for image, key in rows if key in number)
+        return tuple(Item(path, y) for path, y in sorted(items, key=lambda item: (item[1], item[0].name)))
+
+
+def read_split(file: Path) -> _Split:
+    """Rows of a public split file, checked. Raises UserError."""
+    try:
+        raw: Any = json.loads(gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes())
+        split = {part: [(str(p), int(y), str(name)) for p, y, name in raw[part]] for part in PARTS}
+    except (ValueError, TypeError, KeyError, OSError, EOFError, RecursionError) as error:
+        raise UserError(
+            f"{file}: not a split file ({type(error).__name__}: {error}).",
+            hint='expected {"train": [["path.jpg", 0, "name"], ...], "val": [...], "test": [...]}',
+        ) from error
+    outside = [p for rows in split.values() for p, _, _ in rows if p.startswith("/") or ".." in PurePosixPath(p).parts]
+    if outside:
+        raise UserError(f"{file}: {len(outside)} paths leave the folder.", details=outside)
+    return split
+
+
+def mirror(entry: Entry, folder: Path, lacks: str) -> Dataset:
+    """A copy that brings its own train and test folders; its split is not the public one."""
+    place = folder
+    while not split_folders(place) and len(inner := _visible_folders(place)) == 1:
+        place = inner[0]
+    if split_folders(place):
+        found = adopt(entry, load_folder(place))
+        if found is not None:
+            return replace(found, split=f"{found.split} of this copy, not the public split")
+    raise UserError(
+        f"{folder}: {lacks} is missing, so the public split of {entry.title} is unknown.",
+        details=[f"expected in {folder.name}/: {line}" for line in entry.layout.tree()],
+        hint=f"see `dca datasets show {entry.name}`; to use the images as a plain folder, name the image folder itself",
+    )
+
+
+def adopt(entry: Entry, dataset: Dataset) -> Dataset | None:
+    """Give a plain folder the names, order and template of a catalog entry, if its classes are the entry's."""
+    names = entry.class_list()
+    label = {plain(text): y for y, pair in enumerate(names) for text in pair}
+    labels = [label.get(plain(key)) for key in dataset.keys]
+    if not names or sorted(y for y in labels if y is not None) != list(range(len(names))):
+        return None
+    turned = {old: new for old, new in enumerate(labels) if new is not None}
+
+    def relabel(items: Iterable[Item]) -> tuple[Item, ...]:
+        return tuple(sorted((Item(i.picture, turned[i.label]) for i in items), key=lambda i: i.label))
+
+    return replace(
+        dataset,
+        name=entry.name,
+        classes=tuple(words for _, words in names),
+        keys=tuple(key for key, _ in names),
+        train=relabel(dataset.train),
+        val=relabel(dataset.val),
+        test=relabel(dataset.test),
+        template=entry.template,
+    )
+
+
+def plain(name: str) -> str:
+    """Letters and digits of a name, for comparing spellings.
+
+    >>> plain("Ram C/V Cargo_Van") == plain("ram c-v cargo van")
+    True
+    """
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def _existing(folder: Path, file: str) -> Path | None:
+    places = (folder / file, folder / f"{file}.gz", folder.parent / file)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _visible_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [Path(e.path) for e in os.scandir(folder) if e.is_dir() and not hidden(e.name)]
+
+
+def _stored_names(file: Path, split: _Split) -> tuple[str, ...]:
+    """Class names in label order; every label must have exactly one."""
+    names = dict.fromkeys((y, name) for rows in split.values() for _, y, name in rows)
+    count = Counter(y for y, _ in names)
+    if sorted(count) != list(range(len(names))):
+        twice = [f"label {y} is called {n} different names" for y, n in count.items() if n > 1]
+        raise UserError(f"{file}: labels are not 0..{len(names) - 1} with one name each.", details=twice)
+    return tuple(name for _, name in sorted(names))
+
+
+def _placer(folder: Path, images: Sequence[str], paths: Sequence[str]) -> tuple[Path, Callable[[str], Path]]:
+    """The folder that split paths are relative to, and where each path's image lies.
+
+    Takes the image folder that has most of a sample of the paths; if none has any, looks the
+    file names up wherever they lie, so that re-arranged copies are understood.
+    """
+    sample = paths[:: max(1, len(paths) // 64)]
+    bases = [folder / sub for sub in images] + [folder]
+    hits = [sum((base / path).is_file() for path in sample) for base in bases]
+    base = bases[hits.index(max(hits))]
+    if max(hits) or not folder.is_dir():
+        return base, base.joinpath
+    by_name: dict[str, list[tuple[set[str], Path]]] = {}
+    for file in image_files(folder):
+        by_name.setdefault(file.name, []).append((_words(file.relative_to(folder).parts[:-1]), file))
+    return base, partial(_lookup, base, by_name)
+
+
+def _lookup(base: Path, by_name: dict[str, list[tuple[set[str], Path]]], path: str) -> Path:
+    """The image of that name whose folders share most words with the path's."""
+    wanted = PurePosixPath(path)
+    words = _words(wanted.parts[:-1])
+    scored = sorted(((len(words & theirs), file) for theirs, file in by_name.get(wanted.name, [])), reverse=True)
+    if not scored or (len(scored) > 1 and scored[0][0] == scored[1][0]):
+        return base / path
+    return scored[0][1]
+
+
+def _words(folders: Iterable[str]) -> set[str]:
+    return {word for folder in folders for word in re.split(r"[\W_]+", folder.casefold()) if word}
+
+
+def _assemble(
+    entry: Entry, parts: dict[str, tuple[Item, ...]], stored: Sequence[str], root: Path, split: str
+) -> Dataset:
+    """The dataset of an entry; class keys are the catalog's where the names agree."""
+    classes = tuple(words_of(name) for name in stored)
+    names = entry.class_list()
+    official = classes == tuple(words for _, words in names)
+    keys = tuple(key for key, _ in names) if official else tuple(stored)
+    return Dataset(entry.name, classes, parts["train"], parts["val"], parts["test"], entry.template, keys, root, split)

@@ -1,0 +1,1 @@
+"""How a fit runs: images, steps, the loop, evaluation. Knows no method's mathematics."""

@@ -1,0 +1,56 @@
+"""Methods by name: the modules of this package, and those of other packages through entry points."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+
+from dca.core.errors import unknown_name
+from dca.methods.interface import Method
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def all_methods() -> dict[str, type[Method]]:
+    """Every method by name: the modules of this package that define METHOD, and entry points `dca.methods`."""
+    import dca.methods as package
+
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        method = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "METHOD", None)
+        if method is not None:
+            found[method.name] = method
+    for method in _outside():
+        found.setdefault(method.name, method)
+    return dict(sorted(found.items()))
+
+
+def _outside() -> Iterator[type[Method]]:
+    """Methods of other packages. A broken one is reported and left out, so that the others still work."""
+    for point in entry_points(group="dca.methods"):
+        package = point.dist.name if point.dist else point.value
+        try:
+            method = point.load()
+        except Exception as error:  # whatever a foreign module does wrong while it is imported
+            log.warning("method '%s' of %s cannot be loaded: %s", point.name, package, error)
+            continue
+        if isinstance(method, type) and issubclass(method, Method):
+            yield method
+        else:
+            log.warning(
+                "method '%s' of %s is not a class derived from dca.methods.interface.Method", point.name, package
+            )
+
+
+def get_method(name: str) -> type[Method]:
+    """The method called `name`; hyphens and underscores are alike."""
+    methods = all_methods()
+    wanted = name.strip().lower().replace("-", "_")
+    if wanted not in methods:
+        raise unknown_name("method", name, methods, hint="dca methods lists them")
+    return methods[wanted]

@@ -1,0 +1,172 @@
+"""What is said about an image: meanings, each with several ways to say it.
+
+A training step draws one meaning of the image (its name, a synonym, its kind, a caption) and
+one wording of that meaning. Images that were made grey or blurry on the way get a wording
+that says so, which is how the text tower learns what those words look like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dca_pretrain.lexicon import Lexicon, Noun
+from dca_pretrain.pack import Record
+
+STYLES = ("plain", "grey", "blurry")
+# {} is the bare name, {a} the name with its article. Common prompts write "a photo of a {}" whatever follows.
+TEMPLATES = {
+    "photo": (
+        "a photo of a {}.", "a photo of a {}.", "a photo of a {}.", "a photo of {a}.", "a photo of the {}.", "{}",
+        "{a}", "a picture of {a}.", "an image of {a}.", "a close-up photo of {a}.", "a good photo of the {}.",
+        "a cropped photo of {a}.", "this is {a}.", "a small photo of the {}.", "a photo of many {}.",
+    ),
+    "drawing": (
+        "an icon of {a}", "a drawing of {a}.", "a cartoon {}", "clip art of {a}", "{}", "{a}", "a symbol for {}",
+        "a pictogram of {a}", "a simple drawing of a {}.", "an illustration of {a}", "a picture of {a}.",
+    ),
+    "art": ("a painting of {a}.", "a drawing of {a}.", "art of {a}", "{a}", "{}", "a picture of {a}."),
+    "aerial": (
+        "an aerial photo of {}.", "a satellite photo of {}.", "a centered satellite photo of {}.",
+        "a satellite image of {}.", "{} from above", "{}", "an aerial view of {}.", "a photo of {} from the air.",
+        "remote sensing image of {}.", "a centered satellite photo of the {}.",
+    ),
+    "product": ("a photo of {a}.", "{}", "{a} on a white background", "a product photo of {a}.", "a photo of a {}."),
+}  # fmt: skip
+STYLED = {
+    "grey": ("a black and white photo of {a}.", "a greyscale photo of {a}.", "{a} in black and white"),
+    "blurry": ("a blurry photo of {a}.", "a blurred picture of {a}.", "a low resolution photo of a {}."),
+}
+KIND_TEMPLATES = ("a photo of a {}, a type of {}.", "{}, a kind of {}", "a photo of {a}, which is a {}.")
+COLOUR_TEMPLATES = ("a photo of a {c} {}.", "a {c} {}", "a photo of a {}, mostly {c}.")
+# Words for land seen from above that mean nearly the same.
+LAND = {
+    "farmland": ("annual crop land", "farm fields", "crop land", "agricultural land", "arable land"),
+    "farm field": ("annual crop land", "farmland", "crop land", "agricultural land"),
+    "agricultural": ("annual crop land", "farmland", "crop land", "rows of crops", "permanent crop land"),
+    "meadow": ("pasture land", "grassland", "pasture", "green pasture land"),
+    "grassland": ("pasture land", "meadow", "pasture", "herbaceous vegetation land"),
+    "bare land": ("bare soil", "barren land", "dry land"),
+    "chaparral": ("shrubland", "herbaceous vegetation land", "shrubs", "scattered vegetation"),
+    "forest": ("woodland", "trees", "dense forest"),
+    "mountain": ("mountains", "hills", "natural land"),
+    "river": ("a river", "a winding river", "water"),
+    "pond": ("lake", "sea or lake", "water"),
+    "beach": ("coast", "sea and beach", "shore"),
+    "river or lake": ("river", "lake", "sea or lake", "water"),
+    "port": ("harbor", "ships in a harbor"),
+    "industrial": ("industrial buildings", "industrial area", "factories", "warehouses"),
+    "industrial area": ("industrial buildings", "factories", "warehouses"),
+    "commercial": ("commercial buildings", "commercial area", "city centre"),
+    "residential area": ("residential buildings", "houses", "a residential neighbourhood"),
+    "dense residential": ("residential buildings", "dense housing", "houses"),
+    "medium residential": ("residential buildings", "houses", "a residential neighbourhood"),
+    "sparse residential": ("residential buildings", "scattered houses", "a house among trees"),
+    "viaduct": ("highway", "highway or road", "overpass", "elevated road"),
+    "freeway": ("highway", "highway or road", "motorway", "road"),
+    "overpass": ("highway", "highway or road", "road crossing"),
+    "intersection": ("road", "crossroads", "highway or road"),
+    "runway": ("airport runway", "landing strip"),
+}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One thing that is true of an image.
+
+    key: images and texts with equal keys belong together. text: the meaning in plain words,
+    for the sentence encoder. wordings: for each style, the ways to say it; none: say it plainly.
+    """
+
+    key: int
+    text: str
+    wordings: tuple[tuple[str, ...], ...]
+
+
+def key_of(*parts: str) -> int:
+    """Number of a key, in [0, 2**63)."""
+    return int.from_bytes(hashlib.blake2b("/".join(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def with_article(name: str) -> str:
+    """The name after "a" or "an".
+
+    >>> with_article("owl"), with_article("cat")
+    ('an owl', 'a cat')
+    """
+    return ("an " if name[:1].lower() in "aeiou" else "a ") + name
+
+
+def say(templates: Sequence[str], name: str, *more: str, colour: str = "") -> tuple[str, ...]:
+    """The name in every template."""
+    return tuple(t.format(name, *more, a=with_article(name), c=colour) for t in templates)
+
+
+def named(name: str, kind: str, key: int, text: str, extra: Sequence[str] = ()) -> Meaning:
+    """A name as meaning, with the templates of its kind of picture."""
+    plain = say(TEMPLATES.get(kind, TEMPLATES["photo"]), name) + tuple(extra)
+    styled = tuple(say(STYLED[s], name) if kind in ("photo", "product") else () for s in STYLES[1:])
+    return Meaning(key, text, (plain, *styled))
+
+
+def captioned(caption: str, key: int) -> Meaning:
+    """A sentence as meaning; it is said as it stands."""
+    start = caption[:1].lower() + caption[1:]
+    grey = (f"a black and white photo of {start}", f"black and white: {start}")
+    blurry = (f"a blurry photo of {start}", f"blurry: {start}")
+    return Meaning(key, caption, ((caption,), grey, blurry))
+
+
+def describe(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> list[Meaning]:
+    """The meanings of an image; one that stands here twice is drawn twice as often.
+
+    colour: the word for the colour that dominates the picture, if one does.
+    """
+    found = [captioned(c, key_of("image", record.id)) for c in record.captions]
+    if record.auto:
+        return found * 2 + _scene(record)
+    if not record.names:
+        return found
+    return found + _things(record, kind, lexicon, colour)
+
+
+def _scene(record: Record) -> list[Meaning]:
+    """A picture of several things: its inventory, its largest thing, its two largest."""
+    key = key_of("scene", record.auto)
+    said = (f"a photo of {record.auto}.", record.auto, f"{record.auto} in a photo")
+    whole = Meaning(key, record.auto, (said, (), ()))
+    largest = record.names[0]
+    meanings = [whole] * 3 + [named(largest, "photo", key_of("name", largest), largest)]
+    if len(record.names) > 1:
+        pair = f"{with_article(largest)} and {with_article(record.names[1])}"
+        meanings.append(Meaning(key_of("scene", pair), pair, ((f"a photo of {pair}.", pair), (), ())))
+    return meanings
+
+
+def _things(record: Record, kind: str, lexicon: Lexicon, colour: str) -> list[Meaning]:
+    """A picture of one thing: its name, synonyms, kinds and colour."""
+    first = record.names[0]
+    key = key_of("name", first.lower())
+    noun = lexicon.nouns.get(record.wnid) or (lexicon.find(first) if kind != "aerial" else None)
+    text = lexicon.describe(noun) if noun else first
+    kinds = lexicon.kinds(noun.wnid) if noun else []
+    extra = [w for k in kinds for w in say(KIND_TEMPLATES, first, k)] if kind == "photo" else []
+    meanings = [named(first, kind, key, text, extra)] * 4
+    for name in (*LAND.get(first, ()), *record.names[1:4]):
+        meanings.append(named(name, kind, key, text if record.wnid else name))
+    meanings += [named(k, kind, key, k) for k in kinds[:2]]
+    if colour and kind in ("photo", "product"):
+        plain = say(COLOUR_TEMPLATES, first, colour=colour)
+        meanings.append(Meaning(key, f"{colour} {first}", (plain, (), ())))
+    return meanings
+
+
+def noun_meaning(noun: Noun, lexicon: Lexicon) -> Meaning:
+    """A noun of the lexicon, without any image: its words, kinds and definition."""
+    kinds = lexicon.kinds(noun.wnid, 2)
+    words = noun.lemmas[:3]
+    plain = [w for lemma in words for w in (f"a photo of a {lemma}.", lemma)]
+    plain += [w for k in kinds for w in say(KIND_TEMPLATES[:2], words[0], k)]
+    plain.append(f"{words[0]}: {noun.gloss.split(';')[0]}")
+    return Meaning(key_of("noun", noun.wnid), lexicon.describe(noun), (tuple(plain), (), ()))

@@ -1,0 +1,184 @@
+"""Everything that can be set about a pretraining run, read from one TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
+from dca.core.errors import UserError, unknown_name
+from dca.core.options import check, from_dict, opt
+
+ATTENTION = ("flash", "mem_efficient", "cudnn", "math")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images and texts are learned from, and how often."""
+
+    pack: str = opt("pack", "folder with SOURCE.bin and SOURCE.jsonl.gz")
+    prepared: str = opt("prepared", "folder for decoded images and token ids")
+    tokenizer: str = opt("", "folder with the tokenizer files; empty: those of the embedded model")
+    lexicon: str = opt("", "gzipped JSONL of nouns (wnid, lemmas, gloss, hypernyms); empty: none")
+    teacher: str = opt("", "folder of a sentence encoder in Hugging Face layout; empty: none")
+    leave_out: str = opt("", "JSON object or list of image ids never to be read; empty: none")
+    validation: str = opt("tiny_imagenet", "source whose 'val' split is kept for validation; empty: none")
+    most_validation: int = opt(2000, "images of that split to measure during training", low=0)
+    drawn: int = opt(24000, "procedurally drawn images added as source 'drawn'", low=0)
+    side: int = opt(80, "stored images are squares of this many pixels", low=16)
+    power: float = opt(0.75, "a source of n images is sampled in proportion to n**power", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes of the two towers."""
+
+    image_size: int = opt(64, "side of the square the image tower sees, pixels", low=8)
+    resize: int = opt(0, "short side of an image in use before its middle is cut out, pixels; 0: image_size", low=0)
+    patch_size: int = opt(8, "side of a patch, pixels", low=2)
+    width: int = opt(256, "W of both towers", low=8)
+    layers: int = opt(9, "blocks of the image tower", low=1)
+    text_layers: int = opt(4, "blocks of the text tower", low=1)
+    heads: int = opt(4, "attention heads of both towers", low=1)
+    context: int = opt(32, "longest text, tokens", low=4)
+    embed: int = opt(256, "D, joint size", low=4)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def clip(self, vocab_size: int) -> CLIPConfig:
+        """The same sizes as the backbone states them."""
+        return CLIPConfig(
+            vision=VisionConfig(
+                width=self.width,
+                layers=self.layers,
+                heads=self.heads,
+                hidden=4 * self.width,
+                image_size=self.image_size,
+                patch_size=self.patch_size,
+            ),
+            text=TextConfig(
+                width=self.width,
+                layers=self.text_layers,
+                heads=self.heads,
+                hidden=4 * self.width,
+                vocab_size=vocab_size,
+                context_length=self.context,
+                sot_id=vocab_size - 2,
+                eot_id=vocab_size - 1,
+            ),
+            embed_dim=self.embed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """What happens to an image before it is looked at."""
+
+    scale: float = opt(0.3, "smallest share of the area that a crop keeps", low=0.01, high=1)
+    ratio: float = opt(1.33, "largest change of the aspect ratio", low=1)
+    colour: float = opt(0.3, "strength of brightness, contrast and saturation changes", low=0, high=1)
+    balance: float = opt(0.06, "strength of the per-channel gain", low=0, high=1)
+    grey: float = opt(0.05, "share of images made black and white, and described so", low=0, high=1)
+    blurry: float = opt(0.05, "share of images blurred, and described so", low=0, high=1)
+    cutmix: float = opt(0.4, "share of images that get a rectangle of another image", low=0, high=1)
+    calm: float = opt(0.85, "progress from which crops are milder and nothing is mixed", low=0, high=1)
+    calm_scale: float = opt(0.5, "smallest share of the area from then on", low=0.01, high=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The terms and their weights."""
+
+    soft: float = opt(0.15, "share of the target given to texts the teacher finds similar", low=0, high=1)
+    soft_temperature: float = opt(0.07, "temperature of the teacher's similarities", low=1e-3)
+    relation_temperature: float = opt(0.05, "temperature of the teacher in the text-to-text term", low=1e-3)
+    relation: float = opt(0.5, "weight of the text-to-text term", low=0)
+    lexicon_batch: int = opt(512, "lexicon texts per step", low=0)
+    instance: float = opt(0.3, "weight of telling two views of an image from those of others; 0: one view", low=0)
+    instance_temperature: float = opt(0.1, "temperature of that term", low=1e-3)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Optimisation, schedule and bookkeeping."""
+
+    out: str = opt("run", "folder of the run: log.jsonl, state.safetensors, model/")
+    start: str = opt("", "model to begin from, e.g. of an earlier run; empty: random weights")
+    seed: int = opt(1, "seed of everything drawn at random")
+    device: str = opt("auto", "cpu, cuda, or auto")
+    batch: int = opt(4096, "image-text pairs per step", low=2)
+    steps: int = opt(0, "steps of the whole schedule; 0: by the clock, see seconds", low=0)
+    seconds: float = opt(1200.0, "training time of the whole schedule when steps is 0", low=1)
+    lr: float = opt(1.2e-3, "peak learning rate", low=0)
+    warmup: float = opt(0.03, "share of the schedule with rising learning rate", low=0, high=1)
+    decay: float = opt(0.1, "weight decay of matrices", low=0)
+    beta2: float = opt(0.98, "second moment of AdamW", low=0, high=1)
+    average: float = opt(0.9995, "decay of the running average of the weights", low=0, high=1)
+    keep: tuple[float, ...] = opt((0.5, 0.75, 1.0), "share of the patches the image tower sees, phase by phase")
+    until: tuple[float, ...] = opt((0.5, 0.8, 1.0), "progress at which each phase ends")
+    text_length: int = opt(20, "tokens of a text in most steps; every eighth step takes them all", low=4)
+    compile: bool = opt(True, "compile the blocks (on a GPU)")
+    attention: str = opt("auto", "attention kernel (on a GPU)", choices=("auto", *ATTENTION))
+    log_every: int = opt(50, "steps between log lines", low=1)
+    save_every: float = opt(120.0, "seconds between checkpoints", low=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if len(self.keep) != len(self.until) or sorted(self.until) != list(self.until) or self.until[-1] != 1:
+            raise UserError(
+                f"keep={self.keep} and until={self.until} do not describe phases",
+                hint="as many shares as ends, the ends rising, the last one 1.0",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """One run: data, model, augmentation, loss, training, and per-source tables."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    kinds: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionary, for records."""
+        return dataclasses.asdict(self)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "augment": AugmentConfig,
+    "loss": LossConfig,
+    "train": TrainConfig,
+}
+
+
+def read_config(path: Path) -> PretrainConfig:
+    """Settings of a TOML file; relative paths in it are taken from the current folder."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: not readable TOML ({error})") from None
+    tables = [*SECTIONS, "kinds", "weights"]
+    for name in raw:
+        if name not in tables:
+            raise unknown_name("table", name, tables)
+    sections = {name: from_dict(cls, raw.get(name, {})) for name, cls in SECTIONS.items()}
+    return PretrainConfig(**sections, kinds=raw.get("kinds", {}), weights=raw.get("weights", {}))

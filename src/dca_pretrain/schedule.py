@@ -1,0 +1,31 @@
+"""What changes with the progress of a run, in [0, 1]: learning rate, patches seen, how wild crops are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dca_pretrain.config import AugmentConfig, TrainConfig
+
+
+def progress(config: TrainConfig, step: int, seconds: float) -> float:
+    """How far the schedule is, by steps where they are given, else by the clock."""
+    return min(1.0, step / config.steps if config.steps else seconds / config.seconds)
+
+
+def learning_rate(config: TrainConfig, at: float) -> float:
+    """Linear rise, then half a cosine down to nothing."""
+    if at < config.warmup:
+        return config.lr * max(at, 1e-3) / config.warmup
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (at - config.warmup) / (1 - config.warmup)))
+
+
+def patches_seen(config: TrainConfig, at: float) -> float:
+    """Share of the patches the image tower sees."""
+    phase = next(i for i, end in enumerate(config.until) if at <= end)
+    return config.keep[phase]
+
+
+def augmentation(config: AugmentConfig, at: float) -> AugmentConfig:
+    """The settings in force: towards the end images look as they will when the model is used."""
+    return config if at < config.calm else replace(config, scale=config.calm_scale, cutmix=0.0, grey=0.0, blurry=0.0)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from dca.core import progress
+
+
+def test_bars_are_silent_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]):
+    with progress.bars() as told:
+        assert told is progress.silent
+        told("training", 1, 2, "note")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_bars_can_be_switched_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress.bars(enabled=False) as told:
+        assert told is progress.silent
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    told = progress.lines()
+    for second in range(75):
+        now = 1000.0 + second
+        told(*("training", second, 2000, "epoch 1/50") if second < 50 else ("reading", second, 80, ""))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["training 30/2,000  epoch 1/50", "reading 60/80"]
+
+
+def test_what_the_caller_gives_is_used_as_it_is():
+    calls: list[tuple[str, int, int, str]] = []
+    with progress.shown(lambda *call: calls.append(call)) as told:
+        progress.of_stage(told, "reading")(1, 4)
+    assert calls == [("reading", 1, 4, "")]

@@ -1,0 +1,495 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from dca.clip import CLIP
+from dca.core.errors import UserError
+from dca.data.dataset import Dataset
+from dca.engine import loop as train
+from dca.experiment.run import Spec, partial_of, run
+
+EPOCHS = 3
+FILES = {"README.md", "config.json", "metrics.jsonl", "model.safetensors", "result.json", "spec.json"}
+# Two batches an epoch, so that an epoch can be left in its middle.
+OPTIONS = {"epochs": EPOCHS, "batch_size": 4, "warmup_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def few(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four of the classes."""
+    folder = tmp_path_factory.mktemp("few") / "few"
+    for part in ("train", "test"):
+        for name in ("cactus", "fish", "guitar", "house"):
+            shutil.copytree(photos / part / name, folder / part / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spec(few: Path, tiny_folder: Path) -> Spec:
+    return Spec(data=str(few), shots=2, backbone=str(tiny_folder), options=dict(OPTIONS))
+
+
+@pytest.fixture(scope="module")
+def straight(spec: Spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(spec, tmp_path_factory.mktemp("straight") / "m.dca").folder
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The metrics without the times."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def require_same(folder: Path, straight: Path) -> None:
+    assert weights(folder) == weights(straight)
+    assert rows(folder) == rows(straight)
+    assert {p.name for p in folder.iterdir()} == FILES
+    assert not partial_of(folder).exists()
+
+
+def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int, int, str], None]:
+    """A progress that raises at a step of an epoch."""
+
+    def progress(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "training" and done == 2 * (epoch - 1) + step:
+            raise error
+
+    return progress
+
+
+def test_the_protocol_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    for mode in ("strict", "paper"):
+        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), protocol=mode)
+        outcome = run(spec, tmp_path / mode, device="cpu")
+        assert outcome.classifier is not None
+        assert outcome.classifier.method_.options.protocol == mode
+
+
+def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):
+    run(spec, tmp_path / "again.dca")
+    require_same(tmp_path / "again.dca", straight)
+    other = Spec(data=spec.data, shots=2, seed=2, backbone=spec.backbone, options=spec.options)
+    run(other, tmp_path / "other.dca")
+    assert weights(tmp_path / "other.dca") != weights(straight)
+
+
+def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: Spec, tiny_folder: Path, tmp_path: Path):
+    clip = CLIP.from_pretrained(tiny_folder)
+    before = clip.digest()
+    model = spec.classifier(backbone=clip).fit(spec.data)
+    assert model.method_.clip is clip
+    assert clip.digest() == before == CLIP.from_pretrained(tiny_folder).digest()
+    untouched = Spec(data=spec.data, shots=2, backbone=spec.backbone, options={**spec.options, "epochs": 0})
+    first = untouched.classifier().fit(spec.data).method_.state_dict()
+    for name, tensor in model.method_.named_parameters():
+        assert not tensor.equal(first[name]), name
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("power cut")], ids=["interrupt", "crash"])
+def test_interrupted_at_any_epoch_and_resumed_it_is_the_straight_run(
+    spec: Spec,
+    straight: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    epoch: int,
+    step: int,
+):
+    if isinstance(error, RuntimeError):  # what no code can react to: only the states written before count
+        monkeypatch.setattr(train, "SAVE_EVERY", 0.0)
+    target = tmp_path / "m.dca"
+    with pytest.raises(type(error)):
+        run(spec, target, progress=stopping(error, epoch, step))
+    assert not target.exists()
+    saved = partial_of(target) / train.STATE
+    assert saved.exists() == (epoch > 1), "the epochs before are kept, the broken one is not"
+    ran: list[int] = []
+    run(spec, target, progress=lambda stage, done, total, note: ran.append(done) if stage == "training" else None)
+    assert min(ran) == 2 * (epoch - 1) + 1, "only what was not saved is done again"
+    require_same(target, straight)
+
+
+def test_interrupted_again_and_again_it_is_the_straight_run(spec: Spec, straight: Path, tmp_path: Path):
+    for epoch in range(1, EPOCHS + 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, tmp_path / "m.dca", progress=stopping(KeyboardInterrupt(), epoch, 2))
+    run(spec, tmp_path / "m.dca")
+    require_same(tmp_path / "m.dca", straight)
+
+
+def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec, tmp_path: Path):
+    options = {**OPTIONS, "epochs": 400}
+    killed, whole = tmp_path / "killed.dca", tmp_path / "whole.dca"
+    code = (
+        "import sys; from pathlib import Path; from dca.engine import loop as train; from dca.experiment.run import Spec, run\n"
+        "train.SAVE_EVERY = 0.0\n"
+        f"run(Spec(data=sys.argv[1], shots=2, backbone=sys.argv[2], options={options!r}), Path(sys.argv[3]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, spec.data, spec.backbone, str(killed)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    state = partial_of(killed) / train.STATE
+    began = time.monotonic()
+    while not state.exists() and process.poll() is None and time.monotonic() - began < 120:
+        time.sleep(0.01)
+    with pytest.raises(UserError, match="another fit is writing"):
+        run(spec_of(spec, options), killed)
+    assert process.poll() is None, "it was left in peace"
+    time.sleep(random.uniform(0, 0.5))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it was still running"
+    assert not killed.exists()
+    # The rest of 400 epochs would be long: what is compared is the epoch after the one it was killed in.
+    done = len(train.read_metrics(partial_of(killed)))
+    assert 0 < done < 400
+    more = spec_of(spec, options)
+    for target in (killed, whole):
+        with pytest.raises(KeyboardInterrupt):
+            run(more, target, progress=stopping(KeyboardInterrupt(), done + 2, 1))
+    assert rows(partial_of(killed)) == rows(partial_of(whole))
+    resumed, straight = load_file(state), load_file(partial_of(whole) / train.STATE)
+    assert resumed.keys() == straight.keys()
+    assert all(resumed[name].equal(straight[name]) for name in straight)
+
+
+def spec_of(spec: Spec, options: dict[str, Any]) -> Spec:
+    return Spec(data=spec.data, shots=spec.shots, backbone=spec.backbone, options=options)
+
+
+END_PHASE = [
+    "dca.experiment.run.compare",
+    "dca.experiment.run.checkpoint.write",
+    "dca.model.checkpoint.write_json",
+    "dca.experiment.run.publish",
+]
+
+
+@pytest.mark.parametrize("where", END_PHASE)
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_failure_at_the_end_leaves_no_half_model_and_can_be_resumed(
+    spec: Spec,
+    straight: Path,
+    fitted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    replacing: bool,
+):
+    target = tmp_path / "m.dca"
+    if replacing:
+        shutil.copytree(fitted, target)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(spec, target, overwrite=replacing)
+    if replacing:
+        assert weights(target) == weights(fitted), "the old model stays until the new one is whole"
+    else:
+        assert not target.exists()
+    stages: list[str] = []
+    run(spec, target, overwrite=replacing, progress=lambda stage, *_: stages.append(stage))
+    assert "training" not in stages, "the trained state was kept"
+    require_same(target, straight)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.dca"]
+
+
+def test_a_failed_replacement_puts_the_old_model_back(
+    spec: Spec, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = tmp_path / "m.dca"
+    shutil.copytree(fitted, target)
+    real = os.replace
+
+    def refuse(source: Any, destination: Any) -> None:
+        if Path(source) == partial_of(target):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, destination)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(UserError, match="cannot be written"):
+        run(spec, target, overwrite=True)
+    assert weights(target) == weights(fitted)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
+    spec: Spec, straight: Path, tmp_path: Path, overwrite: bool
+):
+    target = tmp_path / "m.dca"
+    other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
+    refused: list[UserError] = []
+
+    def second(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "training" and not refused:
+            with pytest.raises(UserError, match="another fit is writing") as caught:
+                run(other, target, overwrite=overwrite)
+            refused.append(caught.value)
+
+    run(spec, target, progress=second)
+    assert "-o DIR" in refused[0].hint
+    require_same(target, straight)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.dca"], "the lock is gone, too"
+
+
+def test_a_fit_that_ended_meanwhile_is_not_run_again(
+    spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dca.core.files import alone
+
+    target = tmp_path / "m.dca"
+
+    def late(folder: Path) -> Any:
+        shutil.copytree(straight, target)
+        return alone(folder)
+
+    monkeypatch.setattr("dca.experiment.run.alone", late)
+    assert run(spec, target).classifier is None
+
+
+def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):
+    before = {p: p.stat().st_mtime_ns for p in straight.iterdir()}
+    stages: list[str] = []
+    outcome = run(spec, straight, progress=lambda stage, *_: stages.append(stage))
+    assert outcome.result == json.loads((straight / "result.json").read_text())
+    assert stages == []
+    assert {p: p.stat().st_mtime_ns for p in straight.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", lambda data: data[:-7]),
+        ("model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        ("result.json", lambda data: data[:-7]),
+    ],
+    ids=["cut weights", "flipped bit", "cut result"],
+)
+def test_a_damaged_finished_run_is_not_called_finished(
+    spec: Spec, straight: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+):
+    target = Path(shutil.copytree(straight, tmp_path / "m.dca"))
+    (target / name).write_bytes(damage((target / name).read_bytes()))
+    with pytest.raises(UserError, match="a finished model, but damaged") as caught:
+        run(spec, target)
+    assert str(target / name) in caught.value.problem
+    assert "--overwrite" in caught.value.hint
+    run(spec, target, overwrite=True)
+    require_same(target, straight)
+
+
+def test_a_finished_run_that_was_moved_is_reported_where_it_lies(spec: Spec, straight: Path, tmp_path: Path):
+    moved = Path(shutil.copytree(straight, tmp_path / "moved.dca"))
+    assert run(spec, moved).result["model"] == str(moved)
+
+
+def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spec, fitted: Path, tmp_path: Path):
+    target = tmp_path / "m.dca"
+    shutil.copytree(fitted, target)
+    with pytest.raises(UserError, match="another run") as caught:
+        run(spec, target)
+    assert "--overwrite" in caught.value.hint
+    assert weights(target) == weights(fitted)
+    run(spec, target, overwrite=True)
+    assert weights(target) != weights(fitted)
+
+
+def test_other_test_images_are_another_run(tiny_folder: Path, tmp_path: Path):
+    from PIL import Image
+
+    for part in ("train", "test"):
+        for n, name in enumerate(("cat", "dog")):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+            Image.new("RGB", (32, 32), (80 * n, 40, 90)).save(tmp_path / "data" / part / name / "0.png")
+    spec = Spec(data=str(tmp_path / "data"), backbone=str(tiny_folder), options={"epochs": 1})
+    run(spec, tmp_path / "m.dca")
+    Image.new("RGB", (32, 32)).save(tmp_path / "data" / "test" / "cat" / "1.png")
+    with pytest.raises(UserError, match="another run"):
+        run(spec, tmp_path / "m.dca")
+    assert run(spec, tmp_path / "m.dca", overwrite=True).result["test_images"] == 3
+
+
+def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, tmp_path: Path):
+    """Metrics are written before the state: an end between the two leaves one row too many."""
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    metrics = partial_of(target) / train.METRICS
+    metrics.write_text(
+        metrics.read_text() + metrics.read_text().splitlines()[-1].replace('"epoch": 2', '"epoch": 3') + "\n"
+    )
+    run(spec, target)
+    require_same(target, straight)
+
+
+def test_an_interrupted_run_of_another_kind_is_started_over(spec: Spec, straight: Path, tmp_path: Path):
+    target = tmp_path / "m.dca"
+    other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
+    with pytest.raises(KeyboardInterrupt):
+        run(other, target, progress=lambda stage, *_: stop() if stage == "testing" else None)
+    run(spec, target)
+    require_same(target, straight)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    assert caplog.messages == []
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    assert caplog.messages == [f"{partial_of(target)}: an interrupted run goes on after epoch 2 of 3"]
+    caplog.clear()
+    run(Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options), target)
+    (said,) = caplog.messages
+    assert said.startswith(f"{partial_of(target)}: an unfinished run of other images, options")
+    assert said.endswith("is discarded")
+
+
+def test_a_folder_in_the_way_is_never_emptied(spec: Spec, tmp_path: Path):
+    partial = partial_of(tmp_path / "m.dca")
+    partial.mkdir()
+    (partial / "diary.txt").write_text("rain")
+    with pytest.raises(UserError, match="in the way"):
+        run(spec, tmp_path / "m.dca")
+    assert (partial / "diary.txt").read_text() == "rain"
+
+
+@pytest.mark.parametrize("damage", ["state", "metrics", "fewer rows", "epochs", "shape"])
+def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: Spec, tmp_path: Path, damage: str):
+    from safetensors.torch import save_file
+
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    state, metrics = partial_of(target) / train.STATE, partial_of(target) / train.METRICS
+    tensors = load_file(state)
+    if damage == "state":
+        state.write_bytes(state.read_bytes()[:-7])
+    elif damage == "metrics":
+        metrics.write_text('{"epoch": 1\n')
+    elif damage == "fewer rows":
+        metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
+    elif damage == "epochs":
+        save_file(tensors, state, metadata={"epochs_done": "77", "learning_rate": "0.1"})
+    else:
+        wrong = {name: tensor.flatten()[:1].clone() for name, tensor in tensors.items()}
+        save_file(wrong, state, metadata={"epochs_done": "2", "learning_rate": "0.1"})
+    with pytest.raises(UserError) as caught:
+        run(spec, target)
+    assert str(partial_of(target)) in str(caught.value)
+    assert "delete" in caught.value.hint
+    assert not target.exists()
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(
+    spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="No space left on device") as caught:
+            run(spec, tmp_path / "m.dca")
+    assert "free space" in caught.value.hint
+    assert [p.name for p in tmp_path.rglob("*")] == ["m.dca.partial"]
+    run(spec, tmp_path / "m.dca")
+    require_same(tmp_path / "m.dca", straight)
+
+
+def test_a_place_that_cannot_be_written_is_said_before_training(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("dca.model.classifier.Classifier.fit", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(UserError, match="cannot be written"):
+        run(spec, tmp_path / "file" / "m.dca")
+
+
+def test_a_run_holds_only_figures_that_json_knows_and_the_card_says_them(straight: Path):
+    result = json.loads((straight / "result.json").read_text())
+    card = (straight / "README.md").read_text()
+    assert f"{100 * result['accuracy']:.1f} %" in card
+    assert f"{100 * result['zero_shot_accuracy']:.1f} %" in card
+    assert [row["epoch"] for row in rows(straight)] == [1, 2, 3]
+
+
+def test_a_run_on_pictures_in_memory_needs_no_files(sample: Dataset, clip: CLIP):
+    from dca.model.classifier import Classifier
+
+    model = Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
+    assert {row["name"] for row in model.draw_} == {"in memory"}
+    assert len(model.history_) == 1
+
+
+def test_a_share_can_be_held_out_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    spec = Spec(
+        data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), options={"epochs": 1, "warmup_epochs": 0}
+    )
+    result = run(spec, tmp_path / "held.dca").result
+    assert (result["images"], result["test_images"]) == (30, 10)
+    assert result["accuracy"] is not None
+
+
+def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    from dca.data import load_dataset
+    from dca.data.draws import export_draw
+    from dca.data.splits import few_shot
+
+    few = few_shot(load_dataset(photos), 2, 7)
+    export_draw(few, 2, 7, tmp_path / "draw.json")
+    common = {"data": str(photos), "backbone": str(tiny_folder), "options": {"epochs": 1, "warmup_epochs": 0}}
+    outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
+    assert outcome.classifier is not None
+    assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.picture.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
+    for other in ({"shots": 2}, {"hold_out": 0.2}):
+        with pytest.raises(UserError, match=r"cannot go together: .*x\.json") as caught:
+            run(Spec(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+        assert "leave --" in caught.value.hint
+    with pytest.raises(UserError, match=r"x\.json: cannot be read \(No such file or directory\)") as caught:
+        run(Spec(draw="x.json", **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+    assert "dca datasets draw" in caught.value.hint
+
+
+def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path, tiny_folder: Path, tmp_path: Path):
+    spec = Spec(data=str(photos), shots=1, backbone=str(tiny_folder), options={"epochs": 0})
+    target = run(spec, tmp_path / "m.dca").folder
+    (target / "result.json").write_text('{"model": "m.d')
+    with pytest.raises(UserError, match=r"result\.json: not readable JSON") as caught:
+        run(spec, target)
+    assert "--overwrite" in caught.value.hint
+    (target / "result.json").unlink()
+    with pytest.raises(UserError, match=r"damaged: .*result\.json: cannot be read") as caught:
+        run(spec, target)
+    assert "--overwrite" in caught.value.hint
+    with pytest.raises(UserError, match="a model of another run"):
+        run(dataclasses.replace(spec, seed=2), target)

@@ -1,0 +1,232 @@
+"""The pictures: written whole, of sane size, for few and many classes and any names, without a warning."""
+
+from __future__ import annotations
+
+import io
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from dca import plots
+from dca.core.errors import UserError
+from dca.plots import ClassResult, charts
+from dca.plots.stats import binned, wilson
+
+ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
+
+
+def names(count: int) -> list[str]:
+    return [ODD_NAMES[k] if k < len(ODD_NAMES) and count > 2 else f"class {k}" for k in range(count)]
+
+
+def results(count: int, images: int = 10) -> list[ClassResult]:
+    rng = np.random.default_rng(count)
+    return [
+        ClassResult(name, images, int(rng.integers(images + 1)), int(rng.integers(images + 1))) for name in names(count)
+    ]
+
+
+def pictures(count: int) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 255, (20, 24, 3), dtype=np.uint8)) for _ in range(count)]
+
+
+def metrics(epochs: int) -> list[dict[str, float]]:
+    return [
+        {"epoch": e, "loss": 9 / e, "loss_ce": 8 / e, "loss_in": 0.1 / e, "accuracy": 1 - 1 / (e + 1), "seconds": 1.0}
+        for e in range(1, epochs + 1)
+    ]
+
+
+def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "png") -> list[Path]:
+    """Every picture for one number of classes."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(count), 3)
+    said = labels if said_right else (labels + 1) % count
+    classes, sure = names(count), rng.uniform(0.1, 1, len(labels))
+    matrix = np.zeros((count, count), int)
+    np.add.at(matrix, (labels, said), 1)
+    images = pictures(len(labels))
+    truths, answers = [classes[k] for k in labels], [classes[k] for k in said]
+    right = float(said_right)
+    return [
+        plots.accuracy_bars(0.4, right, results(count), folder / f"bars.{suffix}"),
+        plots.confusion(matrix, classes, folder / f"confusion.{suffix}"),
+        plots.reliability(sure, said == labels, folder / f"reliability.{suffix}"),
+        plots.training_curves(metrics(count), folder / f"training.{suffix}"),
+        plots.prediction_grid(images, truths, answers, sure, folder / f"grid.{suffix}"),
+        plots.demo_figure(
+            0.4, right, results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("count", "said_right"), [(2, True), (10, False), (100, True)])
+def test_every_picture_is_drawn_for_few_and_many_classes(tmp_path, count, said_right):
+    for path in draw_all(tmp_path, count, said_right):
+        with Image.open(path) as image:
+            image.load()
+            assert 400 < image.width < 3000
+            assert 300 < image.height < 3000
+            assert np.asarray(image.convert("L")).std() > 5
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_svg_by_suffix_is_wellformed(tmp_path):
+    for path in draw_all(tmp_path, 3, suffix="svg"):
+        assert ET.parse(path).getroot().tag.endswith("svg")
+
+
+def test_equal_data_give_equal_files(tmp_path):
+    for suffix in ("png", "svg"):
+        one, two = (plots.confusion([[4, 1], [0, 3]], ["a", "b"], tmp_path / f"{k}.{suffix}") for k in (1, 2))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_pyplot_is_never_asked_for_and_settings_stay(tmp_path, monkeypatch):
+    import matplotlib
+
+    before = matplotlib.rcParams.copy()
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    draw_all(tmp_path, 2)
+    assert matplotlib.rcParams.copy() == before
+
+
+def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    plots.training_curves(metrics(3), path)
+    old = path.read_bytes()
+
+    def broken(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", broken)
+    with pytest.raises(UserError, match="disk full"):
+        plots.training_curves(metrics(30), path)
+    assert path.read_bytes() == old
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_unknown_suffix_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(UserError, match=r"\.png or \.svg"):
+        plots.training_curves(metrics(3), tmp_path / "curves.gif")
+
+
+def test_missing_matplotlib_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError) as caught:
+        plots.accuracy_bars(0.5, 0.9, results(2), tmp_path / "bars.png")
+    assert "pip install" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [{"loss": 1.0}], [{"epoch": 1, "losses": {"ce": float("nan")}, "accuracy": None}]]
+)
+def test_training_curves_of_almost_nothing(tmp_path, rows):
+    assert plots.training_curves(rows, tmp_path / "curves.png").exists()
+
+
+LONG = {"names": "drift of names", "features": "drift of texts", "cls": "classification", "logits": "drift of answers"}
+
+
+def curves(monkeypatch: pytest.MonkeyPatch, epochs: int, sizes: dict[str, float]) -> Figure:
+    """The figure of curves whose terms fall to these sizes."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: kept.append(figure) or path)
+    rows = [
+        {"epoch": e, "loss": 9 / e, "accuracy": e / epochs, **{f"loss_{name}": s / e for name, s in sizes.items()}}
+        for e in range(1, epochs + 1)
+    ]
+    plots.training_curves(rows, "curves.png", term_words=LONG)
+    FigureCanvasAgg(kept[0]).draw()
+    return kept[0]
+
+
+def test_curves_say_in_words_what_they_show(monkeypatch):
+    figure = curves(monkeypatch, 3, {"cls": 1.0, "names": 2.0, "near_text": 3.0})
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["training accuracy, %", "loss", "classification", "drift of names", "near text"]
+    said = [text.get_text() for text in figure.texts]
+    assert "3 epochs over the training images; loss = classification + drift of names + near text" in said
+    alone = curves(monkeypatch, 1, {"cls": 1.0})
+    assert "1 epoch over the training images; loss = classification" in [text.get_text() for text in alone.texts]
+
+
+@pytest.mark.parametrize("epochs", [1, 12, 2000])
+def test_no_curve_writes_into_its_neighbour(monkeypatch, epochs):
+    figure = curves(monkeypatch, epochs, {"cls": 6.3, "names": -1.2345e6, "features": -0.15, "logits": -1.5e-7})
+    places = [axes.get_tightbbox() for axes in figure.axes]
+    assert not [(a, b) for k, a in enumerate(places) for b in places[k + 1 :] if a.overlaps(b)]
+    for axes in figure.axes:
+        left, right = (title.get_window_extent() for title in (axes._left_title, axes._right_title))
+        assert not left.overlaps(right)
+    assert all(figure.bbox.containsx(place.x0) and figure.bbox.containsx(place.x1) for place in places)
+
+
+def test_grid_shows_confident_mistakes_first(tmp_path):
+    plain = [Image.new("RGB", (8, 8), colour) for colour in ("black", "white", "yellow", "magenta")]
+    path = plots.prediction_grid(
+        plain, ["a", "a", "b", "b"], ["a", "b", "b", "a"], [0.9, 0.5, 0.99, 0.8], tmp_path / "grid.png"
+    )
+    image = np.asarray(Image.open(path).convert("RGB"))
+    row = image[round(160 * (0.95 + 0.5))]
+    at = [tuple(row[round(160 * (0.3 + 0.51 + k * 1.19))]) for k in range(4)]
+    assert at == [(255, 0, 255), (255, 255, 255), (255, 255, 0), (0, 0, 0)]
+
+
+def test_lists_of_different_length_are_a_bug_of_the_caller(tmp_path):
+    with pytest.raises(ValueError, match="length"):
+        plots.prediction_grid(pictures(2), ["a"], ["a", "b"], [1, 1], tmp_path / "grid.png")
+    with pytest.raises(ValueError, match="classes"):
+        plots.confusion(np.eye(3), ["a", "b"], tmp_path / "confusion.png")
+
+
+def test_grey_and_alpha_images_are_shown(tmp_path):
+    images = [Image.new("L", (9, 5)), Image.new("RGBA", (5, 9)), np.zeros((4, 4)), np.zeros((4, 4, 4))]
+    path = plots.prediction_grid(images, ["a"] * 4, ["a"] * 4, [0.5] * 4, tmp_path / "grid.png")
+    assert Image.open(io.BytesIO(path.read_bytes())).size[0] > 400
+
+
+def test_classes_without_test_images_are_left_out_of_the_bars(tmp_path):
+    rows = [*results(3), ClassResult("unseen", 0, 0, 0)]
+    assert plots.accuracy_bars(0.1, 0.2, rows, tmp_path / "bars.png").exists()
+    assert plots.confusion(np.diag([3, 0]), ["seen", "unseen"], tmp_path / "confusion.png").exists()
+
+
+def test_class_results_count_what_each_model_got_right():
+    found = plots.class_results([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"])
+    assert found == [ClassResult("cat", 2, 1, 2), ClassResult("dog", 1, 0, 1)]
+
+
+def test_wilson_agrees_with_a_value_worked_by_hand():
+    # Newcombe (1998), Statistics in Medicine 17, table I: 81 of 263.
+    assert np.allclose(wilson(81, 263), (0.2553, 0.3662), atol=5e-5)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_wilson_holds_the_share_and_stays_in_range(count):
+    for right in range(count + 1):
+        low, high = wilson(right, count)
+        assert 0 <= low <= right / count <= high <= 1
+
+
+def test_calibration_error_matches_a_literal_loop():
+    rng = np.random.default_rng(3)
+    sure = rng.uniform(0, 1, 500)
+    right = rng.uniform(0, 1, 500) < sure**2
+    bins = np.minimum((sure * 15).astype(int), 14)
+    literal = sum(
+        abs(right[bins == b].mean() - sure[bins == b].mean()) * (bins == b).mean()
+        for b in range(15)
+        if (bins == b).any()
+    )
+    assert binned(sure, right, 15).ece == pytest.approx(literal)
+    assert binned([1.0, 1.0], [True, True], 15).ece == 0
