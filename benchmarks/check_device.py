@@ -33,18 +33,18 @@ LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gr
 
 
 def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
-    """The sample pictures, eight a class, where the backbone is."""
+    """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
-    store = ImageStore([item.picture for item in data.train], clip.preprocess.size)
+    store = ImageStore([item.image for item in data.train], clip.preprocess.size, clip.preprocess.crop)
     return data, TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
 
 
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
-    """DCA on the sample pictures, prepared, on one device."""
+    """DCA on the sample images, prepared, on one device."""
     clip = CLIP.from_pretrained(backbone).to(device)
     clip.compute_dtype = dtype
     data, images = sample_of(clip)
-    method = DCA.build(clip, Problem(names=data.classes, shots=8, seed=1), DCAOptions())
+    method = DCA.build(clip, Problem(names=data.names, shots=8, seed=1), DCAOptions())
     method.prepare(images)
     return method, images
 
@@ -59,6 +59,7 @@ def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
     torch.stack(list(step.terms.values())).sum().backward()
     gradients = torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
     method.finish(images)
+    method.seal()
     with torch.no_grad():
         seen = {
             "image features": method.encode(pixels),
@@ -100,7 +101,7 @@ def _timed(work: Callable[[], None], times: int, cuda: bool) -> float:
 def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tuple[float, float, float | None]:
     """Largest relative gap between recorded and written gradients; milliseconds of a written and a recorded step."""
     kind = get_method(name)
-    method = kind.build(clip, Problem(names=data.classes, shots=8, seed=1), kind.Options())
+    method = kind.build(clip, Problem(names=data.names, shots=8, seed=1), kind.Options())
     method.prepare(images)
 
     def batch(first: int) -> Batch:
@@ -147,7 +148,7 @@ class ReadsBack(CoOp):
 def check_refusal(clip: CLIP) -> bool:
     """Whether a step that cannot be recorded ends with an error of ours. Last, since CUDA may be of no use then."""
     data, images = sample_of(clip)
-    method = ReadsBack.build(clip, Problem(names=data.classes, shots=8, seed=1), ReadsBack.Options())
+    method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())
     gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
     batch = Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
     try:

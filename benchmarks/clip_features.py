@@ -79,10 +79,10 @@ class Rows:
         with torch.no_grad():
             return encode(self.features).repeat(max(views, 1), 1)
 
-    def frozen_features(self, clip: Given, *, views: int = 0, mirrored: bool = False) -> Tensor:
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
         """The rows: a stored feature has no mirror image."""
         assert not mirrored
-        return self.map(clip.encode_image, views=views)
+        return self.features.repeat(max(views, 1), 1)
 
     def only(self, classes: list[int]) -> Rows:
         """The rows of some classes, numbered anew."""
@@ -112,6 +112,7 @@ def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Proble
     if method.trains_on == "features":
         Trainer(method, train, method.options, seed=1).run()  # type: ignore[arg-type]
     method.finish(train)
+    method.seal()
     with torch.no_grad():
         return hits(method.classify(method.encode(test.features)), test)
 

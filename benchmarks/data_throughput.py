@@ -36,7 +36,7 @@ TRANSFORM = Preprocess(size=224, resize=224, resample=3, mean=(0.48, 0.46, 0.41)
 
 
 def photo(seed: int, size: tuple[int, int]) -> Image.Image:
-    """A picture with the spectrum of a photograph: the finer, the fainter."""
+    """An image with the spectrum of a photograph: the finer, the fainter."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((size[1], size[0], 3))
     for octave in range(9):
@@ -90,8 +90,8 @@ def decoding(count: int) -> dict[str, float]:
 def training(backbone: str) -> dict[str, float]:
     """A DCA step on 160 images of 224 px held in memory, and what the images cost in it."""
     clip = CLIP.from_pretrained(backbone).freeze()
-    pictures = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
-    store = ImageStore(pictures, clip.preprocess.size)
+    photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
+    store = ImageStore(photos, clip.preprocess.size, clip.preprocess.crop)
     labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
     images = TrainingImages(store, labels, clip, seed=1)
     kind = get_method("dca")

@@ -18,19 +18,18 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dca.data import load_dataset
 from dca.data.dataset import Dataset
 from dca.core.errors import UserError
-from dca.core.files import digest_of
-from dca.model.inputs import as_dataset
 from dca.methods.registry import all_methods, get_method
-from dca.experiment.run import Spec, run
+from dca.experiment.run import run
+from dca.experiment.spec import Spec
 
 SHOTS = 16
 # Method -> what differs from its published recipe on a small backbone.
@@ -51,61 +50,50 @@ TRIALS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run; `trial` tests on validation images."""
-
-    data: str
-    method: str
-    seed: int
-    backbone: str
-    settings: tuple[tuple[str, Any], ...] = ()
-    trial: bool = False
-
-    @property
-    def place(self) -> str:
-        """Folder name."""
-        return f"{Path(self.data).name}-{self.method}-{self.seed}-{digest_of(dataclasses.asdict(self))[:8]}"
-
-
 def validating(dataset: Dataset) -> Dataset:
     """The dataset with its validation images, as far as they are here, in the place of the test images."""
-    here = tuple(i for i in dataset.val if not isinstance(i.picture, Path) or i.picture.is_file())
+    here = tuple(i for i in dataset.val if not isinstance(i.image, Path) or i.image.is_file())
     return dataclasses.replace(dataset, test=here, val=())
 
 
-def work(job: Job, out: Path, device: str) -> dict[str, Any]:
+def folder_of(spec: Spec, trial: bool) -> str:
+    """Folder name of a run."""
+    return f"{Path(spec.data).name}-{spec.method}-{spec.seed}-{spec.id[:8]}{'-validation' * trial}"
+
+
+def work(spec: Spec, out: Path, device: str, trial: bool) -> dict[str, Any]:
     """Do one run; its figures."""
-    dataset = as_dataset(job.data, None)
-    spec = Spec(
-        data=job.data, method=job.method, shots=SHOTS, seed=job.seed, backbone=job.backbone, options=dict(job.settings)
-    )
-    result = run(spec, out / job.place, dataset=validating(dataset) if job.trial else dataset, device=device).result
-    return {**result, "data": Path(job.data).name, "settings": dict(job.settings)}
+    dataset = load_dataset(spec.data)
+    dataset = validating(dataset) if trial else dataset
+    result = run(spec, out / folder_of(spec, trial), dataset=dataset, device=device).result
+    return {**result, "data": Path(spec.data).name, "settings": dict(spec.options)}
 
 
-def outcomes(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> Iterator[tuple[Job, Callable[[], Any]]]:
-    """Each job with what gives its figures, or raises what stopped it; in processes of their own where several run."""
+def outcomes(
+    specs: Sequence[Spec], out: Path, device: str, trial: bool, at_once: int
+) -> Iterator[tuple[Spec, Callable[[], Any]]]:
+    """Each spec with what gives its figures, or raises what stopped it; in processes where several run at once."""
     if at_once == 1:
-        yield from ((job, partial(work, job, out, device)) for job in jobs)
+        yield from ((spec, partial(work, spec, out, device, trial)) for spec in specs)
         return
     with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(work, job, out, device): job for job in jobs}
+        waiting = {pool.submit(work, spec, out, device, trial): spec for spec in specs}
         for done in as_completed(waiting):
             yield waiting[done], done.result
 
 
-def carried_out(jobs: Sequence[Job], out: Path, device: str, at_once: int) -> list[dict[str, Any]]:
+def carried_out(specs: Sequence[Spec], out: Path, device: str, trial: bool, at_once: int) -> list[dict[str, Any]]:
     """All runs; one that cannot be done is named and left out."""
     rows = []
-    for job, figures in outcomes(jobs, out, device, at_once):
+    for spec, figures in outcomes(specs, out, device, trial, at_once):
+        place = folder_of(spec, trial)
         try:
             rows.append(figures())
         except UserError as error:
-            click.echo(f"{job.place}: {error.problem}", err=True)
+            click.echo(f"{place}: {error.problem}", err=True)
             continue
-        told = f"{100 * rows[-1]['accuracy']:.1f} %, {rows[-1]['seconds']:.0f} s"
-        click.echo(f"{job.place} {dict(job.settings)}: {told}", err=True)
+        found = f"{100 * rows[-1]['accuracy']:.1f} %, {rows[-1]['seconds']:.0f} s"
+        click.echo(f"{place} {dict(spec.options)}: {found}", err=True)
     return rows
 
 
@@ -146,20 +134,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     chosen = parser.parse_args()
     common = {key: json.loads(value) for key, _, value in (text.partition("=") for text in chosen.set)}
-    jobs = []
+    specs: list[Spec] = []
     for data in chosen.data:
         for method in chosen.method or all_methods():
             heeded = {k: v for k, v in common.items() if k not in get_method(method).unused()}
             tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
             for settings in tried:
-                pairs = tuple({**settings, **heeded}.items())
-                jobs += [Job(data, method, s, chosen.backbone, pairs, chosen.trials) for s in chosen.seed or [1]]
-    rows = carried_out(jobs, chosen.out, chosen.device, chosen.jobs)
+                common_to = {"data": data, "method": method, "shots": SHOTS, "backbone": chosen.backbone}
+                common_to["options"] = {**settings, **heeded}
+                specs += [Spec(**common_to, seed=seed) for seed in chosen.seed or [1]]
+    rows = carried_out(specs, chosen.out, chosen.device, chosen.trials, chosen.jobs)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if rows:
         click.echo(table(rows))
-    return 0 if len(rows) == len(jobs) else 2
+    return 0 if len(rows) == len(specs) else 2
 
 
 if __name__ == "__main__":

@@ -119,7 +119,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A finished run of DCA on the photos; tests that damage it take a copy."""
-    from dca.experiment.run import Spec, run
+    from dca.experiment.run import run
+    from dca.experiment.spec import Spec
 
     spec = Spec(data=str(photos), shots=2, backbone=str(tiny_folder), options={"epochs": 2})
     return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder

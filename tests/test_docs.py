@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dca.cli import main
-from dca.clip.weights import HUB_IDS
+from dca.clip.places import HUB_IDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,8 @@
-"""Learning on real pictures and real weights: minutes, not seconds. Run with `make test-slow`."""
+"""Learning on real images and real weights: minutes, not seconds. Run with `make test-slow`."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from conftest import shared
 from dca.data import load_dataset
 from dca.engine.evaluate import evaluation, probabilities
-from dca.experiment.run import Spec, compare, run
-from dca.model.classifier import Classifier
+from dca.engine.session import Session
+from dca.experiment.run import run
+from dca.experiment.spec import Spec
 
 pytestmark = pytest.mark.slow
 
@@ -22,20 +24,19 @@ def all_cores() -> None:
     torch.set_num_threads(2)
 
 
-def test_dca_learns_eurosat_from_16_images_a_class() -> None:
+def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
     """At least 45 points above zero-shot; the Mahalanobis head with the text centre not below the Euclidean one."""
     dataset = load_dataset(shared("data", "images", "eurosat"))
-    model = Classifier("dca", shots=16, seed=1, backbone=shared("data", "clip_proto"), device="cpu").fit(dataset)
-    zero, adapted = compare(model, dataset, lambda *_: None)
-    assert zero is not None
-    assert adapted is not None
-    method = model.method_
-    method.options = method.options.__class__(**{**vars(method.options), "test_metric": "euclidean"})
-    pictures = [item.picture for item in dataset.test]
-    labels = np.array([item.label for item in dataset.test])
-    euclidean = evaluation(probabilities([method], pictures)[0], labels, dataset.classes)
-    assert adapted.accuracy >= zero.accuracy + 0.45
-    assert adapted.accuracy >= euclidean.accuracy
+    spec = Spec(data="eurosat", shots=16, backbone=str(shared("data", "clip_proto")))
+    outcome = run(spec, tmp_path / "m.dca", dataset=dataset, device="cpu")
+    assert outcome.classifier is not None
+    (target,) = outcome.targets
+    method = outcome.classifier.method_
+    method.options = dataclasses.replace(method.options, test_metric="euclidean")
+    images, truth = [item.image for item in dataset.test], np.array([item.label for item in dataset.test])
+    (probs,) = probabilities([method.seal()], images, Session(device="cpu"))
+    assert target.adapted.accuracy >= target.zero_shot.accuracy + 0.45
+    assert target.adapted.accuracy >= evaluation(probs, truth, dataset.labels).accuracy
 
 
 def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:

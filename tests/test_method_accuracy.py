@@ -72,7 +72,7 @@ def test_trials_open_no_test_image(said: Said, photos: Path, tmp_path: Path) -> 
     trials = said(data, "--method", "coop", "--set", "epochs=1", "--trials")
     assert [line.split(" |")[0] for line in trials.out.splitlines()[2:]] == [
         "| `coop` epochs=1",
-        "| `coop` learning_rate=0.02 epochs=1",
+        "| `coop` epochs=1 learning_rate=0.02",
     ]
     assert "images cannot be read" in said(data, "--method", "coop", "--set", "epochs=1", status=2).err
 

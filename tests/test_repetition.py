@@ -72,7 +72,7 @@ def test_no_two_files_of_methods_share_eight_lines():
 def test_all_methods_are_looked_at():
     found = sources()
     assert {"interface.py", "coop.py", "dca.py", "zero_shot.py"} <= set(found)
-    assert all(len(telling(text)) >= 8 for name, text in found.items() if name != "__init__.py")
+    assert all(len(telling(text)) >= 8 for name, text in found.items() if not name.endswith("__init__.py"))
 
 
 def body(count: int, start: int = 1) -> str:

@@ -11,12 +11,12 @@ def main() -> None:
     """Run the command line and exit."""
     from dca.cli import main as run
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to stop
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names that the terminal cannot show are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     code = run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; nothing may be flushed at exit again
+    except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe: nothing may be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""The demonstration: DCA against zero-shot CLIP on the built-in pictures, left in a folder to look at."""
+"""The demonstration: DCA against zero-shot CLIP on the built-in images, left in a folder to look at."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from dca.data.dataset import Dataset
 from dca.data.decode import open_image
 from dca.data.sources.sample import load_sample
 from dca.engine.evaluate import Evaluation
-from dca.engine.loop import read_metrics
-from dca.experiment.run import Outcome, Spec, compare, run
+from dca.engine.resume import read_metrics
+from dca.engine.session import Session
+from dca.experiment.run import Outcome, evaluate, prepare, run
+from dca.experiment.spec import Spec
 from dca.model.classifier import Classifier
 
 SHOTS = 16
@@ -34,34 +36,33 @@ def demo(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
-    """Fit DCA on the sample and draw what came of it; returns the run's outcome.
+    """Fit DCA on the sample and plot the results; returns the run's outcome.
 
-    A finished demonstration is left as it is, but for pictures that are missing.
+    A finished demonstration is left as it is, but for plots that are missing.
     """
-    spec = Spec(data="sample", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=dict(QUICK))
-    dataset = load_sample()
-    outcome = run(spec, folder, dataset=dataset, device=device, overwrite=overwrite, progress=progress)
-    model, zero_shot, adapted = outcome.classifier, outcome.zero_shot, outcome.adapted
+    spec = Spec(data="sample", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=QUICK)
+    dataset, session = load_sample(), Session(device=device, progress=progress)
+    outcome = run(spec, folder, dataset=dataset, session=session, overwrite=overwrite, progress=progress)
+    model, measured = outcome.classifier, outcome.targets
     if model is None:
         if all((folder / name).is_file() for name in (PICTURE, CURVES, GRID)):
             return outcome
-        model = Classifier.from_pretrained(folder, backbone=backbone, device=device, precision=precision)
-        zero_shot, adapted = compare(model, dataset, progress)
-    assert zero_shot is not None
-    assert adapted is not None
-    draw(folder, dataset, zero_shot, adapted, model.method_.term_words)
+        model = Classifier.from_pretrained(folder, backbone=backbone, precision=precision, session=session)
+        measured = evaluate(model.method_, prepare(spec, dataset).targets, session)
+    (target,) = measured
+    plot(folder, dataset, target.zero_shot, target.adapted, model.method_.term_words)
     return outcome
 
 
-def draw(
+def plot(
     folder: Path, dataset: Dataset, zero_shot: Evaluation, adapted: Evaluation, term_words: Mapping[str, str]
 ) -> None:
-    """The pictures of a finished run. term_words: what the names of its loss terms mean."""
-    labels = adapted.labels
-    said, plain = adapted.probabilities.argmax(axis=1), zero_shot.probabilities.argmax(axis=1)
-    rows = plots.class_results(labels, plain, said, dataset.classes)
-    images = [open_image(item.picture) for item in dataset.test]
-    truths, answers = _names(labels, dataset.classes), _names(said, dataset.classes)
+    """The plots of a finished run. term_words: what the names of its loss terms mean."""
+    truth = adapted.truth
+    answer, plain = adapted.probabilities.argmax(axis=1), zero_shot.probabilities.argmax(axis=1)
+    rows = plots.class_results(truth, plain, answer, dataset.names)
+    images = [open_image(item.image) for item in dataset.test]
+    truths, answers = _names(truth, dataset.names), _names(answer, dataset.names)
     sure = adapted.probabilities.max(axis=1).tolist()
     plots.demo_figure(
         zero_shot.accuracy, adapted.accuracy, rows, images, truths, answers, sure, folder / PICTURE, shots=SHOTS
@@ -70,5 +71,5 @@ def draw(
     plots.training_curves(read_metrics(folder), folder / CURVES, term_words=term_words)
 
 
-def _names(labels: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
-    return [classes[int(label)] for label in labels]
+def _names(labels: NDArray[np.int64], names: Sequence[str]) -> list[str]:
+    return [names[int(label)] for label in labels]

@@ -17,8 +17,8 @@ from typing import Any
 
 from PIL import Image
 
-from dca.clip.preprocess import to_rgb
 from dca.core.errors import UserError
+from dca.data.decode import to_rgb
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 SHORT, LONG, QUALITY = 72, 96, 80

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from PIL import Image
 
 from dca.cli import main
-from dca.data.feature_store import FeatureCache
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def test_list_is_a_json_list_of_objects(capsys, monkeypatch):
     assert len(rows) == 15
     assert rows[10]["name"] == "eurosat"
     assert rows[10]["sizes"] == {"train": 13500, "val": 5400, "test": 8100}
-    assert rows[10]["recipe"]["alpha"] == 100
+    assert "recipe" not in rows[10]
     code, out, _ = run(capsys)
     assert "stanford_cars" in out
 
@@ -98,37 +96,3 @@ def test_draw_prints_and_writes_the_hash(capsys, photos, tmp_path):
     code, out, err = run(capsys, "draw", photos, "--shots", 9)
     assert "class 'cat' has only 5 images, and gives all it has" in err
     assert "10 train" in out
-
-
-def test_cache_says_what_a_space_holds(capsys, photos, tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
-    backbone = {"source": "mini", "precision": "torch.float32", "backbone": "c620a0f0" * 8}
-    pictures = sorted(photos.rglob("*.png"))
-    for more in ({}, {"training images": "6169f5e573b3661a", "seed": 7}):
-        FeatureCache().features({**more, **backbone}, pictures, lambda todo: [torch.ones(len(todo), 4)])
-    assert main(["cache"]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert {line.split("  ")[-1] for line in lines} == {
-        "mini, float32, images",
-        "mini, float32, training images of seed 7",
-    }
-
-
-def test_cache_is_shown_and_cleared(capsys, photos, tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
-    pictures = sorted(photos.rglob("*.png"))
-    FeatureCache().features({"backbone": "b"}, pictures, lambda todo: [torch.ones(len(todo), 4)])
-    assert main(["cache", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["spaces"][0]["features"] == 10
-    assert shown["bytes"] == sum(os.path.getsize(f) for f in (tmp_path / "cache").rglob("*.features"))
-    assert main(["cache"]) == 0
-    assert "10 features" in capsys.readouterr().out
-    assert main(["cache", "clear", "nonsense"]) == 2
-    assert main(["cache", "clear", shown["spaces"][0]["name"], "--json"]) == 0
-    capsys.readouterr()
-    assert main(["cache", "clear"]) == 0
-    assert main(["cache"]) == 0
-    assert "0 bytes" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_an_interrupted_demonstration_says_how_to_continue(
     dca: Any, line: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patched:
-        patched.setattr("dca.experiment.run.compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("dca.experiment.run.evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         said = dca(*line)
     assert said.code == 130
     assert f"the same command continues from {tmp_path / 'demo.partial'}" in said.err

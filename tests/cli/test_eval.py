@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from bad_pictures import bad_files, class_folders
+from PIL import Image
 from rich.cells import cell_len
 
-from dca.engine.evaluate import calibration_error, evaluation
+from dca.cli.eval import draw
+from dca.engine.evaluate import evaluation
 
 
 def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):
@@ -17,7 +20,7 @@ def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: P
     assert said.code == 0
     assert said.err == ""
     report = json.loads(said.out)
-    assert set(report) == {"accuracy", "n", "per_class", "ece"}
+    assert set(report) == {"accuracy", "n", "per_class", "ece", "seen_in_training"}
     assert report["n"] == 30, "the test part only"
     assert type(report["accuracy"]) is float
     assert 0 <= report["accuracy"] <= 1
@@ -51,10 +54,56 @@ def test_one_image_is_no_images(dca: Any, fitted: Path, tmp_path: Path):
 def test_images_that_were_trained_on_are_counted(dca: Any, fitted: Path, photos: Path):
     said = dca("eval", fitted, photos / "train", "--json")
     assert said.code == 0
-    assert json.loads(said.out)["n"] == 40
+    report = json.loads(said.out)
+    assert (report["n"], report["seen_in_training"]) == (40, 20), "two shots of each of the ten classes"
     assert said.err.count("\n") == 1
-    assert "trained on 20 of these images (40 in all)" in said.err, "two shots of each of the ten classes"
-    assert "trained on" not in dca("eval", fitted, photos).err
+    assert "trained on 20 of these 40 images" in said.err
+    unseen = dca("eval", fitted, photos, "--json")
+    assert json.loads(unseen.out)["seen_in_training"] == 0
+    assert unseen.err == ""
+
+
+def test_charts_are_written_and_named(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    expected = [str(tmp_path / "charts" / name) for name in ("confusion.png", "reliability.png", "classes.png")]
+    said = dca("eval", fitted, photos, "--plots", tmp_path / "charts")
+    assert said.code == 0
+    assert [line.removeprefix("wrote ") for line in said.out.splitlines()[-3:]] == expected
+    for path in expected:
+        with Image.open(path) as image:
+            image.load()
+            assert np.asarray(image.convert("L")).std() > 5
+    report = json.loads(dca("eval", fitted, photos, "--plots", tmp_path / "charts", "--json").out)
+    assert report["plots"] == expected
+
+
+def test_charts_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dca import plots
+
+    given: dict[str, Any] = {}
+    for name in ("confusion", "reliability", "accuracy_bars"):
+        monkeypatch.setattr(plots, name, lambda *args, _name=name, **_: given.update({_name: args}) or tmp_path)
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
+    draw(evaluation(probabilities, np.array([0, 1, 2]), ["a", "b", "c"]), tmp_path, "m")
+    assert given["confusion"][0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    sure, right = given["reliability"][:2]
+    assert sure.tolist() == [0.7, 0.6, 0.8]
+    assert right.tolist() == [True, False, True]
+    assert given["accuracy_bars"][0] == [("a", 1, None, 1), ("b", 1, None, 0), ("c", 1, None, 1)]
+
+
+def test_charts_that_cannot_be_drawn_are_said_before_the_work(
+    dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    said = dca("eval", fitted, photos, "--plots", tmp_path / "file")
+    assert said.code == 2
+    assert f"{tmp_path / 'file'}: cannot be written" in said.err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = dca("eval", fitted, photos, "--plots", tmp_path / "charts")
+    assert said.code == 2
+    assert said.out == ""
+    assert "pip install 'dca-prompt[report]'" in said.err
+    assert not (tmp_path / "charts").exists()
 
 
 def test_eval_exits_3_below_the_required_accuracy(dca: Any, fitted: Path, photos: Path):
@@ -116,15 +165,6 @@ def test_what_could_not_be_learned_from_is_measured(dca: Any, fitted: Path, tmp_
         assert said.code == 0, said.err
         report = json.loads(said.out)
         assert (report["n"], list(report["per_class"])) == (count, ["fish"])
-
-
-def test_the_calibration_error_of_known_cases():
-    sure = np.array([[1.0, 0.0], [1.0, 0.0]])
-    assert calibration_error(sure, np.array([True, True])) == 0
-    assert calibration_error(sure, np.array([False, False])) == 1
-    mixed = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
-    right = np.array([True, False, True, True])
-    assert calibration_error(mixed, right) == pytest.approx(0.5 * 0.4 + 0.5 * 0.4)
 
 
 def test_an_evaluation_counts_only_classes_with_images():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import doctest
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -12,6 +14,7 @@ import pytest
 
 import dca as package
 from dca import cli
+from dca.cli import pointers, predict
 
 HEAVY = ("torch", "numpy", "PIL", "sklearn", "matplotlib", "rich", "transformers", "safetensors", "tokenizers")
 
@@ -103,6 +106,73 @@ def test_a_line_that_lacks_something_exits_2_with_the_usage(dca: Any, line: list
     assert said.out == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "problem", "fix"),
+    [
+        ("gda", "'gda' is a method, not a command", "dca fit DATA --method gda"),
+        ("gda --shots 4", "'gda' is a method", "dca fit DATA --shots 4 --method gda"),
+        ("Tip-Adapter photos/", "'Tip-Adapter' is a method", "dca fit photos/ --method tip_adapter"),
+        ("train photos/ --shots 2", "unknown command 'train'", "dca fit photos/ --shots 2"),
+        ("test m.dca photos/", "unknown command 'test'", "dca eval m.dca photos/"),
+        ("evaluate m.dca", "unknown command 'evaluate'", "dca eval m.dca"),
+        ("classify m.dca new.jpg", "unknown command 'classify'", "dca predict m.dca new.jpg"),
+        ("/ --shots 2", "'/' is a file or folder, not a command", "dca fit / --shots 2"),
+    ],
+)
+def test_a_word_that_is_no_command_is_pointed_to_the_right_one(dca: Any, line: str, problem: str, fix: str):
+    said = dca(*line.split())
+    assert said.code == 2
+    assert said.out == ""
+    assert problem in said.err
+    assert said.err.endswith(f"  fix: {fix}\n")
+
+
+def test_the_command_that_is_suggested_can_be_copied(dca: Any):
+    assert dca("train", "my photos/").err.endswith("fix: dca fit 'my photos/'\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("--epochs 10", "--set epochs=10"),
+        ("--epochs=10", "--set epochs=10"),
+        ("--lr 0.1", "--set learning_rate=0.1"),
+        ("--batch-size 8", "--set batch_size=8"),
+        ("--epohs 10", "--set epochs=10"),
+        ("--alpha", "--set alpha=VALUE"),
+        ("--method coop --lr 0.1", "--set learning_rate=0.1"),
+        ("--method gda --epochs 10", "leave it out"),
+        ("--form linear", "`dca methods show dca` lists the options and their limits"),
+    ],
+)
+def test_an_option_of_a_method_is_pointed_to_set(dca: Any, line: str, fix: str):
+    said = dca("fit", "photos/", *line.split())
+    assert said.code == 2
+    assert "error: dca fit has no option --" in said.err
+    assert said.err.endswith(f"  fix: {fix}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("fit x --shot 3", "--shots"),
+        ("fit x --see 3", "--seed"),
+        ("predict m x --jsn", "--json"),
+        ("eval m x --plot d", "--plots"),
+    ],
+)
+def test_an_unknown_flag_suggests_the_nearest_and_no_other(dca: Any, line: str, flag: str):
+    said = dca(*line.split())
+    assert said.code == 2
+    assert said.err.endswith(f"Did you mean '{flag}'?\n")
+    assert "Usage: dca" in said.err
+
+
+def test_a_flag_like_nothing_suggests_nothing(dca: Any):
+    assert "Did you mean" not in dca("fit", "x", "--frob").err
+    assert "--set" not in dca("eval", "m", "x", "--epochs", "10").err, "eval takes no options of a method"
+
+
 def raising(error: BaseException) -> click.Command:
     @click.command()
     def command() -> None:
@@ -150,3 +220,34 @@ def test_traceback_shows_where_an_error_comes_from(dca: Any, tmp_path: Path):
     assert said.code == 2, "it is still the user's to change"
     assert "Traceback" in said.err
     assert "no such model folder" in said.err
+
+
+@pytest.mark.parametrize("place", ["/proc/m.dca", "/proc/self/m.dca", "file/m.dca"])
+def test_an_output_where_nothing_can_be_created_is_not_called_busy(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, place: str
+):
+    (tmp_path / "file").touch()
+    said = dca("fit", photos, "--shots", 1, "--method", "zero_shot", "--backbone", tiny_folder, "-o", tmp_path / place)
+    assert said.code == 2
+    assert "cannot be written" in said.err
+    assert "another fit" not in said.err
+
+
+def test_the_command_line_is_told_flags_and_python_arguments(dca: Any, tmp_path: Path):
+    from dca import UserError, load_dataset
+
+    said = dca("fit", "eurosat", "-o", tmp_path / "m.dca")
+    assert said.code == 2
+    assert "--root DIR" in said.err
+    assert "root=DIR" not in said.err
+    with pytest.raises(UserError) as caught:
+        load_dataset("eurosat")
+    assert "root=DIR" in str(caught.value)
+    assert "--root" not in str(caught.value)
+
+
+@pytest.mark.parametrize("module", [pointers, predict])
+def test_examples_in_docstrings_are_true(module: ModuleType):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from bad_pictures import bad_files
+from bad_pictures import bad_files, class_folders
 
-from dca.cli.predict import lines
+from dca.cli.predict import cell, lines
 from dca.model.classifier import Classifier
 
 
@@ -65,6 +65,32 @@ def test_predict_writes_csv_that_csv_reads(dca: Any, fitted: Path, photos: Path,
     assert len(rows) == 4
     assert rows[0]["path"] == str(odd)
     assert 0 <= float(rows[0]["probability"]) <= 1
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+x", "-x.jpg", "@sum", "\tx", "\rx", "\nx", "=", "-1+1"])
+def test_what_a_spreadsheet_would_run_gets_an_apostrophe(text: str):
+    assert cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["", "cat", "a=b", "'=x", "-5", "+1.5", "5", "/photos/=x.jpg"])
+def test_other_text_and_numbers_stay_as_they_are(text: str):
+    assert cell(text) == text
+
+
+def test_a_formula_in_a_label_or_path_is_never_written_bare(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class_folders(tmp_path / "zoo", ("=cmd", "@cat"), 1)
+    options = ("--method", "zero_shot", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    assert dca("fit", tmp_path / "zoo", *options).code == 0
+    (tmp_path / "=x.png").write_bytes((photos / "test" / "fish" / "000.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    rows = list(csv.reader(io.StringIO(dca("predict", tmp_path / "m.dca", "=x.png", "--top", 2, "--csv").out)))
+    assert [row[0] for row in rows[1:]] == ["'=x.png", "'=x.png"]
+    assert {row[1] for row in rows[1:]} == {"'=cmd", "'@cat"}
+    (row,) = json.loads(dca("predict", tmp_path / "m.dca", "=x.png", "--top", 2, "--json").out)
+    assert row["path"] == "=x.png"
+    assert {best["label"] for best in row["top"]} == {"=cmd", "@cat"}
 
 
 def test_paths_come_from_stdin_whatever_their_bytes(
@@ -152,14 +178,14 @@ def test_a_gpu_that_is_not_here_is_what_is_said(dca: Any, fitted: Path, photos: 
         said = dca(*line, "--device", device)
         assert said.code == 2
         assert f"device '{device}' cannot be used: no CUDA device here" in said.err
-        assert "fix: --device auto or cpu\n" in said.err
+        assert "fix: use --device auto or cpu\n" in said.err
         assert "backbone" not in said.err
 
 
 def test_an_unknown_precision_is_not_blamed_on_the_backbone(dca: Any, fitted: Path, photos: Path):
     said = dca("predict", fitted, photos / "test" / "fish", "--precision", "fp8")
     assert said.code == 2
-    assert said.err == "error: unknown precision 'fp8'\n  fix: one of auto, fp32, bf16\n"
+    assert said.err == "error: unknown precision 'fp8'\n  fix: use --precision auto, fp32 or bf16\n"
 
 
 def test_what_is_no_model_is_said(dca: Any, photos: Path, tmp_path: Path):

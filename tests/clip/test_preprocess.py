@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from dca.clip import preprocess
 from dca.clip.preprocess import Preprocess
 from dca.core.errors import UserError
+from dca.data.decode import open_image, to_rgb
 
 HF = {
     "do_resize": True,
@@ -118,3 +119,64 @@ def test_open_clip_form_is_read() -> None:
     )
     with pytest.raises(UserError, match="preprocess_cfg"):
         preprocess.from_open_clip({}, 48)
+
+
+def seen_by_the_tower(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Values 0..255 of the pixels that `CLIP.preprocess` makes, normalisation undone."""
+    transform = preprocess.from_hf(HF)
+    scale, shift = torch.tensor(transform.std).view(3, 1, 1), torch.tensor(transform.mean).view(3, 1, 1)
+    return ((transform([image])[0] * scale + shift) * 255).round().to(torch.uint8).numpy()
+
+
+def special_images() -> dict[str, tuple[Image.Image, int]]:
+    """Images whose conversion to RGB has more than one plausible answer, and the grey value expected."""
+    transparent = Image.new("RGBA", (48, 48), (0, 0, 0, 0))
+    palette = Image.new("P", (48, 48), 3)
+    palette.putpalette([0, 0, 0] * 4)
+    palette.info["transparency"] = 3
+    half = Image.new("RGBA", (48, 48), (0, 0, 0, 128))
+    return {
+        "transparent": (transparent, 255),
+        "transparent palette": (palette, 255),
+        "transparent grey": (Image.new("LA", (48, 48), (0, 0)), 255),
+        "half transparent": (half, 127),
+        "16-bit grey": (Image.fromarray(np.full((48, 48), 30069, np.uint16)), 117),
+        "32-bit grey": (Image.fromarray(np.full((48, 48), 30069, np.int32)), 117),
+        "grey": (Image.new("L", (48, 48), 117), 117),
+    }
+
+
+@pytest.mark.parametrize("kind", special_images())
+def test_transparency_becomes_white_and_wide_grey_keeps_its_value(kind: str, tmp_path: Path) -> None:
+    """The same for `CLIP.preprocess` of an image in memory, of one just opened, and for what Classifier decodes."""
+    image, value = special_images()[kind]
+    path = tmp_path / ("image.tiff" if image.mode == "I" else "image.png")
+    image.save(path)
+    decoded = open_image(path)
+    assert set(seen_by_the_tower(decoded).flatten().tolist()) == {value}
+    with Image.open(path) as opened:
+        assert set(seen_by_the_tower(opened).flatten().tolist()) == {value}
+    assert set(seen_by_the_tower(image).flatten().tolist()) == {value}
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff", "webp", "jpg"])
+def test_the_rotation_tag_of_every_format_is_read(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.new("RGB", (90, 60), "black")
+    image.paste("white", (0, 0, 45, 60))
+    image.save(tmp_path / f"turned.{suffix}", exif=exif)
+    with Image.open(tmp_path / f"turned.{suffix}") as opened:
+        assert to_rgb(opened).size == (60, 90)
+        assert np.asarray(to_rgb(opened))[5].mean() > 250
+        assert np.asarray(to_rgb(opened))[-5].mean() < 5
+
+
+def test_converting_leaves_the_image_given_unchanged() -> None:
+    image = photo(40, 30, "RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.info["exif"] = exif.tobytes()
+    before = image.tobytes()
+    assert to_rgb(image).size == (30, 40)
+    assert (image.size, image.tobytes()) == ((40, 30), before)

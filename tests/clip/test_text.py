@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
-from dca.clip import CLIP
+from dca.clip import CLIP, Update
 from oracles.text import encode_padded, encode_prompts_padded
 
 
@@ -125,7 +128,7 @@ def test_blocks_before_the_first_own_tokens_share_the_prefix(
 
 
 def test_updates_of_projections_equal_changed_weights() -> None:
-    """A low-rank product added inside the context equals adding it to the weight, on every route."""
+    """A product added to a projection equals adding it to the weight, on every route."""
     clip, changed = make_clip(), make_clip()
     generator = torch.Generator().manual_seed(7)
     updates = {}
@@ -139,10 +142,37 @@ def test_updates_of_projections_equal_changed_weights() -> None:
     pixels = torch.randn(2, 3, 32, 32, generator=generator)
     contexts, names = random_case(clip, [2, 4], [1, 3, 3], False, 8)
     before = clip.encode_image(pixels)
-    with clip.updated(updates):
-        torch.testing.assert_close(clip.encode_image(pixels), changed.encode_image(pixels), atol=1e-5, rtol=0)
-        torch.testing.assert_close(
-            clip.encode_prompts(contexts, names), changed.encode_prompts(contexts, names), atol=1e-5, rtol=0
-        )
-        torch.testing.assert_close(clip.encode_text(["a cat"]), changed.encode_text(["a cat"]), atol=1e-5, rtol=0)
+    routes: list[Callable[[CLIP, Mapping[str, Update] | None], Tensor]] = [
+        lambda c, u: c.encode_image(pixels, updates=u),
+        lambda c, u: c.encode_image(pixels, updates=u, tap=lambda name, rows: None),
+        lambda c, u: c.encode_prompts(contexts, names, updates=u),
+        lambda c, u: c.encode_prompts(torch.stack([contexts[0]] * 2), names, updates=u),
+        lambda c, u: c.encode_prompts([torch.stack([contexts[0]] * 3)], names, updates=u),
+        lambda c, u: c.encode_prompts([contexts[0]], names, [{1: torch.stack([contexts[0]] * 3)}], updates=u),
+        lambda c, u: c.encode_text(["a cat"], updates=u),
+    ]
+    for route in routes:
+        torch.testing.assert_close(route(clip, updates), route(changed, None), atol=1e-5, rtol=0)
+        assert not torch.allclose(route(clip, updates), route(clip, None), atol=1e-3)
     assert torch.equal(clip.encode_image(pixels), before)
+
+
+@pytest.mark.parametrize("name", ["visual.3.q", "visual.0.out", "head.0.q", "visual.q", "text.x.v", ""])
+def test_an_update_of_no_projection_is_refused(clip: CLIP, name: str) -> None:
+    with pytest.raises(ValueError, match="update"):
+        clip.encode_image(torch.zeros(1, 3, 32, 32), updates={name: lambda x: x})
+
+
+@pytest.mark.parametrize("name_lengths", [[2, 2, 2], [1, 4, 2]])
+def test_one_tensor_of_contexts_equals_the_contexts_one_by_one(name_lengths: list[int]) -> None:
+    clip = make_clip()
+    contexts, names = random_case(clip, [4] * 5, name_lengths, False, 3)
+    together = clip.encode_prompts(torch.stack(contexts), names)
+    alone = torch.cat([clip.encode_prompts([context], names) for context in contexts])
+    assert together.shape == (5, 3, clip.config.embed_dim)
+    torch.testing.assert_close(F.normalize(together, dim=-1), F.normalize(alone, dim=-1), atol=1e-6, rtol=0)
+    weights = torch.randn(alone.shape, generator=torch.Generator().manual_seed(4))
+    by_batch = torch.autograd.grad((together * weights).sum(), contexts)
+    by_one = torch.autograd.grad((alone * weights).sum(), contexts)
+    for one, other in zip(by_batch, by_one, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()

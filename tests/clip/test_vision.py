@@ -42,7 +42,7 @@ def test_extra_tokens_enter_where_they_should(
     tokens = {n: torch.randn(4 + n, clip.config.vision.width, generator=generator) for n in layers}
     pixels = torch.randn(3, 3, 32, 32, generator=generator)
     extra = ExtraTokens(tokens, place, before_norm=before_norm)  # type: ignore[arg-type]
-    got = clip.encode_image(pixels, extra)
+    got = clip.encode_image(pixels, tokens=extra)
     torch.testing.assert_close(got, literal(clip, pixels, extra), atol=1e-5, rtol=0)
     assert not torch.allclose(got, clip.encode_image(pixels), atol=1e-3)
 
@@ -51,14 +51,14 @@ def test_tokens_of_each_image_differ_from_shared_ones(clip: CLIP) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randn(2, 5, clip.config.vision.width, generator=generator)
     pixels = torch.randn(2, 3, 32, 32, generator=generator)
-    together = clip.encode_image(pixels, ExtraTokens({0: tokens}))
-    alone = [clip.encode_image(pixels[i : i + 1], ExtraTokens({0: tokens[i]})) for i in range(2)]
+    together = clip.encode_image(pixels, tokens=ExtraTokens({0: tokens}))
+    alone = [clip.encode_image(pixels[i : i + 1], tokens=ExtraTokens({0: tokens[i]})) for i in range(2)]
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
 
 
 def test_gradients_reach_tokens_and_no_weight(clip: CLIP) -> None:
     tokens = torch.randn(3, clip.config.vision.width, requires_grad=True)
-    clip.encode_image(torch.randn(2, 3, 32, 32), ExtraTokens({0: tokens})).sum().backward()
+    clip.encode_image(torch.randn(2, 3, 32, 32), tokens=ExtraTokens({0: tokens})).sum().backward()
     assert tokens.grad is not None
     assert tokens.grad.abs().min() > 0
     assert all(p.grad is None for p in clip.parameters())

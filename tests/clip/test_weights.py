@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from conftest import make_clip, save_hf, small_vocabulary, tiny_config
 from dca.clip import CLIP, VIT_B_16
 from dca.clip import config as configs
+from dca.clip.places import HUB_IDS
 from dca.clip.tensor_names import openai_origin
-from dca.clip.weights import HUB_IDS, config_of_state
+from dca.clip.weights import config_of_state
 from dca.core.errors import UserError
 
 
@@ -102,7 +103,7 @@ def test_an_openai_state_dict_is_read(tmp_path: Path, tiny_folder: Path, wide: C
         torch.save(wrapped if form == "wrapped" else state, path)
     read = CLIP.from_pretrained(path)
     assert read.config == wide.config
-    assert read.digest() == wide.digest()
+    assert read.digest == wide.digest
 
 
 def test_an_open_clip_folder_is_read(tmp_path: Path, tiny_folder: Path, wide: CLIP) -> None:
@@ -121,7 +122,7 @@ def test_an_open_clip_folder_is_read(tmp_path: Path, tiny_folder: Path, wide: CL
         "preprocess_cfg": {"mean": list(wide.preprocess.mean), "std": list(wide.preprocess.std)},
     }  # fmt: skip
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    assert CLIP.from_pretrained(folder).digest() == wide.digest()
+    assert CLIP.from_pretrained(folder).digest == wide.digest
 
 
 def test_the_activation_of_a_bare_state_dict_is_not_guessed(tmp_path: Path, tiny_folder: Path, wide: CLIP) -> None:
@@ -142,7 +143,7 @@ def test_pytorch_bin_is_read_with_weights_only(tmp_path: Path, tiny_folder: Path
     shutil.copytree(tiny_folder, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert CLIP.from_pretrained(folder).digest() == CLIP.from_pretrained(tiny_folder).digest()
+    assert CLIP.from_pretrained(folder).digest == CLIP.from_pretrained(tiny_folder).digest
 
 
 class Evil:
@@ -240,7 +241,8 @@ def test_without_network_the_error_names_the_files_and_the_place(
     text = str(caught.value)
     assert str(tmp_path) in text
     assert "model.safetensors" in text
-    assert "--backbone FOLDER" in text
+    assert "backbone=FOLDER" in text
+    assert "--backbone FOLDER" in caught.value.render("cli")
 
 
 def test_a_cached_hub_repository_is_found_offline(
@@ -253,7 +255,7 @@ def test_a_cached_hub_repository_is_found_offline(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     clip = CLIP.from_pretrained("vit-b-16", cache_dir=str(tmp_path))
     assert clip.source == "vit-b-16"
-    assert clip.digest() == CLIP.from_pretrained(tiny_folder).digest()
+    assert clip.digest == CLIP.from_pretrained(tiny_folder).digest
 
 
 def test_unknown_backbones_suggest_the_nearest() -> None:
@@ -276,15 +278,15 @@ def test_hf_config_round_trips() -> None:
 
 def test_weights_survive_the_way_to_hf_and_back(tmp_path: Path) -> None:
     clip = make_clip(seed=5)
-    assert CLIP.from_pretrained(save_hf(clip, tmp_path / "there")).digest() == clip.digest()
+    assert CLIP.from_pretrained(save_hf(clip, tmp_path / "there")).digest == clip.digest
 
 
 def test_digest_sees_weights_and_preprocessing(tmp_path: Path, tiny_folder: Path) -> None:
     one = make_clip(seed=0)
-    assert one.digest() == make_clip(seed=0).digest()
-    assert one.digest() != make_clip(seed=1).digest()
+    assert one.digest == make_clip(seed=0).digest
+    assert one.digest != make_clip(seed=1).digest
     folder = tmp_path / "mean"
     shutil.copytree(tiny_folder, folder)
     path = folder / "preprocessor_config.json"
     path.write_text(path.read_text().replace("0.48", "0.49"))
-    assert CLIP.from_pretrained(folder).digest() != CLIP.from_pretrained(tiny_folder).digest()
+    assert CLIP.from_pretrained(folder).digest != CLIP.from_pretrained(tiny_folder).digest

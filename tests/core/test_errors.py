@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import doctest
 import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from types import ModuleType
 
 import pytest
 
-from dca.core import errors, options
-from dca.core.errors import MOST_DETAILS, UserError, counted, unknown_name
+from dca.core import actions, errors, options
+from dca.core.actions import set_shots
+from dca.core.errors import MOST_DETAILS, UserError, unknown_name
 
 
 def test_an_error_reads_as_problem_places_and_way_out():
@@ -23,8 +26,16 @@ def test_a_long_list_is_cut_and_counted():
 
 
 def test_an_error_survives_the_way_between_processes():
-    error = pickle.loads(pickle.dumps(UserError("a", details=["b"], hint="c")))
-    assert (error.problem, error.details, error.hint) == ("a", ("b",), "c")
+    sent = UserError("a", details=["b"], hint=["c", set_shots(2)])
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(UserError) as caught:
+        pool.submit(fail, sent).result()
+    for error in (pickle.loads(pickle.dumps(sent)), caught.value):
+        assert (error.problem, error.details, error.steps) == ("a", ("b",), ("c", set_shots(2)))
+        assert error.render("cli") == "a\n  b\n  fix: c, or use --shots 2"
+
+
+def fail(error: UserError) -> None:
+    raise error
 
 
 def test_the_nearest_name_is_suggested_and_a_far_one_is_not():
@@ -34,20 +45,10 @@ def test_the_nearest_name_is_suggested_and_a_far_one_is_not():
     assert "one of: coop, dca" in far
 
 
-def test_numbers_nouns_and_verbs_agree():
-    assert counted(0, "image") == "0 images"
-    assert counted(1, "image", "are") == "1 image is"
-    assert counted(1200, "image", "are") == "1,200 images are"
-    assert counted(1, "class", "have", of=3) == "1 of 3 classes has"
-    assert counted(2, "class", "have", of=3) == "2 of 3 classes have"
-    assert counted(1, "row", of=1) == "1 of 1 row"
-    assert counted(1, "image", "lie") == "1 image lies"
-
-
 def test_a_name_that_shares_a_few_letters_is_not_suggested():
     assert "Did you mean" not in str(unknown_name("dataset", "nofolder", ["oxford_flowers", "dtd"]))
 
 
-@pytest.mark.parametrize("module", [errors, options])
-def test_examples_of_the_ground_are_true(module: ModuleType):
+@pytest.mark.parametrize("module", [actions, errors, options])
+def test_examples_in_docstrings_are_true(module: ModuleType):
     assert doctest.testmod(module).failed == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dca.core.errors import UserError
-from dca.core.files import alone, digest_of, publish, read_json, write_bytes, write_json
+from dca.core.files import atomic_replace, digest_of, exclusive_lock, read_json, write_bytes, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -62,11 +62,11 @@ def test_a_file_that_is_not_there_is_said_in_words(tmp_path: Path):
     assert str(caught.value) == f"{tmp_path / 'a.json'}: cannot be read (No such file or directory)\n  fix: make one"
 
 
-def test_publishing_replaces_a_folder_whole(tmp_path: Path):
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path):
     for name, file in (("made", "new"), ("target", "old")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
-    publish(tmp_path / "made", tmp_path / "target")
+    atomic_replace(tmp_path / "made", tmp_path / "target")
     assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")] == ["target", "target/new"]
 
 
@@ -79,15 +79,27 @@ def test_a_digest_depends_on_content_and_not_on_order():
 def test_a_lock_ends_with_its_process_even_a_killed_one(tmp_path: Path):
     folder = tmp_path / "m.partial"
     code = (
-        "import sys, time; from pathlib import Path; from dca.core.files import alone\n"
-        "with alone(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
+        "import sys, time; from pathlib import Path; from dca.core.files import exclusive_lock\n"
+        "with exclusive_lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=r"another fit is writing .*m\.partial"), alone(folder):
+        with pytest.raises(UserError, match=r"another fit is writing .*m\.partial"), exclusive_lock(folder):
             pytest.fail("two at once")
         process.kill()
-    with alone(folder):
+    with exclusive_lock(folder):
         assert not folder.exists(), "the lock lies beside the folder"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["/proc/m.partial", "/proc/self/m.partial", "file/m.partial"])
+def test_a_place_where_nothing_can_be_created_is_not_called_locked(tmp_path: Path, place: str):
+    (tmp_path / "file").touch()
+    folder = tmp_path / place
+    if place.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("needs /proc")
+    with pytest.raises(UserError, match=r"m\.partial: cannot be written") as caught, exclusive_lock(folder):
+        pytest.fail("nothing can be created there")
+    assert "another fit" not in str(caught.value)
+    assert "choose another folder" in caught.value.hint

@@ -94,7 +94,7 @@ def test_an_error_says_where_to_look_the_options_up_and_keeps_a_better_way_out()
 def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: str):
     @dataclass(frozen=True, kw_only=True)
     class More(Some):
-        hint: str | None = opt(None, "a word to start from; none: random")
+        hint: str | None = opt(None, "a word to start from", empty="none")
         ending: str = opt("", "what stands behind it")
         two: tuple[str, ...] = opt(("a", "b"), "some more words")
 
@@ -182,7 +182,7 @@ def test_options_of_the_loop_are_refused_where_no_loop_trains():
     with pytest.raises(UserError, match="gda is not trained in steps") as caught:
         gda.choose(["epochs=50", "views=2", "momentum=0.5"])
     assert caught.value.details == ("epochs=50", "momentum=0.5")
-    assert "dca methods show gda" in caught.value.hint
+    assert "dca methods show gda" in caught.value.render("cli")
     with pytest.raises(UserError, match="epochs=50"):
         gda.choose({"epochs": 50})
     assert gda.choose({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
@@ -197,4 +197,4 @@ def test_an_error_of_a_method_names_it_in_the_way_out():
     for line in ("epochs=abc", "epochs=-1", "epocs=3"):
         with pytest.raises(UserError) as caught:
             get_method("coop").choose([line])
-        assert caught.value.hint == "`dca methods show coop` lists the options and their limits"
+        assert "fix: `dca methods show coop` lists the options and their limits" in caught.value.render("cli")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from small_pictures import picture
+from small_images import photo
 
 from dca.data.sources import catalog
 from dca.data.sources.entry import Entry
@@ -37,7 +37,7 @@ def miniature(name: str, root: Path) -> Path:
     folder = root / entry.folder
     folder.mkdir(parents=True)
     source = root / "one.jpg"
-    picture().save(source)
+    photo().save(source)
     if name in SPLIT_FILES:
         _split_file(entry, folder, source)
     elif name == "fgvc_aircraft":

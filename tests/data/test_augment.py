@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_pictures import picture
+from small_images import photo
 
 from dca.data.augment import Crops, crop_resize, random_crops, resize_weights
 from dca.data.image_store import ImageStore
@@ -48,7 +48,7 @@ def busy(seed, size):
     """Noise on a smooth picture: the hardest case for a resize."""
     rng = np.random.default_rng(seed)
     noise = rng.integers(-60, 60, (size[1], size[0], 3))
-    return Image.fromarray(np.clip(np.asarray(picture(seed, size), int) + noise, 0, 255).astype(np.uint8))
+    return Image.fromarray(np.clip(np.asarray(photo(seed, size), int) + noise, 0, 255).astype(np.uint8))
 
 
 @pytest.mark.parametrize("size", [16, 48, 64, 160])
@@ -132,8 +132,8 @@ def kolmogorov_smirnov(a, b):
 def test_storing_at_four_times_the_model_size_hardly_changes_a_crop():
     """Crops of the stored copy against the same crops of the original, the smallest included."""
     size, image = 32, busy(5, (1200, 900))
-    store = ImageStore([image], image_size=size)
-    small = store.images[0]
+    store = ImageStore([image], size, lambda image: np.zeros((3, size, size), np.uint8))
+    small = Image.fromarray(store._pixels[0].permute(1, 2, 0).numpy())
     assert min(small.size) == 4 * size
     rng = random.Random(1)
     factor = 900 / (4 * size)

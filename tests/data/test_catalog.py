@@ -7,13 +7,14 @@ from importlib.metadata import EntryPoint
 
 import pytest
 from miniatures import PER_CLASS, SPLIT_FILES, WNID_FOLDERS, miniature, split_path
-from small_pictures import make_folder
+from small_images import make_folder
 
 from conftest import shared as shared_folder
 from dca.core.errors import UserError
+from dca.core.wording import fold
 from dca.data import load_dataset
 from dca.data.check.public import check_public
-from dca.data.protocols import domain_generalisation
+from dca.data.protocols import domain_shift
 from dca.data.sources import catalog
 from dca.data.sources.entry import Entry
 
@@ -66,15 +67,17 @@ def test_there_are_fifteen():
 def test_every_entry_builds_from_a_miniature_of_its_layout(minis, name):
     entry, folder = catalog.get(name), minis(name)
     dataset = load_dataset(folder)
-    assert dataset.name == name
-    assert dataset.classes[: len(FIRST_WORDS[name])] == FIRST_WORDS[name]
-    assert len(dataset.classes) == entry.classes == len(dataset.keys)
+    assert dataset.name == dataset.public == name
+    assert len(set(dataset.labels)) == entry.classes
+    assert all(label.startswith(words) for label, words in zip(dataset.labels, dataset.names, strict=True))
+    assert dataset.names[: len(FIRST_WORDS[name])] == FIRST_WORDS[name]
+    assert len(dataset.names) == entry.classes == len(dataset.keys)
     assert dataset.template == entry.template
     expected = PER_CLASS if name not in WNID_FOLDERS else {"train": int(name == "imagenet"), "val": 0, "test": 1}
     assert dataset.counts() == {part: n * entry.classes for part, n in expected.items()}
     for part, n in expected.items():
         assert set(Counter(item.label for item in getattr(dataset, part)).values()) == ({n} if n else set())
-        assert all(item.picture.is_file() for item in getattr(dataset, part))
+        assert all(item.image.is_file() for item in getattr(dataset, part))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,6 +95,46 @@ def test_check_of_a_miniature_finds_only_the_sizes_wrong(minis, name):
     assert report.ok
 
 
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("EuroSAT", "eurosat"), ("Euro_SAT", "eurosat"), ("oxford pets", "oxford_pets"), ("OxfordPets", "oxford_pets"),
+        ("Oxford-IIIT-Pet", "oxford_pets"), ("food 101", "food101"), ("Food-101", "food101"),
+        ("fgvc-aircraft", "fgvc_aircraft"), ("FGVCAircraft", "fgvc_aircraft"), ("stanford-cars", "stanford_cars"),
+        ("StanfordCars", "stanford_cars"), ("imagenet.v2", "imagenetv2"), ("ImageNetV2", "imagenetv2"),
+        ("imageneta", "imagenet_a"), ("ImageNet-R", "imagenet_r"), ("imagenetsketch", "imagenet_sketch"),
+        ("flowers102", "oxford_flowers"), ("Oxford Flowers", "oxford_flowers"), ("oxfordflowers", "oxford_flowers"),
+        ("SUN-397", "sun397"), ("UCF_101", "ucf101"), ("caltech 101", "caltech101"), ("Caltech101", "caltech101"),
+        ("Describable-Textures", "dtd"), ("ImageNet 1k", "imagenet"),
+    ],
+)  # fmt: skip
+def test_a_dataset_is_found_by_its_usual_spellings(spelling, name):
+    assert catalog.get(spelling).name == name
+
+
+@pytest.mark.parametrize("name", ["eurosat", "dtd", "stanford_cars"])
+def test_a_folder_with_the_name_of_a_public_dataset_is_not_that_dataset(tmp_path, name):
+    folder = make_folder(tmp_path / name, {"cat": 2, "dog": 2})
+    dataset = load_dataset(folder)
+    assert (dataset.name, dataset.public, dataset.template) == (name, "", "a photo of a {}.")
+    assert dataset.keys == ()
+
+
+def test_two_classes_of_imagenet_that_share_a_name_have_two_labels(minis):
+    dataset = load_dataset(minis("imagenet"))
+    labels = [label for label, words in zip(dataset.labels, dataset.names, strict=True) if words == "missile"]
+    assert sorted(labels) == ["missile (n03773504)", "missile (n04008634)"]
+
+
+def test_no_two_datasets_share_a_spelling():
+    spellings = [
+        (fold(text), entry.name)
+        for entry in catalog.entries().values()
+        for text in {fold(t): t for t in (entry.name, entry.title, entry.folder, *entry.aliases)}
+    ]
+    assert len({text for text, _ in spellings}) == len(spellings)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_complete(name):
     entry = catalog.get(name)
@@ -101,18 +144,16 @@ def test_facts_are_complete(name):
         assert facts[key]
     assert "{}" in entry.template
     assert len(entry.class_list()) == entry.classes
-    assert (entry.recipe is None) == (entry.sizes[0] == 0)
-    assert (entry.recipe is None) or entry.recipe.batch_size == (64 if name in ("imagenet", "sun397") else 32)
 
 
 def test_shifted_versions_of_imagenet_find_their_classes_by_wordnet_id(minis):
     source = load_dataset(minis("imagenet"))
     targets = [load_dataset(minis(name)) for name in ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r")]
-    task = domain_generalisation(source, targets, 1, 1)
-    assert [len(target.classes) for target in task.targets] == [1000, 1000, 1000, 200, 200]
+    task = domain_shift(source, targets, 1, 1)
+    assert [len(target.names) for target in task.targets] == [1000, 1000, 1000, 200, 200]
     for target in task.targets:
         assert target.carries_over
-        assert target.classes == tuple(source.classes[y] for y in target.from_source)
+        assert target.names == tuple(source.names[y] for y in target.from_source)
 
 
 def test_the_sample_is_found_by_name(monkeypatch):
@@ -181,7 +222,7 @@ def test_check_names_missing_class_folders_and_parts(mini, name):
     (folder / part).rename(folder / "elsewhere")
     report = check_public(entry, folder)
     assert not report.ok
-    assert "are not here" in report.findings[0].what
+    assert "are not in it" in report.findings[0].what
 
 
 def test_check_names_the_class_that_lacks_an_image(mini):
@@ -215,10 +256,11 @@ def test_check_can_open_the_images(mini):
 def test_eurosat_rgb_and_no_image_folder_are_recognised(mini):
     folder = mini("eurosat")
     (folder / "2750").rename(folder / "EuroSAT_RGB")
-    assert all(item.picture.is_file() for item in load_dataset(folder).train)
+    assert all(item.image.is_file() for item in load_dataset(folder).train)
     plain = load_dataset((folder / "EuroSAT_RGB").rename(folder.parent / "EuroSAT_RGB"))
-    assert plain.name == "eurosat"
-    assert plain.classes[0] == "Annual Crop Land"
+    assert (plain.name, plain.public) == ("eurosat", "eurosat")
+    assert plain.labels[0] == "AnnualCrop"
+    assert plain.names[0] == "Annual Crop Land"
     assert plain.template == "a centered satellite photo of {}."
     assert "not its public split" in plain.split
 
@@ -235,7 +277,7 @@ def test_kaggle_copies_of_cars_are_found_by_file_name(mini, nesting):
         moved.rmdir()
     # In the official files train and test images share their names; only the folders differ.
     dataset = load_dataset(folder)
-    assert all(item.picture.is_file() for item in dataset.train + dataset.val + dataset.test)
+    assert all(item.image.is_file() for item in dataset.train + dataset.val + dataset.test)
     assert check_public(catalog.get("stanford_cars"), folder).ok
 
 
@@ -256,8 +298,8 @@ def test_equal_file_names_are_told_apart_by_their_folders(mini):
     shutil.rmtree(folder / "cars_train")
     shutil.rmtree(folder / "cars_test")
     dataset = load_dataset(folder)
-    assert {item.picture.parts[-3] for item in dataset.train} == {"train"}
-    assert {item.picture.parts[-3] for item in dataset.test} == {"test"}
+    assert {item.image.parts[-3] for item in dataset.train} == {"train"}
+    assert {item.image.parts[-3] for item in dataset.test} == {"test"}
 
 
 def test_train_valid_test_copies_keep_the_catalogs_names_and_say_so(tmp_path):
@@ -265,8 +307,8 @@ def test_train_valid_test_copies_keep_the_catalogs_names_and_say_so(tmp_path):
     for part in ("train", "valid", "test"):
         make_folder(tmp_path / "oxford_flowers" / "data" / part, {key: 1 for key, _ in entry.class_list()})
     for dataset in (load_dataset("flowers", root=tmp_path), load_dataset(tmp_path / "oxford_flowers/data")):
-        assert dataset.classes == tuple(words for _, words in entry.class_list())
-        assert [item.picture.parent.name for item in dataset.train[:3]] == ["1", "2", "3"]
+        assert dataset.names == tuple(words for _, words in entry.class_list())
+        assert [item.image.parent.name for item in dataset.train[:3]] == ["1", "2", "3"]
         assert "not" in dataset.split
         assert dataset.template == entry.template
 
@@ -378,7 +420,7 @@ def test_real_datasets_load_whole(shared, folder, name):
     dataset = load_dataset(shared / "images" / folder)
     entry = catalog.get(name)
     assert tuple(dataset.counts().values()) == entry.sizes
-    assert dataset.classes == tuple(words for _, words in entry.class_list())
+    assert dataset.names == tuple(words for _, words in entry.class_list())
 
 
 @pytest.mark.parametrize(("folder", "name"), [("caltech-101", "caltech101"), ("oxford_flowers", "oxford_flowers")])

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_pictures import make_folder, picture
+from small_images import make_folder, photo
 
 from conftest import shared as shared_folder
 from dca.data import load_dataset
@@ -68,7 +69,7 @@ def test_the_same_file_in_train_and_test_is_a_leak(photos):
 
 def test_a_smaller_recompressed_copy_in_test_is_a_leak(photos):
     busy(0).resize((64, 48)).save(photos / "test/cat/small.jpg", quality=70)
-    finding = found(check_folder(photos))["1 test image is nearly the same picture as a training or validation image"]
+    finding = found(check_folder(photos))["1 test image is nearly the same image as a training or validation image"]
     assert finding.examples == ("train/cat/0.png ~ test/cat/small.jpg",)
 
 
@@ -95,7 +96,7 @@ def test_copies_inside_a_part_are_noted(photos):
 def test_near_empty_classes_strays_small_and_long_images(photos):
     make_folder(photos / "train", {"fox": 1})
     busy(77, (400, 60)).save(photos / "train/cat/long.png")
-    picture().save(photos / "train/loose.png")
+    photo().save(photos / "train/loose.png")
     findings = found(check_folder(photos))
     assert findings["1 of 3 classes has fewer than 4 training images"].examples == ("fox: 1 image",)
     assert findings["1 image is in no class and not used"].examples == ("train/loose.png",)
@@ -147,14 +148,14 @@ def test_names_of_more_classes_than_there_are_do_no_harm(tmp_path, caplog):
 def test_files_that_are_not_taken_are_counted_and_named(photos):
     (photos / "train/cat/notes.txt").write_text("a note")
     (photos / "train/Thumbs.db").write_bytes(b"x")
-    text = "1 file is not used: no image by the ending of the name"
+    text = "1 file is not used: no image by the end of the name"
     finding = found(check_folder(photos))[text]
     assert (finding.level, finding.examples) == ("note", ("train/cat/notes.txt",))
     busy(900).save(photos / "test/dog/IMG_7", format="png")
     busy(901).save(photos / "outside.png")
     findings = found(check_folder(photos))
-    finding = findings["2 files are not used: no image by the ending of the name"]
-    assert finding.examples == ("test/dog/IMG_7 (a picture)", "train/cat/notes.txt")
+    finding = findings["2 files are not used: no image by the end of the name"]
+    assert finding.examples == ("test/dog/IMG_7 (an image)", "train/cat/notes.txt")
     assert finding.level == "warning"
     assert findings["1 image is in no class and not used"].examples == ("outside.png",)
 
@@ -185,6 +186,23 @@ def test_no_near_copies_among_different_or_flat_pictures():
     different = [thumbnail(busy(k)) for k in range(60)]
     flat = [thumbnail(Image.new("RGB", (40, 40), (0, 30, 90 + k))) for k in range(20)]
     assert near_copies(np.stack(different + flat)) == []
+
+
+def test_links_that_are_not_followed_are_named(tmp_path):
+    photos = make_folder(tmp_path / "photos", {"cat": 4, "dog": 4})
+    (photos / "cat/up").symlink_to("..", target_is_directory=True)
+    (photos / "dog/cats").symlink_to("../cat", target_is_directory=True)
+    (photos / "hound").symlink_to("dog", target_is_directory=True)
+    finding = found(check_folder(photos))["3 links are not followed: they lead to another class or to a folder above"]
+    assert (finding.level, finding.examples) == ("warning", ("cat/up", "dog/cats", "hound"))
+
+
+def test_pipes_are_named(tmp_path):
+    photos = make_folder(tmp_path / "photos", {"cat": 4, "dog": 4})
+    os.mkfifo(photos / "cat/pipe.jpg")
+    findings = found(check_folder(photos))
+    finding = findings["1 file is not used: not a regular file (a pipe, socket or device)"]
+    assert (finding.level, finding.examples) == ("warning", ("cat/pipe.jpg",))
 
 
 def test_near_copies_equal_the_pairwise_loop_in_blocks():

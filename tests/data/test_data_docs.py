@@ -1,4 +1,4 @@
-"""The data pages' commands and Python run as printed."""
+"""The commands and Python code in the data pages run as printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from miniatures import miniature
-from small_pictures import make_folder
+from small_images import make_folder
 
 from dca.cli import main
 
@@ -24,7 +24,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """What the pages take for granted: data/eurosat and photos/ in the working folder."""
+    """What the pages assume: data/eurosat and photos/ in the working folder."""
     miniature("eurosat", tmp_path / "data")
     make_folder(tmp_path / "photos", {"cat": 5, "dog": 5})
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_commands_run(place, page, capsys):
         assert main(shlex.split(command)[1:]) == 0, command
 
 
-@pytest.mark.parametrize("page", ["datasets.md", "protocols.md"])
+@pytest.mark.parametrize("page", ["datasets.md", "your-own-images.md", "protocols.md"])
 def test_python_runs(place, page):
     codes = blocks(page, "python")
     assert codes

@@ -1,4 +1,4 @@
-"""The examples in the data room's docstrings are true."""
+"""The examples in the docstrings of dca.data are true."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 import dca.data
 
-MODULES = [module.name for module in pkgutil.iter_modules(dca.data.__path__) if not module.ispkg]
+MODULES = ["dca.data"] + [module.name for module in pkgutil.walk_packages(dca.data.__path__, "dca.data.")]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    assert doctest.testmod(import_module(f"dca.data.{name}")).failed == 0
+    assert doctest.testmod(import_module(name)).failed == 0

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from small_pictures import make_folder
+from small_images import make_folder
 
 from conftest import shared as shared_folder
 from dca.core.errors import UserError
@@ -47,13 +47,13 @@ def test_the_hash_knows_images_classes_and_order_but_not_places(tmp_path, datase
     assert draw_record(moved, 2, 1)["hash"] == digest
     assert draw_record(few_shot(load_folder(tmp_path / "elsewhere"), 2, 2), 2, 2)["hash"] != digest
     assert draw_record(replace(moved, train=moved.train[::-1]), 2, 1)["hash"] != digest
-    assert draw_record(replace(moved, classes=("dog", "cat")), 2, 1)["hash"] != digest
+    assert draw_record(replace(moved, names=("dog", "cat")), 2, 1)["hash"] != digest
 
 
 def test_other_content_and_missing_files_are_all_named(tmp_path, dataset):
     drawn = few_shot(dataset, 3, 1)
     export_draw(drawn, 3, 1, tmp_path / "draw.json")
-    first, second = drawn.train[0].picture, drawn.train[1].picture
+    first, second = drawn.train[0].image, drawn.train[1].image
     first.write_bytes(first.read_bytes() + b"x")
     second.unlink()
     with pytest.raises(UserError, match="2 of 12 drawn images") as error:

@@ -2,28 +2,32 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_pictures import make_folder, picture
+from small_images import make_folder, photo
 
 from dca.core.errors import UserError
 from dca.data.sources.folder import load_folder, words_of
+from dca.data.sources.walk import image_files
 
 
 def names(items):
-    return [(item.picture.name, item.label) for item in items]
+    return [(item.image.name, item.label) for item in items]
 
 
 def test_class_folders_are_read_in_sorted_order(tmp_path):
     make_folder(tmp_path / "photos", {"sea_lake": 2, "forest": 1})
     dataset = load_folder(tmp_path / "photos")
     assert dataset.name == "photos"
-    assert dataset.classes == ("forest", "sea lake")
-    assert dataset.keys == ("forest", "sea_lake")
+    assert dataset.names == ("forest", "sea lake")
+    assert dataset.labels == ("forest", "sea_lake")
+    assert dataset.keys == ()
+    assert dataset.public == ""
     assert names(dataset.train) == [("0.png", 0), ("0.png", 1), ("1.png", 1)]
     assert dataset.val == dataset.test == ()
     assert dataset.path_of(dataset.train[2]) == "sea_lake/1.png"
@@ -35,18 +39,18 @@ def test_train_val_and_test_folders(tmp_path, val):
         make_folder(tmp_path / part, {"a": n, "b": n})
     dataset = load_folder(tmp_path)
     assert dataset.counts() == {"train": 6, "val": 2, "test": 4}
-    assert dataset.classes == ("a", "b")
+    assert dataset.names == ("a", "b")
 
 
 def test_a_class_may_be_called_train(tmp_path):
     make_folder(tmp_path, {"train": 1, "plane": 1, "test": 1})
-    assert load_folder(tmp_path).classes == ("plane", "test", "train")
+    assert load_folder(tmp_path).names == ("plane", "test", "train")
 
 
 def test_a_class_called_test_is_no_part_when_measuring(tmp_path):
     make_folder(tmp_path, {"test": 2})
     dataset = load_folder(tmp_path, measuring=True)
-    assert dataset.classes == ("test",)
+    assert dataset.names == ("test",)
     assert len(dataset.train) == 2
 
 
@@ -54,7 +58,7 @@ def test_a_part_with_metadata_alone_is_enough_for_measuring(tmp_path):
     make_folder(tmp_path / "test", {"a": 2})
     (tmp_path / "test" / "metadata.csv").write_text("file_name,label\na/0.png,cat\na/1.png,dog\n")
     dataset = load_folder(tmp_path, measuring=True)
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.names == ("cat", "dog")
     assert dataset.counts() == {"train": 0, "val": 0, "test": 2}
 
 
@@ -62,7 +66,7 @@ def test_measuring_takes_the_test_part_and_the_names_of_all(tmp_path):
     make_folder(tmp_path / "train", {"a": 1, "b": 1})
     make_folder(tmp_path / "test", {"a": 2, "c": 1})
     dataset = load_folder(tmp_path, measuring=True)
-    assert dataset.classes == ("a", "b", "c")
+    assert dataset.names == ("a", "b", "c")
     assert dataset.counts() == {"train": 0, "val": 0, "test": 3}
 
 
@@ -84,7 +88,7 @@ def test_suffixes_hidden_files_nested_folders(tmp_path):
     for name in ("UP.JPG", "mixed.JpEg", "deep/er/x.WebP"):
         path = tmp_path / "a" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture().save(path)
+        photo().save(path)
     for name in ("a/.hidden.png", "a/._0.png", "a/notes.txt", "a/.cache/y.png", "__MACOSX/a/z.png", ".git/x.png"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,14 +103,16 @@ def test_links_are_followed_without_loops(tmp_path):
     (tmp_path / "photos/a/again").symlink_to(tmp_path / "photos/a", target_is_directory=True)
     (tmp_path / "photos/a/up").symlink_to(tmp_path / "photos", target_is_directory=True)
     dataset = load_folder(tmp_path / "photos")
-    assert dataset.classes == ("a", "b")
+    assert dataset.names == ("a", "b")
     assert sum(item.label == 1 for item in dataset.train) == 2
 
 
 def test_classnames_json_maps_folders_to_words(tmp_path):
     make_folder(tmp_path, {"n01440764": 1, "bkr": 1, "cat_dog": 1})
     (tmp_path / "classnames.json").write_text(json.dumps({"n01440764": "tench", "bkr": " bike  rack "}))
-    assert load_folder(tmp_path).classes == ("bike rack", "cat dog", "tench")
+    dataset = load_folder(tmp_path)
+    assert dataset.names == ("bike rack", "cat dog", "tench")
+    assert dataset.labels == ("bkr", "cat_dog", "n01440764")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +145,14 @@ def test_missing_folder_names_its_neighbours(tmp_path):
 
 
 def test_images_without_class_folders(tmp_path):
-    picture().save(tmp_path / "x.png")
+    photo().save(tmp_path / "x.png")
     with pytest.raises(UserError, match="images but no class folders") as error:
         load_folder(tmp_path)
     assert "found 1 image directly inside" in str(error.value)
 
 
 def test_a_list_among_loose_images_is_pointed_to(tmp_path):
-    picture().save(tmp_path / "x.png")
+    photo().save(tmp_path / "x.png")
     (tmp_path / "labels.csv").write_text("path,label\nx.png,cat\n")
     with pytest.raises(UserError, match=r"if labels.csv holds the labels"):
         load_folder(tmp_path)
@@ -159,13 +165,14 @@ def test_names_that_are_not_text_can_still_be_printed(tmp_path):
             os.makedirs(os.path.join(folder, name))
         except OSError:
             pytest.skip("this file system takes only UTF-8 names")
-        picture().save(os.fsdecode(os.path.join(folder, name, b"\xff.png")))
+        photo().save(os.fsdecode(os.path.join(folder, name, b"\xff.png")))
     with pytest.raises(UserError, match="is not UTF-8 text") as error:
         load_folder(tmp_path / "photos")
     str(error.value).encode()
     (tmp_path / "photos/classnames.json").write_text(json.dumps({"caf\udce9": "coffee house"}))
     dataset = load_folder(tmp_path / "photos")
-    assert dataset.classes == ("coffee house", "dog")
+    assert dataset.names == ("coffee house", "dog")
+    assert dataset.labels == ("caf\ufffd", "dog")
     dataset.path_of(dataset.train[0]).encode()
 
 
@@ -190,21 +197,111 @@ def test_empty_classes_are_listed_together(tmp_path):
 
 
 def test_a_single_picture_is_not_a_dataset(tmp_path):
-    picture().save(tmp_path / "x.png")
+    photo().save(tmp_path / "x.png")
     with pytest.raises(UserError, match="not a folder or a CSV list"):
         load_folder(tmp_path / "x.png")
 
 
-def test_ten_thousand_classes(tmp_path):
-    source = tmp_path / "one.png"
-    picture().save(source)
-    for k in range(10_000):
-        folder = tmp_path / "photos" / f"class_{k:05d}"
-        folder.mkdir(parents=True)
-        (folder / "x.png").symlink_to(source)
+def test_thousands_of_classes(tmp_path):
+    """Not more than it needs: making and removing folders is slow on some disks."""
+    photo().save(tmp_path / "one.png")
+    (tmp_path / "photos").mkdir()
+    for k in range(3000):
+        folder = f"{tmp_path}/photos/class_{k:04d}"
+        os.mkdir(folder)
+        os.symlink(f"{tmp_path}/one.png", f"{folder}/x.png")
     dataset = load_folder(tmp_path / "photos")
-    assert len(dataset.classes) == len(dataset.train) == 10_000
-    assert dataset.classes[-1] == "class 09999"
+    assert len(dataset.names) == len(dataset.train) == 3000
+    assert dataset.names[-1] == "class 2999"
+
+
+# Links, pipes, sockets and devices
+
+
+def images_of(dataset):
+    """Label -> paths of its training images, relative to the dataset."""
+    found = {label: [] for label in dataset.labels}
+    for item in dataset.train:
+        found[dataset.labels[item.label]].append(dataset.path_of(item))
+    return found
+
+
+@pytest.mark.parametrize("target", [".", "..", "../../..", "../dog", "../dog/puppies", "../../photos/dog"])
+def test_a_link_to_a_folder_above_or_to_another_class_brings_in_no_images(tmp_path, target):
+    photos = make_folder(tmp_path / "photos", {"cat": 2, "dog": 2, "dog/puppies": 1})
+    before = images_of(load_folder(photos))
+    (photos / "cat/up").symlink_to(target, target_is_directory=True)
+    (photos / "cat/deep").mkdir()
+    (photos / "cat/deep/up").symlink_to(f"../{target}", target_is_directory=True)
+    assert images_of(load_folder(photos)) == before
+    assert len(before["cat"]) == 2
+
+
+def test_a_link_into_another_part_brings_in_no_test_images(tmp_path):
+    for part in ("train", "test"):
+        make_folder(tmp_path / part, {"cat": 2, "dog": 2})
+    (tmp_path / "train/cat/more").symlink_to(tmp_path / "test/cat", target_is_directory=True)
+    assert load_folder(tmp_path).counts() == {"train": 4, "val": 0, "test": 4}
+
+
+@pytest.mark.parametrize("target", [".", "..", "dog", "dog/puppies"])
+def test_a_class_that_is_a_link_to_another_class_or_above_is_no_class(tmp_path, target):
+    photos = make_folder(tmp_path / "photos", {"cat": 2, "dog": 2, "dog/puppies": 1})
+    (photos / "hound").symlink_to(target, target_is_directory=True)
+    assert load_folder(photos).labels == ("cat", "dog")
+
+
+def test_links_to_places_outside_and_within_the_class_are_followed(tmp_path):
+    make_folder(tmp_path / "elsewhere", {"more": 2})
+    photos = make_folder(tmp_path / "photos", {"cat": 1, "cat/old": 1, "dog": 1})
+    (photos / "cat/more").symlink_to(tmp_path / "elsewhere/more", target_is_directory=True)
+    (photos / "cat/same").symlink_to(photos / "cat/old", target_is_directory=True)
+    assert images_of(load_folder(photos))["cat"] == [
+        "cat/0.png", "cat/more/0.png", "cat/more/1.png", "cat/old/0.png", "cat/same/0.png",
+    ]  # fmt: skip
+
+
+def test_two_classes_may_be_links_and_one_of_them_link_to_the_other(tmp_path):
+    store = make_folder(tmp_path / "store", {"x": 2, "y": 1})
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "a").symlink_to(store / "x", target_is_directory=True)
+    (photos / "b").symlink_to(store / "y", target_is_directory=True)
+    (store / "y/more").symlink_to(store / "x", target_is_directory=True)
+    assert {label: len(found) for label, found in images_of(load_folder(photos)).items()} == {"a": 2, "b": 1}
+
+
+def test_validation_may_be_a_link_to_the_test_folder(tmp_path):
+    for part in ("train", "test"):
+        make_folder(tmp_path / part, {"cat": 2, "dog": 2})
+    (tmp_path / "val").symlink_to("test", target_is_directory=True)
+    assert load_folder(tmp_path).counts() == {"train": 4, "val": 4, "test": 4}
+
+
+def test_images_of_a_folder_do_not_include_those_above_it(tmp_path):
+    photos = make_folder(tmp_path / "photos", {"cat": 2, "dog": 1})
+    (photos / "cat/up").symlink_to("..", target_is_directory=True)
+    assert [path.name for path in image_files(photos / "cat")] == ["0.png", "1.png"]
+
+
+def test_pipes_sockets_and_devices_are_no_images(tmp_path):
+    photos = make_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
+    os.mkfifo(photos / "cat/pipe.jpg")
+    (photos / "cat/device.jpg").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(photos / "cat/socket.jpg"))
+        assert images_of(load_folder(photos)) == {"cat": ["cat/0.png"], "dog": ["dog/0.png"]}
+        for name in ("pipe.jpg", "socket.jpg", "device.jpg"):
+            table = tmp_path / "list.csv"
+            table.write_text(f"path,label\nphotos/cat/{name},cat\nphotos/dog/0.png,dog\n")
+            with pytest.raises(UserError, match=rf"line 2: not a regular file: photos/cat/{name}"):
+                load_folder(table)
+
+
+def test_a_pipe_is_no_dataset(tmp_path):
+    os.mkfifo(tmp_path / "list.csv")
+    with pytest.raises(UserError, match="not a folder or a CSV list"):
+        load_folder(tmp_path / "list.csv")
 
 
 # Image lists
@@ -228,7 +325,8 @@ def test_csv_with_splits(listed):
     )  # fmt: skip
     dataset = load_folder(table)
     assert dataset.name == "data"
-    assert dataset.classes == ("big cat", "dog")
+    assert dataset.names == ("big cat", "dog")
+    assert dataset.labels == ("big_cat", "dog")
     assert dataset.counts() == {"train": 2, "val": 1, "test": 1}
     assert dataset.path_of(dataset.train[0]) == "img/a/0.png"
 
@@ -245,15 +343,15 @@ def test_csv_with_splits(listed):
 )
 def test_csv_dialects(listed, lines):
     dataset = load_folder(write(listed / "data.csv", *lines))
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.names == ("cat", "dog")
     assert len(dataset.train) == 2
 
 
 def test_numbered_labels_sort_as_numbers(listed):
     write(listed / "classnames.json", '{"2": "cat", "10": "dog"}')
     dataset = load_folder(write(listed / "d.csv", "path,label", "img/a/0.png,10", "img/b/0.png,2"))
-    assert dataset.keys == ("2", "10")
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.labels == ("2", "10")
+    assert dataset.names == ("cat", "dog")
 
 
 def test_bad_rows_are_all_listed_with_their_lines(listed):
@@ -302,7 +400,7 @@ def test_lists_that_are_no_lists(listed, content, says):
 def test_hugging_face_metadata_csv(listed):
     write(listed / "img/metadata.csv", "file_name,label", "a/0.png,cat", "b/0.png,dog")
     dataset = load_folder(listed / "img")
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.names == ("cat", "dog")
     assert len(dataset.train) == 2
 
 
@@ -312,13 +410,13 @@ def test_hugging_face_metadata_jsonl_in_split_folders(tmp_path):
         rows = [{"file_name": f"images/{k}.png", "label": label} for k, label in enumerate(("cat", "dog"))]
         write(tmp_path / part / "metadata.jsonl", *map(json.dumps, rows))
     dataset = load_folder(tmp_path)
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.names == ("cat", "dog")
     assert dataset.counts() == {"train": 2, "val": 0, "test": 2}
 
 
 def test_metadata_of_captions_leaves_the_folders_in_charge(listed):
     write(listed / "img/metadata.csv", "file_name,text", "a/0.png,a cat")
-    assert load_folder(listed / "img").classes == ("a", "b")
+    assert load_folder(listed / "img").names == ("a", "b")
 
 
 def test_labels_that_read_alike_are_placed_in_the_list_that_holds_them(listed, monkeypatch):

@@ -25,12 +25,12 @@ def sample() -> Dataset:
 
 
 def pixels(item: Item) -> np.ndarray:
-    assert isinstance(item.picture, Image.Image)
-    return np.asarray(item.picture, dtype=float) / 255
+    assert isinstance(item.image, Image.Image)
+    return np.asarray(item.image, dtype=float) / 255
 
 
 def digest(dataset: Dataset) -> str:
-    return hashlib.sha256(b"".join(item.picture.tobytes() for item in dataset.train + dataset.test)).hexdigest()
+    return hashlib.sha256(b"".join(item.image.tobytes() for item in dataset.train + dataset.test)).hexdigest()
 
 
 def test_same_seed_gives_the_same_bytes_in_a_fresh_process(sample):
@@ -39,7 +39,7 @@ def test_same_seed_gives_the_same_bytes_in_a_fresh_process(sample):
         "import hashlib\n"
         "from dca.data.sources.sample import load_sample\n"
         "d = load_sample(per_class_train=6, per_class_test=5)\n"
-        "print(hashlib.sha256(b''.join(i.picture.tobytes() for i in d.train + d.test)).hexdigest())\n"
+        "print(hashlib.sha256(b''.join(i.image.tobytes() for i in d.train + d.test)).hexdigest())\n"
     )
     fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert digest(sample) == digest(again) == fresh
@@ -52,8 +52,8 @@ def test_another_seed_gives_other_pictures():
 
 def test_asking_for_more_leaves_the_first_pictures_alone(sample):
     more = load_sample(per_class_train=8, per_class_test=5)
-    first = [item for label in range(len(more.classes)) for item in of_class(more.train, label)[:6]]
-    assert [item.picture.tobytes() for item in first] == [item.picture.tobytes() for item in sample.train]
+    first = [item for label in range(len(more.names)) for item in of_class(more.train, label)[:6]]
+    assert [item.image.tobytes() for item in first] == [item.image.tobytes() for item in sample.train]
 
 
 def of_class(items: tuple[Item, ...], label: int) -> list[Item]:
@@ -61,26 +61,26 @@ def of_class(items: tuple[Item, ...], label: int) -> list[Item]:
 
 
 def test_classes_are_balanced_and_named_in_plain_words(sample):
-    labels = range(len(sample.classes))
-    assert 8 <= len(sample.classes) <= 12
-    assert sample.classes == SAMPLE_CLASSES
-    assert len(set(sample.classes)) == len(sample.classes)
+    labels = range(len(sample.names))
+    assert 8 <= len(sample.names) <= 12
+    assert sample.names == SAMPLE_CLASSES
+    assert len(set(sample.names)) == len(sample.names)
     assert Counter(item.label for item in sample.train) == dict.fromkeys(labels, 6)
     assert Counter(item.label for item in sample.test) == dict.fromkeys(labels, 5)
 
 
 def test_no_picture_occurs_twice_or_in_both_splits(sample):
-    seen = Counter(item.picture.tobytes() for item in sample.train + sample.test)
+    seen = Counter(item.image.tobytes() for item in sample.train + sample.test)
     assert max(seen.values()) == 1
 
 
 def test_pictures_are_square_rgb_of_the_size_asked():
     tiny = load_sample(per_class_train=1, per_class_test=1, size=40)
-    assert {(item.picture.size, item.picture.mode) for item in tiny.train + tiny.test} == {((40, 40), "RGB")}
+    assert {(item.image.size, item.image.mode) for item in tiny.train + tiny.test} == {((40, 40), "RGB")}
 
 
 def test_pictures_of_one_class_differ_in_colour_and_in_shape(sample):
-    for label in range(len(sample.classes)):
+    for label in range(len(sample.names)):
         images = [pixels(item) for item in of_class(sample.train, label)]
         pairs = list(itertools.combinations(images, 2))
         assert np.mean([np.abs(a - b).mean() for a, b in pairs]) > 0.1
@@ -117,10 +117,10 @@ def test_written_sample_reads_back_as_a_folder_dataset(tmp_path):
     folder = write_sample(tmp_path / "deep" / "sample", per_class_train=2, per_class_test=1, size=32)
     read = load_folder(folder)
     drawn = load_sample(per_class_train=2, per_class_test=1, size=32)
-    assert sorted(read.classes) == sorted(drawn.classes)
+    assert sorted(read.names) == sorted(drawn.names)
     assert (len(read.train), len(read.test)) == (len(drawn.train), len(drawn.test))
-    first = folder / "train" / drawn.classes[0] / "000.png"
-    assert Image.open(first).tobytes() == drawn.train[0].picture.tobytes()
+    first = folder / "train" / drawn.names[0] / "000.png"
+    assert Image.open(first).tobytes() == drawn.train[0].image.tobytes()
     assert [path.name for path in folder.parent.iterdir()] == ["sample"]
 
 

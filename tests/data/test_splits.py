@@ -45,7 +45,8 @@ def dataset_of(train, val=(), test=(), classes=None):
     items = [tuple(Item(Path(f"{part}/{i}.jpg"), y) for i, y in enumerate(labels))
              for part, labels in (("train", train), ("val", val), ("test", test))]  # fmt: skip
     count = 1 + max((*train, *val, *test))
-    return Dataset("toy", tuple(f"class {y}" for y in range(classes or count)), *items)
+    names = tuple(f"class {y}" for y in range(classes or count))
+    return Dataset("toy", names, names, *items)
 
 
 def literal_draw(labels, shots, rng):
@@ -97,7 +98,7 @@ def test_committed_draws(case):
     parts = {part: [y for y, n in FIXTURE[part] for _ in range(n)] for part in ("train", "val")}
     dataset = few_shot(dataset_of(parts["train"], parts["val"]), case["shots"], case["seed"])
     for part in ("train", "val"):
-        assert [int(item.picture.stem) for item in getattr(dataset, part)] == case[part]
+        assert [int(item.image.stem) for item in getattr(dataset, part)] == case[part]
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_FILES))
@@ -130,7 +131,7 @@ def assert_published(shared, name, train, val):
         shots, seed = (int(part.split("_")[1]) for part in key.split("-"))
         ours = few_shot(dataset, shots, seed)
         for part in ("train", "val"):
-            assert [int(item.picture.stem) for item in getattr(ours, part)] == expected[part], (key, part)
+            assert [int(item.image.stem) for item in getattr(ours, part)] == expected[part], (key, part)
 
 
 labels_strategy = st.lists(st.integers(0, 6), min_size=1, max_size=120)
@@ -173,7 +174,7 @@ def test_short_classes_are_named_with_their_counts():
 def test_hold_out_is_a_stratified_partition(labels, fraction, seed):
     dataset = dataset_of(labels)
     held = hold_out(dataset, fraction, seed)
-    assert sorted(i.picture.stem for i in held.train + held.test) == sorted(i.picture.stem for i in dataset.train)
+    assert sorted(i.image.stem for i in held.train + held.test) == sorted(i.image.stem for i in dataset.train)
     have, test = Counter(labels), Counter(item.label for item in held.test)
     for label, n in have.items():
         assert test[label] < n

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dca.engine.evaluate
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.core.calibration import calibration_error
 from dca.data.dataset import Dataset
-from dca.data.feature_store import FeatureCache
-from dca.engine.evaluate import calibration_error, evaluation, probabilities
+from dca.data.feature_store import FeatureStore
+from dca.engine.evaluate import evaluation, probabilities
+from dca.engine.session import Session
 from dca.methods.interface import Problem
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
@@ -27,41 +28,50 @@ def model(request: pytest.FixtureRequest, sample: Dataset) -> Classifier:
     return Classifier(request.param, seed=3, backbone=make_clip(), **recipe).fit(sample)
 
 
-def test_stored_features_give_the_same_probabilities(model: Classifier, sample: Dataset, tmp_path: Path) -> None:
-    pictures = [item.picture for item in sample.test]
-    (plain,) = probabilities([model.method_], pictures)
-    cache = FeatureCache(tmp_path)
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(device="cpu", store=FeatureStore(tmp_path / "store"))
+
+
+def test_stored_features_give_the_same_probabilities(model: Classifier, sample: Dataset, session: Session) -> None:
+    images = [item.image for item in sample.test]
+    (plain,) = probabilities([model.method_], images, session, stored=False)
     for _ in range(2):
-        (stored,) = probabilities([model.method_], pictures, cache=cache)
+        (stored,) = probabilities([model.method_], images, session)
         np.testing.assert_allclose(stored, plain, atol=1e-6)
 
 
 def test_what_is_stored_is_not_encoded_again(
-    model: Classifier, sample: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Classifier, sample: Dataset, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pictures = [item.picture for item in sample.test]
-    cache = FeatureCache(tmp_path)
-    probabilities([model.method_], pictures[:20], cache=cache)
+    images = [item.image for item in sample.test]
+    probabilities([model.method_], images[:20], session)
     seen = []
-    stream = dca.engine.evaluate.stream
+    encode = CLIP.encode_image
 
-    def watched(some, *rest, **more):  # type: ignore[no-untyped-def]
-        seen.append(len(some))
-        return stream(some, *rest, **more)
+    def watched(clip: CLIP, pixels: Any, **more: Any) -> Any:
+        seen.append(len(pixels))
+        return encode(clip, pixels, **more)
 
-    monkeypatch.setattr(dca.engine.evaluate, "stream", watched)
-    probabilities([model.method_], pictures, cache=cache)
-    assert seen == ([len(pictures) - 20] if model.method_.frozen_images else [len(pictures)])
+    monkeypatch.setattr(CLIP, "encode_image", watched)
+    probabilities([model.method_], images, session)
+    assert sum(seen) == (len(images) - 20 if model.method_.frozen_images else len(images))
 
 
-def test_another_backbone_finds_nothing_stored(sample: Dataset, tmp_path: Path) -> None:
-    pictures = [item.picture for item in sample.test]
-    cache = FeatureCache(tmp_path)
+def test_another_backbone_finds_nothing_stored(sample: Dataset, session: Session) -> None:
+    images = [item.image for item in sample.test]
     for seed in (0, 1):
         fitted = Classifier("zero_shot", backbone=make_clip(seed=seed)).fit(sample)
-        (stored,) = probabilities([fitted.method_], pictures, cache=cache)
-        np.testing.assert_allclose(stored, fitted.predict_proba(pictures), atol=1e-6)
-    assert len(cache.spaces()) == 2
+        (stored,) = probabilities([fitted.method_], images, session)
+        np.testing.assert_allclose(stored, fitted.predict_proba(images), atol=1e-6)
+    assert len(session.store.spaces()) == 2
+
+
+def test_rows_sum_to_one_in_float64(model: Classifier, sample: Dataset) -> None:
+    """Softmaxes are float32; scikit-learn's log-loss warns about sums that differ by more than float64 rounding."""
+    rows = model.predict_proba([item.image for item in sample.test])
+    assert rows.dtype == np.float64
+    assert np.abs(rows.sum(axis=1) - 1).max() < 1e-15 * rows.shape[1]
 
 
 def test_methods_that_touch_the_image_tower_are_never_stored(clip: CLIP) -> None:
@@ -97,4 +107,4 @@ def test_calibration_error_equals_a_literal_loop(n: int, classes: int, seed: int
             accuracy = sum(bool(right[i]) for i in inside) / len(inside)
             confidence = sum(float(probs[i].max()) for i in inside) / len(inside)
             total += len(inside) / n * abs(accuracy - confidence)
-    assert calibration_error(probs, right) == pytest.approx(total)
+    assert calibration_error(probs.max(axis=1), right) == pytest.approx(total)

@@ -13,7 +13,7 @@ from dca.engine import step as gradients
 from dca.engine.step import Gradients, compute
 from dca.methods.interface import Batch, Method, Problem, Step
 from dca.methods.registry import get_method
-from dca.methods.shared.intra_class import Within
+from dca.methods.shared.intra_class import IntraClass
 
 
 def build(name: str, **options: Any) -> Method:
@@ -103,7 +103,7 @@ def test_a_step_that_draws_random_numbers_other_than_noise_is_not_recorded(
 ):
     method = build(name, **options)
     if name == "dca":
-        method._within = Within(torch.zeros(0), None)
+        method._intra_class = IntraClass(torch.zeros(0), None)
         method.prepare = lambda support: None
     method.prepare(None)  # type: ignore[arg-type]
     ours = Gradients(method)

@@ -1,4 +1,4 @@
-"""Stored features of training images: what encoding them anew gives, bit for bit."""
+"""Training images as a method sees them."""
 
 from __future__ import annotations
 
@@ -10,117 +10,61 @@ import torch
 from torch import Tensor
 
 from dca.clip import CLIP
-from dca.data import feature_store as cache_module
+from dca.core import seeds
+from dca.data import decode
 from dca.data.dataset import Dataset
-from dca.data.feature_store import FeatureCache
-from dca.data.image_store import ImageStore
-from dca.data.splits import few_shot
+from dca.data.feature_store import FeatureStore
+from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
 from dca.model.classifier import Classifier
 
-Told = list[tuple[str, int, int]]
-
 
 @pytest.fixture
-def encoded(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of images that the backbone was given."""
-    counts: list[int] = []
-    plain = CLIP.encode_image
-
-    def counting(self: CLIP, images: Any, extra: Any = None) -> Tensor:
-        counts.append(len(images))
-        return plain(self, images, extra)
-
-    monkeypatch.setattr(CLIP, "encode_image", counting)
-    return counts
+def images(sample: Dataset, clip: CLIP, tmp_path: Path) -> TrainingImages:
+    return TrainingImages(sample.train, Session(device="cpu", store=FeatureStore(tmp_path / "store")), clip, seed=1)
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> FeatureCache:
-    return FeatureCache(tmp_path / "cache")
+def test_the_evaluation_view_is_the_backbones_own_crop(images: TrainingImages, clip: CLIP, sample: Dataset) -> None:
+    expected = clip.preprocess([item.image for item in sample.train[:5]])  # type: ignore[misc]
+    generator = seeds.generator(1, "unused")
+    assert torch.equal(images.pixels(torch.arange(5), generator, augment=False), expected)
+    assert torch.equal(images.map(lambda pixels: pixels)[:5], expected)
 
 
-def images(
-    sample: Dataset, clip: CLIP, cache: FeatureCache | None, seed: int = 1, told: Told | None = None
-) -> TrainingImages:
-    items = few_shot(sample, 2, 1).train
-    store, labels = ImageStore([i.picture for i in items], clip.preprocess.size), torch.tensor([i.label for i in items])
-    shown: Told = [] if told is None else told
-    return TrainingImages(store, labels, clip, seed, cache=cache, progress=lambda *words: shown.append(words[:3]))
+def test_labels_and_lengths(images: TrainingImages, sample: Dataset) -> None:
+    assert len(images) == len(sample.train)
+    assert images.labels.tolist() == [item.label for item in sample.train]
 
 
-KINDS: list[dict[str, Any]] = [{}, {"views": 3}, {"mirrored": True}, {"views": 2, "mirrored": True}]
+def test_map_gives_views_one_after_the_other(images: TrainingImages) -> None:
+    rows = images.map(lambda pixels: pixels.flatten(1)[:, :3], views=2)
+    assert rows.shape == (2 * len(images), 3)
+    assert not torch.equal(rows[: len(images)], rows[len(images) :])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_stored_features_are_those_of_the_backbone(
-    sample: Dataset, clip: CLIP, cache: FeatureCache, encoded: list[int], kind: dict[str, Any]
+def test_nothing_is_decoded_before_pixels_are_asked_for(
+    sample: Dataset, clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = images(sample, clip, None)
-
-    def encode(pixels: Tensor) -> Tensor:
-        return clip.encode_image(pixels.flip(-1) if kind.get("mirrored") else pixels)
-
-    want = plain.map(encode, views=kind.get("views", 0))
-    assert torch.equal(plain.frozen_features(clip, **kind), want)
-    encoded.clear()
-    for asked in (len(want), 0):
-        assert torch.equal(images(sample, clip, cache).frozen_features(clip, **kind), want)
-        assert sum(encoded) == asked
-        encoded.clear()
-
-
-def test_each_kind_is_stored_by_itself(sample: Dataset, clip: CLIP, cache: FeatureCache) -> None:
-    for _ in range(2):
-        found = [images(sample, clip, cache).frozen_features(clip, **kind) for kind in KINDS]
-    assert len({rows.double().sum().item() for rows in found}) == len(KINDS)
-
-
-def test_only_missing_views_are_encoded(sample: Dataset, clip: CLIP, cache: FeatureCache, encoded: list[int]) -> None:
-    few, told = images(sample, clip, cache).frozen_features(clip, views=2), []
-    encoded.clear()
-    more = images(sample, clip, cache, told=told)
-    rows = more.frozen_features(clip, views=3)
-    assert sum(encoded) == len(more)
-    assert torch.equal(rows[: len(few)], few)
-    assert torch.equal(rows, images(sample, clip, None).frozen_features(clip, views=3))
-    assert told[-1] == ("features", len(more), len(more))
-
-
-def test_a_view_that_was_stored_in_part_is_made_whole(
-    sample: Dataset, clip: CLIP, cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    want = images(sample, clip, None).frozen_features(clip, views=2)
-    gathered = cache_module._gather
-
-    def stopped(batches: Any) -> Any:
-        for first, rows in gathered(batches):
-            yield first, rows[:3]
-            raise KeyboardInterrupt
-
-    support = images(sample, clip, cache)
-    with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "_gather", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            support.frozen_features(clip, views=2)
-    assert cache.spaces()[0].features == 3
-    assert torch.equal(images(sample, clip, cache).frozen_features(clip, views=2), want)
-
-
-def test_other_images_or_another_seed_are_another_space(sample: Dataset, clip: CLIP, cache: FeatureCache) -> None:
-    images(sample, clip, cache).frozen_features(clip, views=1)
-    images(sample, clip, cache, seed=2).frozen_features(clip, views=1)
-    turned = images(sample, clip, cache)
-    turned.store._pixels.reverse()
-    turned.frozen_features(clip, views=1)
-    assert len(cache.spaces()) == 3
+    session = Session(device="cpu", store=FeatureStore(tmp_path / "store"))
+    TrainingImages(sample.train, session, clip, 1).frozen_features(views=2)
+    monkeypatch.setattr(decode, "_open", lambda image: pytest.fail("decoded"))
+    again = TrainingImages(sample.train, session, clip, 1)
+    assert again.frozen_features(views=2).shape == (2 * len(sample.train), clip.config.embed_dim)
 
 
 @pytest.mark.parametrize("name", ["linear_probe", "tip_adapter", "tip_adapter_f", "cross_modal", "clap", "gda"])
 def test_the_next_fit_encodes_no_training_image(
-    name: str, sample: Dataset, clip: CLIP, encoded: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, sample: Dataset, clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
+    encoded: list[int] = []
+    encode = CLIP.encode_image
+
+    def counting(self: CLIP, pixels: Any, **changes: Any) -> Tensor:
+        encoded.append(len(pixels))
+        return encode(self, pixels, **changes)
+
+    monkeypatch.setattr(CLIP, "encode_image", counting)
     settings = {} if name in ("linear_probe", "tip_adapter", "gda") else {"epochs": 1}
     first, second = (Classifier(name, shots=2, backbone=clip, device="cpu", **settings) for _ in range(2))
     first.fit(sample)

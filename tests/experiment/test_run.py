@@ -18,10 +18,13 @@ import pytest
 from safetensors.torch import load_file
 
 from dca.clip import CLIP
+from dca.clip.model import compute_digest
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset
-from dca.engine import loop as train
-from dca.experiment.run import Spec, partial_of, run
+from dca.engine import loop, resume
+from dca.experiment.run import run
+from dca.experiment.run_folder import partial_of
+from dca.experiment.spec import Spec
 
 EPOCHS = 3
 FILES = {"README.md", "config.json", "metrics.jsonl", "model.safetensors", "result.json", "spec.json"}
@@ -76,12 +79,12 @@ def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int,
     return progress
 
 
-def test_the_protocol_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_selection_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     for mode in ("strict", "paper"):
-        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), protocol=mode)
+        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), selection=mode)
         outcome = run(spec, tmp_path / mode, device="cpu")
         assert outcome.classifier is not None
-        assert outcome.classifier.method_.options.protocol == mode
+        assert outcome.classifier.method_.options.selection == mode
 
 
 def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):
@@ -94,10 +97,10 @@ def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec
 
 def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: Spec, tiny_folder: Path, tmp_path: Path):
     clip = CLIP.from_pretrained(tiny_folder)
-    before = clip.digest()
-    model = spec.classifier(backbone=clip).fit(spec.data)
+    before = compute_digest(clip)
+    model = spec.classifier().set_params(backbone=clip).fit(spec.data)
     assert model.method_.clip is clip
-    assert clip.digest() == before == CLIP.from_pretrained(tiny_folder).digest()
+    assert compute_digest(clip) == before == compute_digest(CLIP.from_pretrained(tiny_folder))
     untouched = Spec(data=spec.data, shots=2, backbone=spec.backbone, options={**spec.options, "epochs": 0})
     first = untouched.classifier().fit(spec.data).method_.state_dict()
     for name, tensor in model.method_.named_parameters():
@@ -117,12 +120,12 @@ def test_interrupted_at_any_epoch_and_resumed_it_is_the_straight_run(
     step: int,
 ):
     if isinstance(error, RuntimeError):  # what no code can react to: only the states written before count
-        monkeypatch.setattr(train, "SAVE_EVERY", 0.0)
+        monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     target = tmp_path / "m.dca"
     with pytest.raises(type(error)):
         run(spec, target, progress=stopping(error, epoch, step))
     assert not target.exists()
-    saved = partial_of(target) / train.STATE
+    saved = partial_of(target) / resume.STATE
     assert saved.exists() == (epoch > 1), "the epochs before are kept, the broken one is not"
     ran: list[int] = []
     run(spec, target, progress=lambda stage, done, total, note: ran.append(done) if stage == "training" else None)
@@ -142,14 +145,14 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     options = {**OPTIONS, "epochs": 400}
     killed, whole = tmp_path / "killed.dca", tmp_path / "whole.dca"
     code = (
-        "import sys; from pathlib import Path; from dca.engine import loop as train; from dca.experiment.run import Spec, run\n"
-        "train.SAVE_EVERY = 0.0\n"
+        "import sys; from pathlib import Path; from dca.engine import loop; from dca import Spec, run\n"
+        "loop.SAVE_EVERY = 0.0\n"
         f"run(Spec(data=sys.argv[1], shots=2, backbone=sys.argv[2], options={options!r}), Path(sys.argv[3]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, spec.data, spec.backbone, str(killed)], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    state = partial_of(killed) / train.STATE
+    state = partial_of(killed) / resume.STATE
     began = time.monotonic()
     while not state.exists() and process.poll() is None and time.monotonic() - began < 120:
         time.sleep(0.01)
@@ -161,14 +164,14 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     assert process.wait() == -signal.SIGKILL, "it was still running"
     assert not killed.exists()
     # The rest of 400 epochs would be long: what is compared is the epoch after the one it was killed in.
-    done = len(train.read_metrics(partial_of(killed)))
+    done = len(resume.read_metrics(partial_of(killed)))
     assert 0 < done < 400
     more = spec_of(spec, options)
     for target in (killed, whole):
         with pytest.raises(KeyboardInterrupt):
             run(more, target, progress=stopping(KeyboardInterrupt(), done + 2, 1))
     assert rows(partial_of(killed)) == rows(partial_of(whole))
-    resumed, straight = load_file(state), load_file(partial_of(whole) / train.STATE)
+    resumed, straight = load_file(state), load_file(partial_of(whole) / resume.STATE)
     assert resumed.keys() == straight.keys()
     assert all(resumed[name].equal(straight[name]) for name in straight)
 
@@ -178,10 +181,10 @@ def spec_of(spec: Spec, options: dict[str, Any]) -> Spec:
 
 
 END_PHASE = [
-    "dca.experiment.run.compare",
+    "dca.experiment.run.evaluate",
     "dca.experiment.run.checkpoint.write",
     "dca.model.checkpoint.write_json",
-    "dca.experiment.run.publish",
+    "dca.experiment.run_folder.atomic_replace",
 ]
 
 
@@ -251,7 +254,7 @@ def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
             refused.append(caught.value)
 
     run(spec, target, progress=second)
-    assert "-o DIR" in refused[0].hint
+    assert "-o DIR" in refused[0].render("cli")
     require_same(target, straight)
     assert [p.name for p in tmp_path.iterdir()] == ["m.dca"], "the lock is gone, too"
 
@@ -259,15 +262,15 @@ def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
 def test_a_fit_that_ended_meanwhile_is_not_run_again(
     spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dca.core.files import alone
+    from dca.core.files import exclusive_lock
 
     target = tmp_path / "m.dca"
 
     def late(folder: Path) -> Any:
         shutil.copytree(straight, target)
-        return alone(folder)
+        return exclusive_lock(folder)
 
-    monkeypatch.setattr("dca.experiment.run.alone", late)
+    monkeypatch.setattr("dca.experiment.run.exclusive_lock", late)
     assert run(spec, target).classifier is None
 
 
@@ -297,14 +300,14 @@ def test_a_damaged_finished_run_is_not_called_finished(
     with pytest.raises(UserError, match="a finished model, but damaged") as caught:
         run(spec, target)
     assert str(target / name) in caught.value.problem
-    assert "--overwrite" in caught.value.hint
+    assert "--overwrite" in caught.value.render("cli")
     run(spec, target, overwrite=True)
     require_same(target, straight)
 
 
 def test_a_finished_run_that_was_moved_is_reported_where_it_lies(spec: Spec, straight: Path, tmp_path: Path):
     moved = Path(shutil.copytree(straight, tmp_path / "moved.dca"))
-    assert run(spec, moved).result["model"] == str(moved)
+    assert run(spec, moved).folder == moved
 
 
 def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spec, fitted: Path, tmp_path: Path):
@@ -312,7 +315,7 @@ def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spe
     shutil.copytree(fitted, target)
     with pytest.raises(UserError, match="another run") as caught:
         run(spec, target)
-    assert "--overwrite" in caught.value.hint
+    assert "--overwrite" in caught.value.render("cli")
     assert weights(target) == weights(fitted)
     run(spec, target, overwrite=True)
     assert weights(target) != weights(fitted)
@@ -338,7 +341,7 @@ def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, t
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    metrics = partial_of(target) / train.METRICS
+    metrics = partial_of(target) / resume.METRICS
     metrics.write_text(
         metrics.read_text() + metrics.read_text().splitlines()[-1].replace('"epoch": 2', '"epoch": 3') + "\n"
     )
@@ -350,7 +353,7 @@ def test_an_interrupted_run_of_another_kind_is_started_over(spec: Spec, straight
     target = tmp_path / "m.dca"
     other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
     with pytest.raises(KeyboardInterrupt):
-        run(other, target, progress=lambda stage, *_: stop() if stage == "testing" else None)
+        run(other, target, progress=lambda stage, *_: stop() if stage.startswith("testing") else None)
     run(spec, target)
     require_same(target, straight)
 
@@ -366,12 +369,12 @@ def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: P
     assert caplog.messages == []
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    assert caplog.messages == [f"{partial_of(target)}: an interrupted run goes on after epoch 2 of 3"]
+    assert caplog.messages == [f"{partial_of(target)}: continuing after epoch 2 of 3"]
     caplog.clear()
     run(Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options), target)
     (said,) = caplog.messages
-    assert said.startswith(f"{partial_of(target)}: an unfinished run of other images, options")
-    assert said.endswith("is discarded")
+    assert said.startswith(f"{partial_of(target)}: discarding an unfinished run (shots: 2 there, 1 here")
+    assert "training images: not the same" in said
 
 
 def test_a_folder_in_the_way_is_never_emptied(spec: Spec, tmp_path: Path):
@@ -390,7 +393,7 @@ def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: Spec, tmp_pat
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    state, metrics = partial_of(target) / train.STATE, partial_of(target) / train.METRICS
+    state, metrics = partial_of(target) / resume.STATE, partial_of(target) / resume.METRICS
     tensors = load_file(state)
     if damage == "state":
         state.write_bytes(state.read_bytes()[:-7])
@@ -430,7 +433,7 @@ def test_a_place_that_cannot_be_written_is_said_before_training(
     spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("dca.model.classifier.Classifier.fit", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr("dca.model.classifier.Classifier.learn", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(UserError, match="cannot be written"):
         run(spec, tmp_path / "file" / "m.dca")
 
@@ -470,14 +473,14 @@ def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_pat
     common = {"data": str(photos), "backbone": str(tiny_folder), "options": {"epochs": 1, "warmup_epochs": 0}}
     outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
     assert outcome.classifier is not None
-    assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.picture.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
+    assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.image.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
     for other in ({"shots": 2}, {"hold_out": 0.2}):
-        with pytest.raises(UserError, match=r"cannot go together: .*x\.json") as caught:
+        with pytest.raises(UserError, match=r"cannot be combined: .*x\.json") as caught:
             run(Spec(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
-        assert "leave --" in caught.value.hint
+        assert "leave out --" in caught.value.render("cli")
     with pytest.raises(UserError, match=r"x\.json: cannot be read \(No such file or directory\)") as caught:
         run(Spec(draw="x.json", **common), tmp_path / "both.dca")  # type: ignore[arg-type]
-    assert "dca datasets draw" in caught.value.hint
+    assert "dca datasets draw" in caught.value.render("cli")
 
 
 def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path, tiny_folder: Path, tmp_path: Path):
@@ -486,10 +489,10 @@ def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path
     (target / "result.json").write_text('{"model": "m.d')
     with pytest.raises(UserError, match=r"result\.json: not readable JSON") as caught:
         run(spec, target)
-    assert "--overwrite" in caught.value.hint
+    assert "--overwrite" in caught.value.render("cli")
     (target / "result.json").unlink()
     with pytest.raises(UserError, match=r"damaged: .*result\.json: cannot be read") as caught:
         run(spec, target)
-    assert "--overwrite" in caught.value.hint
+    assert "--overwrite" in caught.value.render("cli")
     with pytest.raises(UserError, match="a model of another run"):
         run(dataclasses.replace(spec, seed=2), target)

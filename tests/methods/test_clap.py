@@ -8,7 +8,7 @@ from dca.clip import CLIP
 from dca.core import seeds
 from dca.methods.clap import CLAP, CLAPOptions, multipliers
 from dca.methods.interface import Batch, Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles.frozen import cross_entropy, dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -24,7 +24,7 @@ def prepared(clip: CLIP, images: Images, **options: object) -> tuple[CLAP, Batch
 
 
 def test_it_trains_51200_parameters_on_vit_b_16() -> None:
-    assert trained_on(CLAP) == 51200
+    assert parameter_count(CLAP) == 51200
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 4, 2, 1)])
@@ -44,6 +44,7 @@ def test_the_loss_equals_the_equations(clip: CLIP, counts: tuple[int, ...]) -> N
     terms = {name: float(term.detach()) for name, term in method.step(batch).terms.items()}
     expected = {"cls": cross_entropy(logits, labels), "near_text": 0.7 * dot(lam, apart) / 4}
     assert terms == pytest.approx(expected, rel=1e-5)
+    method.seal()
     got = method.classify(method.encode(images.view(0)))
     wanted = torch.tensor([softmax(row) for row in logits], dtype=torch.float64)
     torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
@@ -77,6 +78,8 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     method, batch = prepared(clip, images)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
+    plain.seal()
+    method.seal()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
     assert float(method.step(batch).terms["near_text"].detach()) == 0

@@ -7,11 +7,12 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.model import compute_digest
 from dca.engine.loop import make_optimizer, rate_at
 from dca.methods.clip_lora import CLIPLoRA, CLIPLoRAOptions
 from dca.methods.interface import Problem
 from dca.methods.shared.prompts import dropout
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles import towers
 from oracles.images import Images
@@ -60,12 +61,13 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, options: dict[str, obje
     assert list(step.terms) == ["cls"]
     assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.encode(images.pixels).double(), f, atol=1e-5, rtol=0)
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_parameters_on_vit_b_16() -> None:
-    assert trained_on(CLIPLoRA) == trained_on(CLIPLoRA, classes=10) == 184_320
+    assert parameter_count(CLIPLoRA) == parameter_count(CLIPLoRA, classes=10) == 184_320
 
 
 def test_at_zero_steps_it_is_zero_shot_with_the_template(clip: CLIP) -> None:
@@ -73,7 +75,9 @@ def test_at_zero_steps_it_is_zero_shot_with_the_template(clip: CLIP) -> None:
     method = build(clip, trained=False)
     zero_shot = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     zero_shot.finish()
+    zero_shot.seal()
     method.finish(images)
+    method.seal()
     expected = zero_shot.classify(zero_shot.encode(images.pixels))
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), expected, atol=1e-6, rtol=0)
 
@@ -113,7 +117,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 def test_nothing_of_it_stays_in_the_backbone() -> None:
     clip, images = make_clip(), Images((1, 1, 1, 1))
-    before, digest = clip.encode_image(images.pixels), clip.digest()
+    before, digest = clip.encode_image(images.pixels), compute_digest(clip)
     method = build(clip)
     loss = method.step(images.batch()).terms["cls"]
     loss.backward()
@@ -121,7 +125,7 @@ def test_nothing_of_it_stays_in_the_backbone() -> None:
     assert all(p.grad is None for p in clip.parameters())
     assert not torch.allclose(method.encode(images.pixels), F.normalize(before, dim=-1), atol=1e-3)
     assert torch.equal(clip.encode_image(images.pixels), before)
-    assert clip.digest() == digest
+    assert compute_digest(clip) == digest
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,18 @@ from dca.methods import cocoop
 from dca.methods.cocoop import CoCoOp, CoCoOpOptions
 from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.interface import Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from oracles.images import Images
 from oracles.steps import require_gradients, require_own_randomness, unit_images, values
 from oracles.text import encode_sequences_padded
 from oracles.towers import cross_entropy
 
 CLASSES = ("cat", "dog", "a_photo", "x y z")
-TASK = Problem(names=CLASSES, shots=3, seed=1)
+PROBLEM = Problem(names=CLASSES, shots=3, seed=1)
 
 
 def build(clip: CLIP, **options: object) -> CoCoOp:
-    return CoCoOp.build(clip, TASK, CoCoOpOptions(**options))  # type: ignore[arg-type]
+    return CoCoOp.build(clip, PROBLEM, CoCoOpOptions(**options))  # type: ignore[arg-type]
 
 
 def loud(clip: CLIP) -> CoCoOp:
@@ -60,12 +60,13 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP) -> None:
     step = method.step(images.batch())
     assert values(step) == pytest.approx({"cls": cross_entropy(z, images.labels)}, abs=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(method.classify(method.encode(images.pixels)), z.softmax(-1), atol=1e-5, rtol=0)
+    probabilities = method.seal().classify(method.encode(images.pixels))
+    torch.testing.assert_close(probabilities, z.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_trained_parameters_on_vit_b_16() -> None:
-    assert trained_on(CoCoOp) == 35_360
-    assert trained_on(CoCoOp, classes=7) == 35_360
+    assert parameter_count(CoCoOp) == 35_360
+    assert parameter_count(CoCoOp, classes=7) == 35_360
 
 
 def test_without_a_shift_it_is_coop_with_four_tokens(clip: CLIP) -> None:
@@ -74,25 +75,33 @@ def test_without_a_shift_it_is_coop_with_four_tokens(clip: CLIP) -> None:
     with torch.no_grad():
         method.meta[2].weight.zero_()
         method.meta[2].bias.zero_()
-    coop = CoOp.build(clip, TASK, CoOpOptions(phrase="a photo of a"))
+    coop = CoOp.build(clip, PROBLEM, CoOpOptions(phrase="a photo of a"))
     assert len(method.context) == 4
     f = method.encode(images.pixels)
     expected = clip.tau * f @ coop.encode_text().mT
     torch.testing.assert_close(method.logits(f), expected, atol=1e-5, rtol=0)
 
 
-def test_a_batch_gives_what_its_images_give_one_by_one(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_gives_what_its_images_give_one_by_one(clip: CLIP) -> None:
     method = loud(clip)
     f = method.encode(Images((2, 2, 2, 1)).pixels)
     alone = torch.cat([method.logits(one) for one in f.split(1)])
     torch.testing.assert_close(method.logits(f), alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(method.seal().classify(f), alone.softmax(-1), atol=1e-5, rtol=0)
+
+
+def test_images_at_once_bound_the_sentences(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = build(clip).seal()
+    assert method.images_at_once == 4096 // len(CLASSES)
     monkeypatch.setattr(cocoop, "SENTENCES", 9)
-    torch.testing.assert_close(method.classify(f), alone.softmax(-1), atol=1e-5, rtol=0)
+    assert method.images_at_once == 2
 
 
 def test_the_image_changes_the_wording(clip: CLIP) -> None:
     method = loud(clip)
-    t = method.encode_text(method.encode(Images((1, 1, 1, 1)).pixels))
+    head = method.seal().head
+    assert isinstance(head, cocoop.ConditionalHead)
+    t = head.texts(method.encode(Images((1, 1, 1, 1)).pixels))
     assert t.shape == (4, 4, 16)
     assert float((t[0] - t[1]).detach().abs().max()) > 1e-3
 
@@ -103,7 +112,7 @@ def test_gradients_reach_context_and_network(clip: CLIP) -> None:
 
 
 def test_the_network_follows_torchs_law_from_its_own_stream(clip: CLIP) -> None:
-    require_own_randomness(CoCoOp, clip, TASK)
+    require_own_randomness(CoCoOp, clip, PROBLEM)
     first, _, second = build(clip, reduction=1).meta
     for layer in (first, second):
         for parameter in layer.parameters():

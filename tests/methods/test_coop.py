@@ -12,7 +12,7 @@ from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.interface import Problem
 from dca.methods.recipe import Recipe
 from dca.methods.shared.gaussian import gammas
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles import dca as dense
 from oracles.images import Images
@@ -59,13 +59,14 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, position: str, c
     assert values(step) == pytest.approx({"cls": cross_entropy(z, images.labels)}, abs=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), z.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_trained_parameters_on_vit_b_16() -> None:
-    assert trained_on(CoOp) == 8192
-    assert trained_on(CoOp, n_tokens=4) == 2048
-    assert trained_on(CoOp, contexts="class") == 819_200
+    assert parameter_count(CoOp) == 8192
+    assert parameter_count(CoOp, n_tokens=4) == 2048
+    assert parameter_count(CoOp, contexts="class") == 819_200
 
 
 @pytest.mark.parametrize("contexts", ["unified", "class"])
@@ -74,6 +75,7 @@ def test_a_photo_of_a_starts_at_zero_shot_clip(clip: CLIP, contexts: str) -> Non
     method = build(clip, phrase="a photo of a", contexts=contexts)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
+    plain.seal()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
     assert float(difference.detach().abs().max()) < 1e-4
@@ -106,6 +108,7 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
+    method.seal()
     new = method.encode(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
     t, x = method.encode_text().detach().double(), method.encode(images.pixels).double()
     for f, got in zip(new.double(), method.classify(new), strict=True):
@@ -119,6 +122,7 @@ def test_the_finished_model_can_measure_euclidean_distances(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     method = build(clip, test_metric="euclidean")
     method.finish(images)
+    method.seal()
     f = method.encode(images.pixels)
     expected = (clip.tau / ((f[:, None] - method.text_features).square().sum(-1) + 1e-6)).softmax(-1)
     torch.testing.assert_close(method.classify(f), expected, atol=1e-5, rtol=1e-4)

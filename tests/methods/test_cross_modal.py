@@ -12,12 +12,13 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.model import compute_digest
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset
 from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats
 from dca.methods.interface import Batch, Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.model.classifier import Classifier
 from oracles import towers
@@ -50,8 +51,8 @@ def the_end(method: CrossModal) -> TowerEnd:
 
 
 def test_it_trains_51200_parameters_on_vit_b_16() -> None:
-    assert trained_on(CrossModal) == 51200
-    assert trained_on(CrossModal, form="partial") == 7533824
+    assert parameter_count(CrossModal) == 51200
+    assert parameter_count(CrossModal, form="partial") == 7533824
 
 
 def test_the_loss_equals_the_equations(clip: CLIP) -> None:
@@ -70,6 +71,7 @@ def test_the_loss_equals_the_equations(clip: CLIP) -> None:
     logits = [[clip.tau * dot(x, w) for w in method.weight.double().tolist()] for x in samples]
     assert float(step.terms["cls"].detach()) == pytest.approx(cross_entropy(logits, labels), rel=1e-5)
     method.finish(images)
+    method.seal()
     wanted = torch.tensor(logits[: len(f)], dtype=torch.float64).softmax(-1)
     torch.testing.assert_close(method.classify(f).double(), wanted, atol=1e-5, rtol=0)
 
@@ -98,13 +100,14 @@ def test_the_partial_forms_logits_and_loss_equal_the_equations(clip: CLIP) -> No
     wanted = torch.tensor(logits[: len(f)], dtype=torch.float64).softmax(-1)
     torch.testing.assert_close(step.probabilities.double(), wanted, atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     shown = method.classify(method.encode(images.pixels)).detach()
     torch.testing.assert_close(shown.double(), wanted, atol=1e-5, rtol=0)
 
 
 def test_partial_gradients_reach_the_end_and_the_head_and_nothing_else(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
-    before, method = clip.digest(), prepared(clip, images, form="partial")
+    before, method = compute_digest(clip), prepared(clip, images, form="partial")
     names = {name for name, _ in method.named_parameters()}
     copied = {
         *(f"end.block.{name}" for name, _ in clip.visual.blocks[-1].named_parameters()),
@@ -119,7 +122,7 @@ def test_partial_gradients_reach_the_end_and_the_head_and_nothing_else(clip: CLI
     assert all(p.grad is not None and p.grad.any() for p in method.parameters())
     assert all(p.grad is None for p in clip.parameters())
     optimizer.step()
-    assert clip.digest() == before
+    assert compute_digest(clip) == before
     mine, theirs = the_end(method).block.mlp[0].weight, clip.visual.blocks[-1].mlp[0].weight
     assert not torch.equal(mine, theirs)
 
@@ -140,11 +143,13 @@ def test_partial_before_the_first_step_is_zero_shot_at_its_own_scale(clip: CLIP)
     images = Images((1, 1, 1, 1))
     plain = ZeroShot.build(clip, Problem(names=CLASSES, shots=3), ZeroShot.Options())
     plain.finish()
+    plain.seal()
     with torch.no_grad():
         wanted = plain.classify(plain.encode(images.pixels))
         for tau, scale in ((clip.tau, clip.tau), (None, math.exp(4))):
             method = prepared(clip, images, form="partial", tau=tau)
             method.finish(images)
+            method.seal()
             shown = method.classify(method.encode(images.pixels))
             scaled = (wanted.log() * scale / clip.tau).softmax(dim=-1)
             torch.testing.assert_close(shown, scaled, atol=1e-5, rtol=0)
@@ -173,10 +178,11 @@ def test_partial_keeps_the_best_end_with_its_head(clip: CLIP) -> None:
             method.epoch_done(1, 3)
     assert "best_end" in method.state_dict()
     method.finish(images)
-    assert torch.equal(method.head, best)
+    method.seal()
+    assert torch.equal(method.final_weight, best)
     assert torch.equal(the_end(method).vector(), kept)
     assert float(method.validated) == 1.0
-    assert set(method.state_dict()) == {*dict(method.named_parameters()), "head", "validated"}
+    assert set(method.state_dict()) == {*dict(method.named_parameters()), "final_weight", "validated"}
     torch.testing.assert_close(method.encode(images.pixels), f)
 
 
@@ -185,16 +191,16 @@ def test_wise_leaves_the_trained_end_as_it_is(clip: CLIP) -> None:
     method = disturbed(clip, images, wise=0.5)
     end, weight = the_end(method).vector(), method.weight.detach().clone()
     method.finish(images)
+    method.seal()
     assert torch.equal(the_end(method).vector(), end)
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
-    torch.testing.assert_close(method.head, (weight + t) / 2)
+    torch.testing.assert_close(method.final_weight, (weight + t) / 2)
 
 
 def test_rows_are_made_in_the_towers_precision_and_kept_in_float32() -> None:
     clip, images = make_clip(), Images((1, 1, 1, 1))
     exact = prepared(clip, images, form="partial").rows(images.pixels)
-    clip.compute_dtype = torch.bfloat16
-    method = prepared(clip, images, form="partial")
+    method = prepared(clip.with_dtype(torch.bfloat16), images, form="partial")
     rough = method.rows(images.pixels)
     assert rough.dtype == torch.float32
     assert not torch.equal(rough, exact)
@@ -205,9 +211,11 @@ def test_rows_are_made_in_the_towers_precision_and_kept_in_float32() -> None:
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2, 4)])
 def test_partial_fits_few_and_unequal_images(counts: tuple[int, ...], sample: Dataset) -> None:
     train = tuple(item for c, count in enumerate(counts) for item in [i for i in sample.train if i.label == c][:count])
-    tiny = dataclasses.replace(sample, classes=sample.classes[: len(counts)], train=train, test=())
+    tiny = dataclasses.replace(
+        sample, labels=sample.labels[: len(counts)], names=sample.names[: len(counts)], train=train, test=()
+    )
     model = Classifier("cross_modal", backbone=make_clip(), form="partial", epochs=1).fit(tiny)
-    assert np.isfinite(model.predict_proba([sample.test[0].picture])).all()  # type: ignore[list-item]
+    assert np.isfinite(model.predict_proba([sample.test[0].image])).all()  # type: ignore[list-item]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +228,7 @@ def partly(sample: Dataset) -> Classifier:
 
 def test_partial_learns_and_leaves_the_backbone_alone(partly: Classifier) -> None:
     method, fresh = partly.method_, make_clip()
-    assert method.clip.digest() == fresh.digest()
+    assert compute_digest(method.clip) == compute_digest(fresh)
     assert all(p.grad is None for p in method.clip.parameters())
     moved: list[tuple[str, Tensor]] = list(TowerEnd(fresh.visual).named_parameters())
     end = the_end(method).state_dict()  # type: ignore[arg-type]
@@ -233,7 +241,7 @@ def test_partial_saved_and_loaded_gives_the_same_probabilities(
 ) -> None:
     partly.save_pretrained(tmp_path / "model")
     loaded = Classifier.from_pretrained(tmp_path / "model", backbone=make_clip())
-    pictures = [item.picture for item in sample.test[:7]]
+    pictures = [item.image for item in sample.test[:7]]
     assert np.array_equal(partly.predict_proba(pictures), loaded.predict_proba(pictures))
     state = partly.method_.state_dict()
     state["end.ln_post.bias"] = torch.zeros(3)
@@ -264,8 +272,10 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method = prepared(clip, images)
     method.finish(images)
+    method.seal()
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
+    plain.seal()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
 
@@ -286,13 +296,15 @@ def test_the_best_weights_on_validation_images_are_kept(clip: CLIP) -> None:
             method.weight.copy_(weight)
         method.epoch_done(1, 3)
     method.finish(images)
-    torch.testing.assert_close(method.head, best)
+    method.seal()
+    torch.testing.assert_close(method.final_weight, best)
     assert float(method.validated) == 1.0
     last = prepared(clip, images, keep="last")
     with torch.no_grad():
         last.weight.copy_(best)
     last.epoch_done(1, 1)
     last.finish(images)
+    last.seal()
     assert float(last.validated) == -1
 
 
@@ -302,11 +314,11 @@ def test_of_equally_good_states_the_first_is_kept(clip: CLIP, monkeypatch: pytes
     method = prepared(clip, images)
     monkeypatch.setattr("dca.methods.cross_modal.accuracy", lambda logits, labels: 0.7)
     method.epoch_done(1, 2)
-    first = method.head
+    first = method.final_weight
     with torch.no_grad():
         method.weight.add_(1.0)
     method.epoch_done(2, 2)
-    assert torch.equal(method.head, first)
+    assert torch.equal(method.final_weight, first)
 
 
 @pytest.mark.parametrize("init", ["zeroshot", "random"])
@@ -317,8 +329,9 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
         method.weight.add_(1.0)
     trained = method.weight.detach().clone()
     method.finish(images)
+    method.seal()
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
-    torch.testing.assert_close(method.head, (trained + t) / 2)
+    torch.testing.assert_close(method.final_weight, (trained + t) / 2)
 
 
 @pytest.mark.parametrize("form", ["linear", "partial"])

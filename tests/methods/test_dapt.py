@@ -13,7 +13,7 @@ from dca.methods import dca
 from dca.methods.dapt import DAPT, OWN_TEXT, OWN_VISUAL, PAPER_TABLE, DAPTOptions, text_potential
 from dca.methods.interface import Problem
 from dca.methods.shared.gaussian import gammas
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.vpt import VPT, VPTOptions
 from oracles import dca as slow
 from oracles import towers
@@ -66,11 +66,12 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, counts: tuple[int, ...]
     assert {name: float(term.detach()) for name, term in step.terms.items()} == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_parameters_on_vit_b_16() -> None:
-    assert trained_on(DAPT) == trained_on(DAPT, classes=10) == 20_480
+    assert parameter_count(DAPT) == parameter_count(DAPT, classes=10) == 20_480
 
 
 def test_without_its_losses_it_is_coop_with_vpt(clip: CLIP) -> None:
@@ -82,7 +83,7 @@ def test_without_its_losses_it_is_coop_with_vpt(clip: CLIP) -> None:
         vpt.tokens[0].copy_(method.visual.tokens)
     method.prepare(images)
     step = method.step(images.batch())
-    t = F.normalize(clip.encode_prompts([method.text.contexts[0]], method.text.names)[0], dim=-1)
+    t = F.normalize(clip.encode_prompts([method.text.contexts[0]], method.text.name_ids)[0], dim=-1)
     expected = F.cross_entropy(clip.tau * vpt.encode(images.pixels) @ t.T, images.labels)
     assert list(step.terms) == ["cls"]
     torch.testing.assert_close(step.terms["cls"], expected)
@@ -150,6 +151,7 @@ def test_with_the_mahalanobis_distance_it_equals_the_equations(clip: CLIP) -> No
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
+    method.seal()
     x, t = method.encode(images.pixels).detach().double(), method.encode_text().detach().double()
     f = method.encode(Images((1, 1), seed=5).pixels).detach()
     for row, got in zip(f.double(), method.classify(f), strict=True):

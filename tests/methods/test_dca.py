@@ -15,7 +15,7 @@ from dca.core.errors import UserError
 from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
 from dca.methods.interface import Batch, Problem
 from dca.methods.shared.gaussian import GAMMAS, gammas
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -32,8 +32,8 @@ def batch_of(images: Images) -> Batch:
 
 
 def test_defaults_train_21504_parameters_on_vit_b_16() -> None:
-    assert trained_on(DCA) == 21504
-    assert trained_on(DCA, classes=1000) == 21504
+    assert parameter_count(DCA) == 21504
+    assert parameter_count(DCA, classes=1000) == 21504
 
 
 def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> None:
@@ -56,7 +56,11 @@ def test_step_equals_the_equations(clip: CLIP, counts: tuple[int, ...], contexts
     method.prepare(images)
     step = method.step(batch_of(images))
 
-    f = F.normalize(clip.encode_image(images.pixels, ExtraTokens({0: method.visual.tokens})), dim=-1).detach().double()
+    f = (
+        F.normalize(clip.encode_image(images.pixels, tokens=ExtraTokens({0: method.visual.tokens})), dim=-1)
+        .detach()
+        .double()
+    )
     u = F.normalize(method.text.encode(clip), dim=-1).detach().double()
     frozen = F.normalize(clip.encode_image(images.pixels), dim=-1).detach().double()
     own = [frozen[images.labels == c] for c in range(4)]
@@ -80,6 +84,7 @@ def test_probabilities_equal_the_equations(clip: CLIP) -> None:
     images = Images((3, 3, 3, 3))
     method = build(clip)
     method.finish(images)
+    method.seal()
     new = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))
     got = method.classify(method.encode(new))
     f = method.encode(new).detach().double()
@@ -112,6 +117,7 @@ def test_gradients_reach_every_own_parameter_and_nothing_else(contexts: str) -> 
 def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLIP) -> None:
     method = build(clip)
     method.finish(Images((2, 2, 2, 2)))
+    method.seal()
     names = {"text_features", "shot_features", "shot_counts", "visual.tokens"}
     assert set(method.state_dict()) == names | {f"text.contexts.{m}" for m in range(4)}
 
@@ -141,7 +147,7 @@ def test_more_prompts_than_phrases_are_random_and_fewer_take_the_first(clip: CLI
     assert len(build(clip, n_prompts=2).text.contexts) == 2
 
 
-def test_visual_tokens_start_within_the_vpt_range(clip: CLIP) -> None:
+def test_visual_tokens_start_intra_class_the_vpt_range(clip: CLIP) -> None:
     tokens = build(clip).visual.tokens
     reach = (6 / (3 * 8**2 + 32)) ** 0.5
     assert tokens.shape == (16, 32)
@@ -161,6 +167,7 @@ def test_the_ablation_baseline_is_one_context_with_cosine(clip: CLIP) -> None:
     assert list(step.terms) == ["cls"]
     torch.testing.assert_close(step.terms["cls"], expected)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(f), (clip.tau * f @ u.T).softmax(-1))
 
 
@@ -186,13 +193,14 @@ def test_centres_of_l_in_can_include_the_first_visual_tokens(clip: CLIP) -> None
     plain, prompted = build(clip), build(clip, intra_features="prompted")
     plain.prepare(images)
     prompted.prepare(images)
-    assert not torch.allclose(plain._within.centers, prompted._within.centers, atol=1e-4)
+    assert not torch.allclose(plain._intra_class.centers, prompted._intra_class.centers, atol=1e-4)
 
 
 def test_head_views_multiply_the_shots(clip: CLIP) -> None:
     method = build(clip, head_views=3)
     method.finish(Images((2, 2, 2, 2)))
-    assert method.shot_features.shape[1] == 6
+    method.seal()
+    assert len(method.shot_features) == 24
     assert method.shot_counts.tolist() == [6] * 4
 
 
@@ -224,7 +232,7 @@ def test_the_recipe_follows_shots_and_dataset() -> None:
         assert chosen.batch_size == (64 if name in ("imagenet", "sun397") else 32)
     own = DCA.resolve(DCAOptions(epochs=7, gamma1=9.0), Problem(names=CLASSES, shots=16, dataset="photos"))
     assert (own.epochs, own.gamma1, own.learning_rate) == (7, 9.0, None)
-    with pytest.raises(UserError, match="no values for the dataset 'photos'"):
+    with pytest.raises(UserError, match="no values for photos"):
         DCA.resolve(DCAOptions(recipe="paper"), Problem(names=CLASSES, shots=16, dataset="photos"))
 
 
@@ -245,7 +253,7 @@ def test_unusable_options_are_refused() -> None:
     with pytest.raises(UserError, match="out of range") as caught:
         DCAOptions(n_prompts=0, center="nowhere", alpha=-1.0)
     assert len(caught.value.details) == 3
-    with pytest.raises(UserError, match="holds no token"):
+    with pytest.raises(UserError, match="has no token"):
         build(make_clip(), phrases=("", "x"))
 
 

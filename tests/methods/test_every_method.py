@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import torch
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.model import compute_digest
 from dca.core import options
 from dca.data.dataset import Dataset
-from dca.methods.interface import Method
+from dca.methods.interface import Method, TrainedMethod, TrainsOn, ValidationUse
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 
@@ -33,12 +35,12 @@ def fitted(request: pytest.FixtureRequest, sample: Dataset) -> Classifier:
 
 
 def pictures(sample: Dataset) -> list[object]:
-    return [item.picture for item in sample.test]
+    return [item.image for item in sample.test]
 
 
 def test_probabilities_are_finite_and_sum_to_one(fitted: Classifier, sample: Dataset) -> None:
     probs = fitted.predict_proba(pictures(sample))  # type: ignore[arg-type]
-    assert probs.shape == (len(sample.test), len(sample.classes))
+    assert probs.shape == (len(sample.test), len(sample.names))
     assert np.isfinite(probs).all()
     np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-5)
 
@@ -59,7 +61,7 @@ def test_same_seed_gives_the_same_weights(fitted: Classifier, sample: Dataset) -
 
 
 def test_the_backbone_is_bitwise_unchanged(fitted: Classifier) -> None:
-    assert fitted.method_.clip.digest() == make_clip().digest()
+    assert compute_digest(fitted.method_.clip) == compute_digest(make_clip())
     assert all(p.grad is None for p in fitted.method_.clip.parameters())
 
 
@@ -82,7 +84,7 @@ def mini() -> CLIP:
 def test_it_beats_chance_by_far(name: str, sample: Dataset, mini: CLIP) -> None:
     more = {**SHORT, "epochs": 6} if get_method(name).trains_on != "nothing" else {}
     model = Classifier(name, shots=4, seed=1, backbone=mini, device="cpu", **more).fit(sample)
-    assert model.evaluate(sample).accuracy > 3 / len(sample.classes)
+    assert model.evaluate(sample).accuracy > 3 / len(sample.names)
 
 
 def test_saved_and_loaded_gives_the_same_probabilities(fitted: Classifier, sample: Dataset, tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_options_survive_json(fitted: Classifier) -> None:
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_the_order_of_classes_does_not_matter(name: str, epochs: int, sample: Dataset) -> None:
     """Same images, classes renumbered: the columns move, the numbers stay."""
-    order = np.random.default_rng(0).permutation(len(sample.classes))
+    order = np.random.default_rng(0).permutation(len(sample.names))
     place = {int(old): new for new, old in enumerate(order)}
 
     def renumber(items: tuple[object, ...]) -> tuple[object, ...]:
@@ -133,7 +135,8 @@ def test_the_order_of_classes_does_not_matter(name: str, epochs: int, sample: Da
 
     moved = dataclasses.replace(
         sample,
-        classes=tuple(sample.classes[o] for o in order),
+        labels=tuple(sample.labels[o] for o in order),
+        names=tuple(sample.names[o] for o in order),
         train=renumber(sample.train),  # type: ignore[arg-type]
         test=renumber(sample.test),  # type: ignore[arg-type]
     )
@@ -151,7 +154,7 @@ def test_few_and_unequal_images_work(name: str, counts: tuple[int, ...], sample:
     train = tuple(
         item for label, count in enumerate(counts) for item in [i for i in sample.train if i.label == label][:count]
     )
-    tiny = dataclasses.replace(sample, classes=names, train=train, test=())
+    tiny = dataclasses.replace(sample, labels=names, names=names, train=train, test=())
     model = short(name).fit(tiny)
     assert np.isfinite(model.predict_proba(pictures(sample)[:3])).all()  # type: ignore[arg-type]
     assert model.predict(pictures(sample)[0]) in names  # type: ignore[arg-type]
@@ -162,7 +165,10 @@ def test_a_method_says_what_it_is(name: str) -> None:
     method = get_method(name)
     assert issubclass(method, Method)
     assert method.name == name
-    assert method.trains_on in ("images", "features", "nothing")
+    assert method.trains_on in get_args(TrainsOn)
+    assert method.validation in get_args(ValidationUse)
+    assert issubclass(method, TrainedMethod) is (method.trains_on != "nothing")
+    assert hasattr(method, "step") is issubclass(method, TrainedMethod)
     assert re_year(method.paper)
     assert (method.__doc__ or "").strip()
     for field in dataclasses.fields(method.Options):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dca.methods.shared import gaussian
 from dca.methods.shared.gaussian import Gaussian
-from dca.methods.shared.heads import Head
+from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.shots import Shots
 
 CASES = [
@@ -74,21 +74,14 @@ def test_every_head_equals_its_dense_definition(head: Gaussian, counts: tuple[in
 
 @pytest.mark.parametrize("gammas", [(500.0, 300.0), (10.0, 10.0), (1.0, 0.5)])
 def test_fecams_head_is_dcas_with_visual_means(gammas: tuple[float, float]) -> None:
-    """The same numbers from heads.Head, with the class means in the place of text."""
+    """The same numbers from DCA's head, with the class means in the place of text."""
     y = torch.arange(4).repeat_interleave(3)
     x, f = rows(12, 24), rows(5, 24, seed=3)
     shots = Shots.group(x, y, 4)
-    head = Head(
-        shots.means()[None],
-        2.0,
-        "mahalanobis",
-        score="negative",
-        center="visual",
-        shots=shots,
-        gaussian=gaussian.fecam(*gammas),
-    )
+    family = gaussian.fecam(*gammas)
+    head = MahalanobisHead.of(shots.means()[None], shots, family, tau=2.0, score="negative", center="visual")
     ours = gaussian.log_likelihoods(f, shots, gaussian.fecam(*gammas))
-    torch.testing.assert_close(ours, head.logits(f)[0] / 2, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(ours, head.logits(f)[:, 0] / 2, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("n", "D"), [(40, 8), (8, 40), (3, 20)])
@@ -139,12 +132,12 @@ def test_one_image_a_class_without_views_is_the_nearest_mean() -> None:
         assert torch.equal(got.argmax(1), expected.argmax(1)), name
 
 
-@pytest.mark.parametrize("head", [head for head in CASES if not head.log_det and not head.unit_means])
+@pytest.mark.parametrize("head", [head for head in CASES if head.shrinkage != "identity" and not head.log_det])
 def test_distances_rank_as_the_likelihoods_do(head: Gaussian) -> None:
     y = torch.arange(3).repeat_interleave(torch.tensor((4, 1, 5)))
     x, f = rows(10, 12), rows(20, 12, seed=4)
     shots = Shots.group(x, y, 3)
-    found = gaussian.distances(f, shots.means()[None], shots, head)[0].T
+    found = MahalanobisHead.of(shots.means()[None], shots, head, tau=1.0, center="visual").distances(f)[:, 0]
     likely = gaussian.log_likelihoods(f, shots, head)
     torch.testing.assert_close(found - found[:, :1], -2 * (likely - likely[:, :1]), atol=1e-7, rtol=1e-7)
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
 from dca.methods.interface import Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
 
@@ -19,11 +19,12 @@ CLASSES = ("cat", "dog", "a photo", "x")
 def build(clip: CLIP, images: Images, shots: int = 3, **options: object) -> GDA:
     method = GDA.build(clip, Problem(names=CLASSES, shots=shots), GDAOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
+    method.seal()
     return method
 
 
 def test_nothing_is_trained_and_51300_numbers_are_stored_on_vit_b_16() -> None:
-    assert trained_on(GDA) == 0
+    assert parameter_count(GDA) == 0
     features, labels = torch.randn(200, 512), torch.arange(200) % 100
     W, b = gaussian_part(features, labels, 100, GDAOptions())
     assert W.numel() + b.numel() == 51300
@@ -59,6 +60,7 @@ def test_without_the_gaussian_part_it_is_zero_shot(clip: CLIP) -> None:
     method = build(clip, images, alpha=0.0)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
+    plain.seal()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
 

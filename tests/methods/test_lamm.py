@@ -11,7 +11,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.interface import Batch, Problem
 from dca.methods.lamm import LAMM, LAMMOptions
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, unit_images, values
@@ -78,6 +78,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, anchor: str, dis
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), z.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -86,6 +87,7 @@ def test_it_starts_at_zero_shot_clip_with_nothing_to_hold(clip: CLIP) -> None:
     method = build(clip)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
+    plain.seal()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
     assert float(difference.detach().abs().max()) < 1e-4
@@ -99,8 +101,8 @@ def test_it_starts_at_zero_shot_clip_with_nothing_to_hold(clip: CLIP) -> None:
 
 
 def test_trained_parameters_on_vit_b_16() -> None:
-    assert trained_on(LAMM) == 51_200
-    assert trained_on(LAMM, classes=7) == 7 * 512
+    assert parameter_count(LAMM) == 51_200
+    assert parameter_count(LAMM, classes=7) == 7 * 512
 
 
 def test_the_shortest_name_decides_how_many_tokens_are_learned(clip: CLIP) -> None:

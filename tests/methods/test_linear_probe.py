@@ -8,7 +8,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.interface import Problem
 from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from oracles.frozen import cross_entropy, dot, softmax
 from oracles.images import Images
 
@@ -27,7 +27,7 @@ def problem(N: int, D: int, C: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_it_has_51300_parameters_on_vit_b_16() -> None:
-    assert trained_on(LinearProbe) == 51300
+    assert parameter_count(LinearProbe) == 51300
 
 
 def test_the_objective_equals_the_equation() -> None:
@@ -64,6 +64,7 @@ def test_probabilities_equal_the_equation(clip: CLIP, features: str) -> None:
     images = Images((3, 3, 3, 3))
     method = build(clip, features=features)
     method.finish(images)
+    method.seal()
     got = method.classify(method.encode(images.pixels))
     f = clip.encode_image(images.pixels).detach()
     f = F.normalize(f, dim=-1) if features == "unit" else f
@@ -77,7 +78,9 @@ def test_without_validation_images_c_is_clips(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     searched, fixed = build(clip), build(clip, c=0.316)
     searched.finish(images)
+    searched.seal()
     fixed.finish(images)
+    fixed.seal()
     assert torch.equal(searched.weight, fixed.weight)
 
 
@@ -100,6 +103,7 @@ def test_c_is_searched_on_the_validation_images(clip: CLIP) -> None:
         images.validation.labels = labels
         fitted[name] = build(clip)
         fitted[name].finish(images)
+        fitted[name].seal()
     same = fitted["same"].classify(clip.encode_image(images.pixels)).argmax(-1)
     assert torch.equal(same, images.labels)
     assert not torch.equal(fitted["same"].weight, fitted["other"].weight)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from test_metric import units
 
 from dca.methods.shared import losses, metric
-from dca.methods.shared.gaussian import fecam, of_every_class
-from dca.methods.shared.heads import Head
+from dca.methods.shared.class_precisions import ClassPrecisions
+from dca.methods.shared.gaussian import fecam
+from dca.methods.shared.heads import PromptHead, prompt_logits
 from dca.methods.shared.shots import Shots
 from oracles import dca as oracle
 
@@ -20,7 +21,7 @@ shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3)
 def test_classification_equals_the_literal_sum(B: int, C: int, M: int, seed: int) -> None:
     f, u = units(B, 8, seed=seed), units(M, C, 8, seed=seed + 1)
     labels = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed))
-    logits = Head(u, 20.0, "euclidean", eps=1e-6).logits(f)
+    logits = prompt_logits(f, u, tau=20.0, metric_name="euclidean", eps=1e-6)
     expected = oracle.loss_cls(f, u, labels, 20.0, 1e-6)
     assert float(losses.classification(logits, labels)) == pytest.approx(expected, rel=1e-9)
 
@@ -35,13 +36,13 @@ def test_classification_equals_the_literal_sum(B: int, C: int, M: int, seed: int
 def test_intra_class_equals_the_literal_sum(form: str, reduction: str, B: int, seed: int) -> None:
     C, K, D = 3, 4, 10
     x = units(C, K, D, seed=seed)
-    shots = Shots(x, torch.full((C,), K))
+    shots = Shots(x.flatten(0, 1), torch.full((C,), K))
     f = units(B, D, seed=seed + 1)
     labels = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed))
     sigmas = [oracle.dense_covariance(x[c], x[c].mean(0), 600.0, 100.0, True) for c in range(C)]
     expected = oracle.loss_in(f, x.mean(1), sigmas, labels, form, reduction)
-    cov = of_every_class(shots, fecam(600.0, 100.0))[labels]
-    got = losses.intra_class(f, shots.means()[labels], cov, form=form, reduction=reduction)
+    own = ClassPrecisions.of(shots, fecam(600.0, 100.0), torch.float64)[labels]
+    got = losses.intra_class(f, shots.means()[labels], own, form=form, reduction=reduction)
     assert float(got) == pytest.approx(expected, rel=1e-8)
 
 
@@ -85,7 +86,9 @@ def test_random_pairs_are_unbiased() -> None:
 @given(N=st.integers(1, 4), **{k: shapes[k] for k in ("C", "M", "seed")}, form=st.sampled_from(metric.SCORES))
 def test_probabilities_average_the_prompts(N: int, C: int, M: int, seed: int, form: str) -> None:
     f, u = units(N, 8, seed=seed), units(M, C, 8, seed=seed + 1)
-    got = Head(u, 20.0, "euclidean", score=form, eps=1e-6).probabilities(f)
+    got = PromptHead.of(u, 20.0, "euclidean", score=form, eps=1e-6)(f)
+    trained = prompt_logits(f, u, tau=20.0, metric_name="euclidean", score=form, eps=1e-6)
+    torch.testing.assert_close(got, trained.softmax(-1).mean(0), rtol=1e-9, atol=1e-12)
     for n in range(N):
         each = [
             oracle.probability([float((f[n] - u_c).square().sum()) for u_c in of_prompt], 20.0, 1e-6, form)

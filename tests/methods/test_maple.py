@@ -11,7 +11,7 @@ from dca.core.errors import UserError
 from dca.engine.loop import rate_at
 from dca.methods.interface import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from oracles import towers
 from oracles.images import Images
 
@@ -71,11 +71,12 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, depth: int, tokens: int
     assert list(step.terms) == ["cls"]
     assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_parameters_on_vit_b_16() -> None:
-    assert trained_on(MaPLe) == trained_on(MaPLe, classes=10) == 3_555_072
+    assert parameter_count(MaPLe) == parameter_count(MaPLe, classes=10) == 3_555_072
 
 
 class WithoutVisualTokens(MaPLe):

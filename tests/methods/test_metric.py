@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from dca.core.errors import UserError
 from dca.methods.shared import metric
-from dca.methods.shared.gaussian import GAMMAS, Gaussian, of_every_class
-from dca.methods.shared.heads import Head
+from dca.methods.shared.class_precisions import ClassPrecisions
+from dca.methods.shared.gaussian import GAMMAS, Gaussian
+from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.shots import Shots
 from oracles.dca import dense_covariance, dense_distance
 
@@ -26,10 +27,13 @@ def units(*shape: int, seed: int, spread: float = 1.0) -> Tensor:
     return F.normalize(base + spread * torch.randn(shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
-def mahalanobis_head(x: Tensor, u: Tensor, gammas: tuple[float, float], center: str, normalize: bool = True) -> Head:
+def mahalanobis_head(
+    x: Tensor, u: Tensor, gammas: tuple[float, float], center: str, normalize: bool = True
+) -> MahalanobisHead:
+    """x: (C, K, D)."""
     gaussian = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize)
-    shots = Shots(x, torch.full((len(x),), x.shape[1]))
-    return Head(u, 100.0, "mahalanobis", center=center, shots=shots, gaussian=gaussian)
+    shots = Shots(x.flatten(0, 1), torch.full((len(x),), x.shape[1]))
+    return MahalanobisHead.of(u, shots, gaussian, tau=100.0, center=center)
 
 
 # For classes with several images, and the γ of those with one.
@@ -44,11 +48,11 @@ def test_structured_distance_equals_the_dense_inverse(K: int, gammas: tuple[floa
     x, u, f = units(C, K, D, seed=K), units(M, C, D, seed=100 + K), units(N, D, seed=200 + K)
     for normalize in (True, False):
         head = mahalanobis_head(x, u, gammas, center, normalize)
-        got = head.mahalanobis(f)
+        got = head.distances(f)
         for m, c, n in itertools.product(range(M), range(C), range(N)):
             middle = x[c].mean(0) if center == "visual" else u[m, c]
             expected = dense_distance(dense_covariance(x[c], middle, *gammas, normalize), f[n], u[m, c])
-            assert abs(got[m, c, n] - expected) <= 1e-8 * abs(expected)
+            assert abs(got[n, m, c] - expected) <= 1e-8 * abs(expected)
 
 
 @pytest.mark.parametrize("center", ["visual", "text"])
@@ -57,13 +61,13 @@ def test_one_shot_uses_one_pooled_covariance(C: int, D: int, center: str) -> Non
     """K = 1, with fewer and with more images than dimensions (the QR branch)."""
     M, N, gammas = 2, 3, GAMMAS[1]
     x, u, f = units(C, 1, D, seed=1), units(M, C, D, seed=2), units(N, D, seed=3)
-    got = mahalanobis_head(x, u, gammas, center).mahalanobis(f)
+    got = mahalanobis_head(x, u, gammas, center).distances(f)
     for m in range(M):
         rows = x[:, 0] - u[m] if center == "text" else x[:, 0] - x[:, 0].mean(0)
         sigma = dense_covariance(rows, torch.zeros(D, dtype=x.dtype), *gammas, normalize=True)
         for c, n in itertools.product(range(C), range(N)):
             expected = dense_distance(sigma, f[n], u[m, c])
-            assert abs(got[m, c, n] - expected) <= 1e-8 * abs(expected)
+            assert abs(got[n, m, c] - expected) <= 1e-8 * abs(expected)
 
 
 @pytest.mark.parametrize("center", ["visual", "text"])
@@ -73,7 +77,7 @@ def test_unbalanced_classes_use_their_own_or_the_pooled_covariance(center: str) 
     labels = torch.tensor(counts).cumsum(0).new_tensor([0] * 4 + [1] + [2] * 2 + [3])
     u, f = units(M, 4, D, seed=5), units(3, D, seed=6)
     shots = Shots.group(features, labels, 4)
-    got = Head(u, 1.0, "mahalanobis", center=center, shots=shots, gaussian=UNEQUAL).mahalanobis(f)
+    got = MahalanobisHead.of(u, shots, UNEQUAL, tau=1.0, center=center).distances(f)
     for m, c in itertools.product(range(M), range(4)):
         mine = features[labels == c]
         if counts[c] > 1:
@@ -83,16 +87,16 @@ def test_unbalanced_classes_use_their_own_or_the_pooled_covariance(center: str) 
             rows = features - (features.mean(0) if center == "visual" else u[m, labels])
             sigma = dense_covariance(rows, torch.zeros(D, dtype=rows.dtype), 500.0, 300.0, True)
         for n in range(3):
-            torch.testing.assert_close(got[m, c, n], dense_distance(sigma, f[n], u[m, c]), rtol=1e-8, atol=0)
+            torch.testing.assert_close(got[n, m, c], dense_distance(sigma, f[n], u[m, c]), rtol=1e-8, atol=0)
 
 
 def test_class_covariances_of_l_in_equal_the_dense_ones() -> None:
     counts, D = [4, 1, 2, 1], 16
     labels = torch.tensor([0] * 4 + [1] + [2] * 2 + [3])
     features = units(sum(counts), D, seed=7)
-    cov = of_every_class(Shots.group(features, labels, 4), UNEQUAL)
+    table = ClassPrecisions.of(Shots.group(features, labels, 4), UNEQUAL, torch.float64)
     delta = units(4, D, seed=8)
-    got = metric.quadratic(cov, delta)
+    got = metric.quadratic(table[torch.arange(4)], delta)
     for c in range(4):
         mine, gammas = (features[labels == c], (600.0, 100.0)) if counts[c] > 1 else (features, (500.0, 300.0))
         sigma = dense_covariance(mine, mine.mean(0), *gammas, True)
@@ -116,9 +120,9 @@ def test_shrinkage_is_positive_definite_whenever_gamma1_exceeds_gamma2(
 ) -> None:
     x = units(K, D, seed=seed)
     U = metric.class_rows(x[None], torch.tensor([K]))
-    cov = metric.covariance(U, gamma2 + more, gamma2)
+    form = metric.precision(U, gamma2 + more, gamma2)
     delta = units(D, seed=seed + 1)[None]
-    assert metric.quadratic(cov, delta)[0] > 0
+    assert metric.quadratic(form, delta)[0] > 0
     sigma = dense_covariance(x, x.mean(0), gamma2 + more, gamma2, True)
     torch.testing.assert_close(sigma.diagonal(), torch.ones(D, dtype=x.dtype))
     assert torch.linalg.eigvalsh(sigma)[0] > 0
@@ -132,8 +136,8 @@ def test_distance_ignores_the_scale_of_the_covariance(
     U = metric.class_rows(units(1, K, D, seed=seed), torch.tensor([K]))
     f, u = units(3, D, seed=seed + 1), units(1, D, seed=seed + 2)
     assume(D * metric.mean_entries(U)[0].min() * min(scale, 1) ** 2 > 10 * metric.FLAT)
-    one = metric.mahalanobis(metric.covariance(U, gamma2 + more, gamma2), f, u)
-    other = metric.mahalanobis(metric.covariance(scale * U, gamma2 + more, gamma2), f, u)
+    one = metric.mahalanobis(metric.precision(U, gamma2 + more, gamma2), f, u)
+    other = metric.mahalanobis(metric.precision(scale * U, gamma2 + more, gamma2), f, u)
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
@@ -142,7 +146,7 @@ def test_distance_ignores_the_scale_of_the_covariance(
 def test_strong_shrinkage_gives_the_euclidean_distance(K: int, D: int, seed: int) -> None:
     U = metric.class_rows(units(1, K, D, seed=seed), torch.tensor([K]))
     f, u = units(3, D, seed=seed + 1), units(1, D, seed=seed + 2)
-    got = metric.mahalanobis(metric.covariance(U, 1e9, 0.0), f, u)
+    got = metric.mahalanobis(metric.precision(U, 1e9, 0.0), f, u)
     torch.testing.assert_close(got, metric.euclidean(f, u), rtol=1e-5, atol=1e-7)
 
 
@@ -160,9 +164,9 @@ def test_mean_entries_equal_those_of_the_dense_matrix(R: int, D: int, seed: int)
 @given(K=st.integers(2, 9), D=st.integers(3, 30), seed=st.integers(0, 10**6))
 def test_precision_times_solves_with_the_dense_matrix(K: int, D: int, seed: int) -> None:
     x, u = units(K, D, seed=seed), units(1, D, seed=seed + 1)
-    cov = metric.covariance(metric.class_rows(x[None], torch.tensor([K])), 20.0, 3.0)
+    form = metric.precision(metric.class_rows(x[None], torch.tensor([K])), 20.0, 3.0)
     expected = torch.linalg.solve(dense_covariance(x, x.mean(0), 20.0, 3.0, True), u[0])
-    torch.testing.assert_close(metric.precision_times(cov, u)[0], expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(metric.precision_times(form, u)[0], expected, rtol=1e-8, atol=1e-10)
 
 
 @settings(max_examples=40, deadline=None)
@@ -175,9 +179,9 @@ def test_euclidean_equals_the_sum_of_squares(N: int, C: int, D: int, seed: int) 
 
 def test_equal_images_of_a_class_fall_back_to_the_identity() -> None:
     x = units(1, 1, 8, seed=1).expand(1, 4, 8)
-    cov = metric.covariance(metric.class_rows(x, torch.tensor([4])), 500.0, 300.0)
+    form = metric.precision(metric.class_rows(x, torch.tensor([4])), 500.0, 300.0)
     f, u = units(3, 8, seed=2), units(1, 8, seed=3)
-    torch.testing.assert_close(metric.mahalanobis(cov, f, u), metric.euclidean(f, u))
+    torch.testing.assert_close(metric.mahalanobis(form, f, u), metric.euclidean(f, u))
 
 
 def test_an_indefinite_covariance_names_class_and_gammas() -> None:
@@ -185,18 +189,18 @@ def test_an_indefinite_covariance_names_class_and_gammas() -> None:
     ones = torch.ones(D, dtype=torch.float64)
     spread = torch.stack([ones, -ones, 2 * ones, -2 * ones]) + units(4, D, seed=1)
     with pytest.raises(UserError, match="gamma1=100, gamma2=500") as caught:
-        metric.covariance(torch.stack([units(4, D, seed=2), spread]), 100.0, 500.0)
+        metric.precision(torch.stack([units(4, D, seed=2), spread]), 100.0, 500.0)
     assert "class 1" in caught.value.details
 
 
 def test_an_indefinite_class_far_down_the_list_is_named_by_its_own_number() -> None:
-    """The head works in chunks of classes; the error speaks of the whole list."""
+    """The head is made of batches of classes; the error names the place in the whole list."""
     C, D = 70, 16
     x = units(C, 4, D, seed=3)
     ones = torch.ones(D, dtype=torch.float64)
     x[66] = torch.stack([ones, -ones, 2 * ones, -2 * ones])
     with pytest.raises(metric.IndefiniteError) as caught:
-        mahalanobis_head(x, units(1, C, D, seed=4), (1.0, 1.0 + 1e-9), "visual").probabilities(units(1, D, seed=5))
+        mahalanobis_head(x, units(1, C, D, seed=4), (1.0, 1.0 + 1e-9), "visual")
     assert 66 in caught.value.classes
 
 
@@ -207,13 +211,13 @@ def test_scores_by_hand() -> None:
 
 
 def test_stored_statistics_of_imagenet_stay_below_40_mb() -> None:
-    shots = Shots(torch.zeros(1000, 16, 512), torch.full((1000,), 16))
+    shots = Shots(torch.zeros(16_000, 512), torch.full((1000,), 16))
     stored = sum(t.numel() * t.element_size() for t in (shots.features, shots.counts))
     assert stored < 40e6
 
 
-def test_the_head_never_holds_a_matrix_of_d_by_d_a_class() -> None:
-    """The largest tensor alive while 200 classes are scored is far below C·D²."""
+def test_the_head_never_holds_a_matrix_of_d_by_d_per_class() -> None:
+    """The largest tensor while a head of 200 classes is made and used: K + 2 rows per class, far below C·D²."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     sizes = []
@@ -225,10 +229,10 @@ def test_the_head_never_holds_a_matrix_of_d_by_d_a_class() -> None:
             return out
 
     C, K, D = 200, 4, 128
-    head = mahalanobis_head(units(C, K, D, seed=1).float(), units(1, C, D, seed=2).float(), (600.0, 100.0), "text")
+    x, u = units(C, K, D, seed=1).float(), units(1, C, D, seed=2).float()
     with Watch():
-        head.probabilities(units(2, D, seed=3).float())
-    assert max(sizes) <= C * (K + 1) * D
+        mahalanobis_head(x, u, (600.0, 100.0), "text")(units(2, D, seed=3).float())
+    assert max(sizes) <= C * (K + 2) * D
 
 
 @settings(max_examples=30, deadline=None)
@@ -238,7 +242,7 @@ def test_grouping_by_class_loses_nothing(counts: list[int], seed: int) -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     features = units(len(labels), 5, seed=seed)
     shots = Shots.group(features[order], labels[order], len(counts))
-    rows, back = shots.flat()
+    rows, back = shots.features, shots.labels()
     assert back.tolist() == labels.tolist()
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, features.tolist()))
     for c in range(len(counts)):

@@ -20,7 +20,7 @@ from dca.clip import CLIP
 from dca.data.dataset import Dataset
 from dca.methods.interface import Batch, Method, Problem
 from dca.methods.registry import all_methods, get_method
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.model.classifier import Classifier
 from oracles import towers
@@ -73,7 +73,7 @@ def test_the_page_s_file_registers_itself() -> None:
     try:
         exec(compile(CODE, str(PAGE), "exec"), module.__dict__)
         assert module.METHOD.name == "task_res"
-        assert trained_on(module.METHOD) == 51_200
+        assert parameter_count(module.METHOD) == 51_200
     finally:
         del sys.modules["task_res"]
 
@@ -119,7 +119,9 @@ def test_without_a_step_it_is_zero_shot(outside: type[Method], clip: CLIP) -> No
     )
     method.prepare(images)
     method.finish(images)
+    method.seal()
     zero_shot.finish()
+    zero_shot.seal()
     f = F.normalize(clip.encode_image(images.pixels), dim=-1)
     torch.testing.assert_close(method.classify(f), zero_shot.classify(f))
 

@@ -13,7 +13,7 @@ from dca.core.errors import UserError
 from dca.data.dataset import Dataset
 from dca.methods.interface import Problem
 from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, sixty
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.model.classifier import Classifier
 from oracles import towers
 from oracles.images import Images
@@ -100,13 +100,14 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, depth: int) -> N
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities.double(), z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     got = method.classify(method.encode(images.pixels)).double()
     torch.testing.assert_close(got, z.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_trained_parameters_on_vit_b_16() -> None:
-    assert trained_on(PromptSRC) == 46_080
-    assert trained_on(PromptSRC, depth=3) == 15_360
+    assert parameter_count(PromptSRC) == 46_080
+    assert parameter_count(PromptSRC, depth=3) == 15_360
 
 
 def test_text_starts_from_a_photo_of_a_and_the_rest_is_random(clip: CLIP) -> None:
@@ -225,6 +226,7 @@ def test_the_model_is_the_weighted_mean_of_its_epochs(clip: CLIP) -> None:
         method.epoch_done(epoch, 5)
     torch.testing.assert_close(method.visual.detach(), torch.full_like(method.visual, expected))
     method.finish(images)
+    method.seal()
     assert "average" not in method.state_dict()
 
 

@@ -9,7 +9,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.interface import Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.tcp import TCP, TCPOptions
 from oracles import towers
 from oracles.images import Images
@@ -79,13 +79,14 @@ def test_step_and_probabilities_equal_the_equations(
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities.double(), z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
+    method.seal()
     got = method.classify(method.encode(images.pixels)).double()
     torch.testing.assert_close(got, z.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_trained_parameters_on_vit_b_16() -> None:
-    assert trained_on(TCP) == 331_904
-    assert trained_on(TCP, classes=7) == 331_904
+    assert parameter_count(TCP) == 331_904
+    assert parameter_count(TCP, classes=7) == 331_904
 
 
 def test_tokens_that_replace_themselves_leave_coop(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,17 +150,19 @@ def test_the_recipe_and_the_sentences_follow_the_dataset(clip: CLIP) -> None:
     assert [build(clip, name).options.epochs for name in ("imagenet", "sun397", "dtd")] == [25, 25, 50]
     own = build(clip, "oxford_pets", "a photo of a {}, a type of pet.")
     told = build(clip, sentence="{}, a type of pet.", teacher_sentence="a photo of a {}, a type of pet.")
-    assert own.names == told.names
+    assert own.name_ids == told.name_ids
     assert torch.equal(own.teacher, told.teacher)
-    assert build(clip, "stanford_cars").names == build(clip, sentence="{}, a type of car").names
+    assert build(clip, "stanford_cars").name_ids == build(clip, sentence="{}, a type of car").name_ids
     dtd = build(clip, teacher_sentence="a photo of a {}, a type of texture.")
     assert torch.equal(build(clip, "dtd").teacher, dtd.teacher)
-    assert build(clip, "dtd", sentence="{}!").names == build(clip, sentence="{}!").names != build(clip, "dtd").names
+    own = build(clip, "dtd", sentence="{}!")
+    assert own.name_ids == build(clip, sentence="{}!").name_ids != build(clip, "dtd").name_ids
 
 
 def test_another_dataset_is_asked_with_its_own_sentences(clip: CLIP) -> None:
     trained, there = loud(build(clip, "oxford_pets")), loud(build(clip, "dtd"))
     trained.finish(Images((1, 1, 1, 1)))
+    trained.seal()
     moved = trained.retarget(there.problem, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, there.encode_text().detach(), atol=1e-6, rtol=0)
 
@@ -173,6 +176,7 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
-    assert method.shot_features.shape == (4, 3, 16)
+    method.seal()
+    assert method.shot_features.shape == (12, 16)
     probabilities = method.classify(method.encode(images.pixels))
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(12))

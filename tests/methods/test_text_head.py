@@ -14,6 +14,7 @@ from dca.methods.interface import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
 from dca.methods.shared.gaussian import COVARIANCES
+from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.shots import Shots
 from dca.methods.shared.text_head import TextHead
 from oracles import dca as oracle
@@ -74,9 +75,12 @@ def test_distances_to_text_equal_the_dense_ones(clip: CLIP, covariance: str, cou
     images = Images(counts)
     method = build(clip, "coop", test_metric="mahalanobis", covariance=covariance, center="visual")
     method.finish(images)
+    method.seal()
     x = method.encode(images.pixels).double()
     means = torch.stack([x[images.labels == c].mean(0) for c in range(4)])
-    got = method.head().mahalanobis(x.float())[0]
+    head = method.head
+    assert isinstance(head, MahalanobisHead)
+    got = head.distances(x.float())[:, 0].T
     within = x - means[images.labels]
     pooled = within.T @ within / (len(x) - 1)
     D = x.shape[1]
@@ -107,6 +111,7 @@ def test_the_papers_own_baseline_measures_with_covariances(clip: CLIP) -> None:
         step = method.step(images.batch())
         assert step.terms.keys() == {"cls"}
         method.finish(images)
+        method.seal()
         f, t = method.encode(images.pixels), method.encode_text()[0]  # type: ignore[operator]
         logits = clip.tau * f @ t.T
         torch.testing.assert_close(step.terms["cls"], F.cross_entropy(logits, images.labels), atol=1e-5, rtol=1e-5)
@@ -118,4 +123,5 @@ def test_the_papers_own_baseline_measures_with_covariances(clip: CLIP) -> None:
 def test_shots_are_grouped_in_the_order_they_come() -> None:
     rows = torch.arange(6.0).view(6, 1)
     shots = Shots.group(rows, torch.tensor([1, 0, 1, 1, 0, 1]), 2)
-    assert shots.features[..., 0].tolist() == [[1, 4, 0, 0], [0, 2, 3, 5]]
+    assert shots.features[:, 0].tolist() == [1, 4, 0, 2, 3, 5]
+    assert shots.counts.tolist() == [2, 4]

@@ -10,7 +10,7 @@ from dca.clip import CLIP
 from dca.methods import tip_adapter
 from dca.methods.dca import PAPER_TABLE as DATASETS
 from dca.methods.interface import Problem
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, grid, settings
 from oracles.frozen import dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -19,9 +19,10 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **options: object) -> TipAdapter:
-    problem = Problem(names=CLASSES, shots=3, dataset=dataset, protocol=run)
+    problem = Problem(names=CLASSES, shots=3, dataset=dataset, selection=run)
     method = TipAdapter.build(clip, problem, TipAdapterOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
+    method.seal()
     return method
 
 
@@ -42,7 +43,7 @@ def test_probabilities_equal_the_equations(clip: CLIP, counts: tuple[int, ...]) 
 
 
 def test_nothing_is_trained() -> None:
-    assert trained_on(TipAdapter) == 0
+    assert parameter_count(TipAdapter) == 0
 
 
 def test_the_cache_is_the_product_with_one_hot_labels() -> None:
@@ -70,8 +71,8 @@ def test_without_validation_images_the_first_values_stay(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     assert build(clip, images, "oxford_flowers").alpha_beta.tolist() == [2.0, 1.0]
     assert build(clip, images, "oxford_flowers", "paper").alpha_beta.tolist() == [10.0, 1.0]
-    assert build(clip, images, "oxford_flowers", "paper", protocol="strict").alpha_beta.tolist() == [2.0, 1.0]
-    assert build(clip, images, "oxford_flowers", protocol="paper").alpha_beta.tolist() == [10.0, 1.0]
+    assert build(clip, images, "oxford_flowers", "paper", selection="strict").alpha_beta.tolist() == [2.0, 1.0]
+    assert build(clip, images, "oxford_flowers", selection="paper").alpha_beta.tolist() == [10.0, 1.0]
     assert build(clip, images, "oxford_flowers", "paper", beta=4.0).alpha_beta.tolist() == [10.0, 4.0]
 
 

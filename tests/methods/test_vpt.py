@@ -13,7 +13,7 @@ from dca.clip.weights import blank
 from dca.core.errors import UserError
 from dca.methods.interface import Problem
 from dca.methods.shared.gaussian import gammas
-from dca.methods.summary import trained_on
+from dca.methods.summary import parameter_count
 from dca.methods.vpt import SIZES, VPT, VPTOptions
 from dca.methods.zero_shot import ZeroShot
 from oracles import dca as slow
@@ -68,11 +68,12 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, placement: str, depth: 
     assert list(step.terms) == ["cls"]
     assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
     method.finish(images)
+    method.seal()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_parameters_on_vit_b_16() -> None:
-    assert trained_on(VPT) == 12_288
+    assert parameter_count(VPT) == 12_288
     problem = Problem(names=tuple(f"class {c}" for c in range(100)), shots=16)
     counts = {
         (placement, n, depth): VPT.build(
@@ -96,7 +97,9 @@ def test_where_among_the_patches_the_tokens_stand_does_not_matter(clip: CLIP, pl
     pixels = Images((2, 2)).pixels
     extra = build(clip, placement=placement, depth=3).extra()
     other = dataclasses.replace(extra, place="end" if extra.place == "after_first" else "after_first")
-    torch.testing.assert_close(clip.encode_image(pixels, extra), clip.encode_image(pixels, other), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        clip.encode_image(pixels, tokens=extra), clip.encode_image(pixels, tokens=other), atol=1e-5, rtol=0
+    )
 
 
 def test_normalised_tokens_after_ln_pre_equal_tokens_before_it(clip: CLIP) -> None:
@@ -183,11 +186,14 @@ def test_the_sentence_is_ours_or_the_dataset_s(clip: CLIP) -> None:
     own = VPT.build(clip, problem, VPTOptions(template=None))
     zero_shot = ZeroShot.build(clip, problem, ZeroShot.Options())
     zero_shot.finish()
+    zero_shot.seal()
     own.finish(images)
+    own.seal()
     torch.testing.assert_close(own.text_features, zero_shot.text_features)
     elsewhere = dataclasses.replace(problem, template="a {} seen from above.")
     zero_shot.problem = elsewhere
     zero_shot.finish()
+    zero_shot.seal()
     moved = own.retarget(elsewhere, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, zero_shot.text_features)
     assert VPT.build(clip, problem, VPTOptions()).options.template == "a photo of a {}."
@@ -212,6 +218,7 @@ def test_mahalanobis_probabilities_equal_the_equations(clip: CLIP, center: str, 
     images = Images(counts)
     method = build(clip, test_metric="mahalanobis", center=center)
     method.finish(images)
+    method.seal()
     x, t = method.encode(images.pixels).detach().double(), method.encode_text().double()
     f = method.encode(Images((3, 2), seed=9).pixels).detach()
     got = method.classify(f)
@@ -229,6 +236,7 @@ def test_mahalanobis_probabilities_equal_the_equations(clip: CLIP, center: str, 
 def test_euclidean_probabilities_equal_the_equations(clip: CLIP) -> None:
     method = build(clip, test_metric="euclidean")
     method.finish(Images((1, 1, 1, 1)))
+    method.seal()
     f = method.encode(Images((1, 1), seed=9).pixels).detach()
     t = method.encode_text()
     for row, got in zip(f, method.classify(f), strict=True):
@@ -240,8 +248,9 @@ def test_euclidean_probabilities_equal_the_equations(clip: CLIP) -> None:
 def test_shots_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
     images = Images((2, 3, 1, 2))
     cosine, covariance = build(clip), build(clip, test_metric="mahalanobis")
-    for method, shape in [(cosine, (4, 0, 16)), (covariance, (4, 3, 16))]:
+    for method, shape in [(cosine, (0, 16)), (covariance, (8, 16))]:
         method.finish(images)
+        method.seal()
         assert method.shot_features.shape == shape
         twin = build(clip, test_metric=method.options.test_metric)
         twin.restore(method.state_dict())
@@ -259,6 +268,7 @@ def test_shots_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
 
 def test_an_indefinite_covariance_is_named_by_class(clip: CLIP) -> None:
     method = build(clip, test_metric="mahalanobis", gamma1=0.0, gamma2=500.0)
+    method.finish(Images((3, 3, 3, 3)))
     with pytest.raises(UserError, match="gamma1=0, gamma2=500") as caught:
-        method.finish(Images((3, 3, 3, 3)))
+        method.seal()
     assert all(line.removeprefix("class ") in CLASSES for line in caught.value.details)

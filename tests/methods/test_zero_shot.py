@@ -41,6 +41,7 @@ def test_probabilities_equal_the_equations(
     images, problem = Images((2, 1, 1)), Problem(names=CLASSES, shots=1, dataset=dataset, template=OWN)
     method = ZeroShot.build(clip, problem, ZeroShotOptions(**options))  # type: ignore[arg-type]
     method.finish()
+    method.seal()
     text = written(clip, templates)
     got = method.classify(method.encode(images.pixels)).tolist()
     for row, f in zip(got, unit(clip.encode_image(images.pixels).double().tolist()), strict=True):

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import hashlib
 import json
 import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.model import checkpoint
+from dca.model.card import card
 from dca.model.classifier import Classifier
 
 Edit = Callable[[dict[str, Any]], None]
@@ -46,6 +51,16 @@ def edit_tensors(model: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -
     tensors = load_file(model / "model.safetensors")
     edit(tensors)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, model / "model.safetensors")
+
+
+def resign(model: Path) -> None:
+    """Make the hashes of a changed model its own, so that what they protect is looked at itself."""
+    weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+
+    def edit(raw: dict[str, Any]) -> None:
+        raw["sha256"] = {"weights": weights, "classes": checkpoint._classes_hash(raw)}
+
+    edit_config(model, edit)
 
 
 def refusal(model: Path, clip: CLIP) -> UserError:
@@ -113,14 +128,17 @@ def test_a_model_on_another_backbone_is_refused(fitted: Path, clip: CLIP, tiny_f
     save_file(tensors, other / "model.safetensors")
     with pytest.raises(UserError, match="is another one") as caught:
         Classifier.from_pretrained(fitted, backbone=other)
-    assert "--backbone" in caught.value.hint
+    assert "--backbone" in caught.value.render("cli")
 
 
-def test_a_model_whose_backbone_is_gone_says_how_to_name_it(model: Path, own_clip: CLIP):
+def test_a_model_whose_backbone_is_gone_says_how_to_name_it(
+    model: Path, own_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "of another machine"))
     edit_config(model, lambda raw: raw["backbone"].update(source="/moved/away"))
     with pytest.raises(UserError, match="/moved/away") as caught:
         Classifier.from_pretrained(model)
-    assert "--backbone PLACE" in caught.value.hint
+    assert "--backbone PLACE" in caught.value.render("cli")
     Classifier.from_pretrained(model, backbone=own_clip)
 
 
@@ -187,7 +205,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         (set_to("text_features", lambda t: t[:, 1:]), "text_features: shape (4, 9, 16), expected (4, 10, 16)"),
         (set_to("visual.tokens", lambda t: t[1:]), "visual.tokens: shape (15, 32), expected (16, 32)"),
         (set_to("shot_counts", lambda t: t * 0), "shot_counts"),
-        (set_to("shot_counts", lambda t: t + 100), "shot_counts"),
+        (set_to("shot_counts", lambda t: t + 100), "shot_features: shape (20, 16), expected (1020, 16)"),
         (set_to("shot_counts", lambda t: t.float()), "shot_counts: type torch.float32, expected torch.int64"),
         (set_to("text_features", lambda t: t.double()), "text_features: type torch.float64"),
         (set_to("text_features", lambda t: t.long()), "text_features: type torch.int64"),
@@ -217,10 +235,9 @@ def test_all_wrong_tensors_are_listed_at_once(model: Path, own_clip: CLIP):
 
 def test_extreme_but_finite_tensors_never_become_a_prediction(model: Path, own_clip: CLIP):
     edit_tensors(model, lambda tensors: tensors["text_features"].fill_(3e38))
-    edit_config(model, lambda raw: raw.pop("sha256"))
-    loaded = Classifier.from_pretrained(model, backbone=own_clip)
-    with pytest.raises(UserError):
-        loaded.predict(Image.new("RGB", (32, 32)))
+    resign(model)
+    with pytest.raises(UserError, match="extreme values"):
+        Classifier.from_pretrained(model, backbone=own_clip)
 
 
 def flip_last_bit(model: Path) -> None:
@@ -237,11 +254,39 @@ def test_a_single_flipped_bit_of_the_tensors_is_noticed(model: Path, own_clip: C
     assert error.hint
 
 
-def test_a_model_of_a_version_without_hashes_loads(model: Path, own_clip: CLIP, fitted: Path):
-    edit_config(model, lambda raw: raw.pop("sha256"))
-    picture = Image.new("RGB", (32, 32), "red")
-    old = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(picture)
-    assert (old == Classifier.from_pretrained(fitted, backbone=own_clip).predict_proba(picture)).all()
+def test_no_path_of_this_machine_is_in_a_model(model: Path, photos: Path, tiny_folder: Path):
+    for name in ("config.json", "spec.json", "result.json", "README.md", "metrics.jsonl"):
+        text = (model / name).read_text()
+        assert str(photos.parent) not in text, name
+        assert str(tiny_folder.parent) not in text, name
+        assert str(model.parent) not in text, name
+
+
+def test_an_unfinished_run_is_called_that(model: Path, own_clip: CLIP):
+    for name in ("config.json", "result.json"):
+        (model / name).unlink()
+    error = refusal(model, own_clip)
+    assert "is an unfinished run" in error.problem
+    assert "give the command that began it again" in error.render("cli")
+
+
+def test_the_card_names_a_hub_id_or_none(model: Path):
+    record = checkpoint.read_record(model)
+    assert "base_model" not in card(record), "a local folder is no hub id"
+    for source, base in (("vit-b-16", "openai/clip-vit-base-patch16"), ("me/clip", "me/clip"), ("mini", None)):
+        text = card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
+        assert (f"base_model: {base}\n" in text) == (base is not None)
+        assert ("base_model" in text) == (base is not None)
+
+
+def test_the_card_of_many_classes_is_written_at_once(model: Path):
+    """It counted the images of each class anew: 0.9 s for 2,100 classes."""
+    record = checkpoint.read_record(model)
+    labels = [f"class {n}" for n in range(5000)]
+    draw = [{"label": n, "name": "x", "sha256": "0"} for n in range(5000) for _ in range(4)]
+    began = time.perf_counter()
+    assert "4 training images per class" in card(dataclasses.replace(record, labels=labels, draw=draw))
+    assert time.perf_counter() - began < 0.5
 
 
 @pytest.mark.parametrize(
@@ -283,9 +328,13 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw["options"].update(phrases=[["a"]]), "phrases"),
         (lambda raw: raw["problem"].update(names=["only"]), "at least two names"),
         (lambda raw: raw["problem"].update(names="cat"), "at least two names"),
-        (lambda raw: (raw["problem"]["names"].append("owl"), raw.pop("sha256")), "expected (4, 11, 16)"),
-        (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "its problem, with the classes, has changed"),
-        (lambda raw: raw["problem"]["names"].reverse(), "its problem, with the classes, has changed"),
+        (lambda raw: raw["problem"]["names"].append("owl"), "labels: 11 expected, one per class name"),
+        (lambda raw: raw["labels"].__setitem__(0, None), "labels: None is no text or number"),
+        (lambda raw: raw["given"].update(options={"seed": 1}), "unknown option 'seed'"),
+        (lambda raw: raw["given"].pop("options"), "given.options: a JSON object expected"),
+        (lambda raw: raw.update(format=1), "format 1 is of an early version"),
+        (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "the list of classes has changed"),
+        (lambda raw: raw["problem"]["names"].reverse(), "the list of classes has changed"),
         (lambda raw: raw.update(sha256="0"), "sha256: a JSON object expected"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\ud800"), "is no readable name"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\x1b[2J"), "is no readable name"),
@@ -309,8 +358,8 @@ def test_a_method_that_is_not_installed_is_named_with_model_and_package(model: P
     told = refusal(model, own_clip)
     assert told.problem == f"{model / 'config.json'}: unknown method 'task_res'."
     assert "install the package that has the module 'dca_task_res'" in told.hint
-    edit_config(model, lambda raw: raw.pop("package"))
-    assert "install the package that it comes from" in refusal(model, own_clip).hint, "models of earlier versions"
+    edit_config(model, lambda raw: raw.update(package=""))
+    assert "install the package that it comes from" in refusal(model, own_clip).hint
 
 
 def test_options_left_out_of_a_config_are_settled_as_at_the_fit(model: Path, own_clip: CLIP, fitted: Path):
@@ -362,8 +411,6 @@ def test_no_change_to_a_config_escapes_as_anything_but_an_error_for_the_user(
     data: st.DataObject, model: Path, own_clip: CLIP, fitted: Path
 ):
     raw = json.loads((fitted / "config.json").read_text())
-    if data.draw(st.booleans()):
-        del raw["sha256"]
     where = data.draw(st.sampled_from(places(raw)))
     target = raw
     for key in where[:-1]:
@@ -375,6 +422,9 @@ def test_no_change_to_a_config_escapes_as_anything_but_an_error_for_the_user(
     else:
         target.insert(0, copy.deepcopy(target[where[-1]]))
     (model / "config.json").write_text(json.dumps(raw))
+    if data.draw(st.booleans()):
+        with suppress(Exception):
+            resign(model)
     try:
         loaded = Classifier.from_pretrained(model, backbone=own_clip)
         assert loaded.predict(Image.new("RGB", (32, 32))) in loaded.classes_
@@ -396,7 +446,7 @@ def test_no_flipped_byte_of_the_tensors_escapes_as_anything_but_an_error_for_the
         end = data.draw(st.sampled_from([8, header, len(content)]))
         content[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     (model / "model.safetensors").write_bytes(content)
-    edit_config(model, lambda raw: raw.pop("sha256", None))  # which would notice every one
+    resign(model)  # the hash would notice every one
     try:
         probabilities = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(Image.new("RGB", (32, 32)))
         assert abs(probabilities.sum() - 1) < 1e-4

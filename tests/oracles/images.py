@@ -1,19 +1,30 @@
-"""Random pixels as a method's training images."""
+"""Random pixels as training images of a method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from conftest import make_clip
 from dca.clip import CLIP
 from dca.core import seeds
 from dca.methods.interface import Batch
 
 
+@cache
+def tiny_clip() -> CLIP:
+    """A backbone with the weights that every test has by default."""
+    return make_clip()
+
+
 class Images:
-    """Images of random pixels, the given number of each class; augmented views are shifted copies."""
+    """Images of random pixels, the given number of each class; augmented views are shifted copies.
+
+    Frozen features are those of the tiny backbone.
+    """
 
     def __init__(self, counts: tuple[int, ...], seed: int = 0, validation: Images | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -30,8 +41,8 @@ class Images:
                 return encode(self.pixels)
             return torch.cat([encode(self.view(v)) for v in range(views)])
 
-    def frozen_features(self, clip: CLIP, *, views: int = 0, mirrored: bool = False) -> Tensor:
-        return self.map(lambda pixels: clip.encode_image(pixels.flip(-1) if mirrored else pixels), views=views)
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
+        return self.map(lambda pixels: tiny_clip().encode_image(pixels.flip(-1) if mirrored else pixels), views=views)
 
     def batch(self, seed: int = 0) -> Batch:
         return Batch(self.pixels, self.labels, seeds.generator(seed, "test"))

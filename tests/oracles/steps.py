@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dca.clip import CLIP
-from dca.methods.interface import Method, Step
+from dca.methods.interface import Method, Step, TrainedMethod
 from oracles.images import Images
 
 
@@ -27,7 +27,7 @@ def unit_images(clip: CLIP, pixels: Tensor) -> Tensor:
     return features / features.square().sum(dim=-1, keepdim=True).sqrt()
 
 
-def require_gradients(method: Method, clip: CLIP, images: Images) -> None:
+def require_gradients(method: TrainedMethod, clip: CLIP, images: Images) -> None:
     """A step moves every tensor of the method and none of the backbone."""
     method.prepare(images)
     torch.stack(list(method.step(images.batch()).terms.values())).sum().backward()

@@ -1,10 +1,11 @@
-"""The pictures: written whole, of sane size, for few and many classes and any names, without a warning."""
+"""The charts: written whole, of sane size, for few and many classes and any names, without a warning."""
 
 from __future__ import annotations
 
 import io
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dca import plots
+from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
 from dca.plots import ClassResult, charts
-from dca.plots.stats import binned, wilson
+from dca.plots.stats import wilson
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
 
@@ -56,7 +58,7 @@ def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "p
     truths, answers = [classes[k] for k in labels], [classes[k] for k in said]
     right = float(said_right)
     return [
-        plots.accuracy_bars(0.4, right, results(count), folder / f"bars.{suffix}"),
+        plots.accuracy_bars(results(count), folder / f"bars.{suffix}"),
         plots.confusion(matrix, classes, folder / f"confusion.{suffix}"),
         plots.reliability(sure, said == labels, folder / f"reliability.{suffix}"),
         plots.training_curves(metrics(count), folder / f"training.{suffix}"),
@@ -121,7 +123,7 @@ def test_unknown_suffix_is_refused_with_the_way_out(tmp_path):
 def test_missing_matplotlib_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError) as caught:
-        plots.accuracy_bars(0.5, 0.9, results(2), tmp_path / "bars.png")
+        plots.accuracy_bars(results(2), tmp_path / "bars.png")
     assert "pip install" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
@@ -196,7 +198,7 @@ def test_grey_and_alpha_images_are_shown(tmp_path):
 
 def test_classes_without_test_images_are_left_out_of_the_bars(tmp_path):
     rows = [*results(3), ClassResult("unseen", 0, 0, 0)]
-    assert plots.accuracy_bars(0.1, 0.2, rows, tmp_path / "bars.png").exists()
+    assert plots.accuracy_bars(rows, tmp_path / "bars.png").exists()
     assert plots.confusion(np.diag([3, 0]), ["seen", "unseen"], tmp_path / "confusion.png").exists()
 
 
@@ -218,15 +220,62 @@ def test_wilson_holds_the_share_and_stays_in_range(count):
         assert 0 <= low <= right / count <= high <= 1
 
 
-def test_calibration_error_matches_a_literal_loop():
-    rng = np.random.default_rng(3)
-    sure = rng.uniform(0, 1, 500)
-    right = rng.uniform(0, 1, 500) < sure**2
-    bins = np.minimum((sure * 15).astype(int), 14)
-    literal = sum(
-        abs(right[bins == b].mean() - sure[bins == b].mean()) * (bins == b).mean()
-        for b in range(15)
-        if (bins == b).any()
-    )
-    assert binned(sure, right, 15).ece == pytest.approx(literal)
-    assert binned([1.0, 1.0], [True, True], 15).ece == 0
+def figure_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> Figure:
+    """The figure that a function would save."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: kept.append(figure) or path)
+    draw()
+    FigureCanvasAgg(kept[0]).draw()
+    return kept[0]
+
+
+def texts_of(figure: Figure) -> list[str]:
+    """All texts on a figure and in its axes."""
+    return [text.get_text() for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts))]
+
+
+def test_classes_that_do_not_occur_are_left_out_of_the_confusion(monkeypatch):
+    matrix = np.zeros((50, 50), int)
+    matrix[3, 3], matrix[3, 7], matrix[9, 9] = 2, 1, 4
+    figure = figure_of(monkeypatch, lambda: plots.confusion(matrix, [f"c{k}" for k in range(50)], "x.png"))
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels() if text.get_text()]
+    assert labels == ["c3", "c9", "c7"], "the highest error rate first, classes without images last"
+    assert {"67 %", "100 %", "–"} <= set(texts_of(figure))
+    assert "1 of 7 images wrong; rows: true class, columns: predicted class" in texts_of(figure)
+
+
+def test_a_long_confusion_says_how_many_went_elsewhere(monkeypatch):
+    matrix = np.diag(np.full(40, 5))
+    matrix[:30, 39] = np.arange(1, 31)
+    figure = figure_of(monkeypatch, lambda: plots.confusion(matrix, [f"c{k}" for k in range(40)], "x.png"))
+    found = texts_of(figure)
+    assert "elsewhere" in found
+    assert any("the 30 classes with the highest error rate, of 40" in text for text in found)
+    assert {str(n) for n in range(1, 31)} <= set(found)
+
+
+def test_bars_without_zero_shot_show_the_model_alone(monkeypatch):
+    rows = [ClassResult("cat", 4, None, 3), ClassResult("dog", 4, None, 4), ClassResult("unseen", 0, None, 0)]
+    figure = figure_of(monkeypatch, lambda: plots.accuracy_bars(rows, "x.png", label="m.dca"))
+    found = texts_of(figure)
+    assert "Accuracy 87.5 %" in found
+    assert "m.dca on 8 test images; lines are 95 % intervals" in found
+    assert "all 2 classes" in found
+    assert "zero-shot" not in found
+    assert len(figure.axes[0].patches) == 3
+
+
+def test_bars_with_zero_shot_show_the_gain(monkeypatch):
+    rows = [ClassResult("cat", 4, 1, 3), ClassResult("dog", 4, 2, 4)]
+    figure = figure_of(monkeypatch, lambda: plots.accuracy_bars(rows, "x.png"))
+    found = texts_of(figure)
+    assert "37.5 % zero-shot, 87.5 % with DCA" in found
+    assert "+50.0 points on 8 test images; lines are 95 % intervals" in found
+    assert len(figure.axes[0].patches) == 6
+
+
+def test_reliability_names_the_calibration_error_of_the_library(monkeypatch):
+    sure, right = np.array([0.95, 0.95, 0.55, 0.35]), np.array([True, False, True, False])
+    figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
+    assert f"Calibration error (ECE) {calibration_error(sure, right):.3f}" in texts_of(figure)
+    assert any("mean confidence 70.0 %, accuracy 50.0 % on 4 images" in text for text in texts_of(figure))

@@ -13,23 +13,29 @@ import click
 
 import dca
 from dca.cli.common import Group
+from dca.cli.pointers import only_nearest, unknown_command, unknown_option
+from dca.core.actions import Hint, set_option
 from dca.core.errors import UserError
 
 # name -> (module with an attribute `command`, what it does)
 COMMANDS = {
-    "fit": ("dca.cli.fit", "Learn a classifier from a folder of photos."),
+    "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
-    "predict": ("dca.cli.predict", "Name what is on images."),
+    "predict": ("dca.cli.predict", "Predict the classes of images."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
-    "cache": ("dca.cli.cache", "Look at the stored image features, or clear them."),
-    "doctor": ("dca.cli.doctor", "Say what is installed and what will be used."),
-    "demo": ("dca.cli.demo", "See it work on built-in pictures, in a minute or two."),
+    "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
+    "doctor": ("dca.cli.doctor", "Show what is installed and what will be used."),
+    "demo": ("dca.cli.demo", "See it work on built-in images, in a minute or two."),
 }
 
 
 class Lazy(Group):
-    """A group that knows its commands' names and one-line helps without importing them."""
+    """A group that knows the names and one-line helps of its commands without importing them."""
+
+    def unknown(self, args: list[str]) -> UserError:
+        """The error for a first word that is no command, with what was probably meant."""
+        return unknown_command(args) or super().unknown(args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of the table."""
@@ -50,14 +56,14 @@ class Lazy(Group):
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(dca.__version__, prog_name="dca")
-@click.option("--traceback", is_flag=True, help="Show the whole Python traceback of an error.")
+@click.option("--traceback", is_flag=True, help="Show the Python traceback of an error.")
 def group(traceback: bool) -> None:
     """Teach CLIP new classes from a few images.
 
     \b
     dca demo                                 see it work, nothing to prepare
     dca fit photos/ --shots 16               photos/cat/*.jpg  photos/dog/*.jpg ...
-    dca predict photos.dca new.jpg           what is on it?
+    dca predict photos.dca new.jpg           which class is it?
     dca eval photos.dca more_photos/         how good is it?
     """
 
@@ -65,20 +71,20 @@ def group(traceback: bool) -> None:
 def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0 done, 2 something for the user to change, 3 below --min-accuracy, 130 interrupted; anything
+    0: done. 2: an error that the user can solve. 3: below --min-accuracy. 130: interrupted. Anything
     else is a bug and shows its traceback.
     """
     arguments = sys.argv[1:] if args is None else args
     try:
         code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        show_usage_error(error, arguments)
         return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
-        message = said(error)
+        message = message_of(error)
         if message is None:
             raise
         click.echo(format_exc() if "--traceback" in arguments else f"error: {message}", err=True)
@@ -86,15 +92,25 @@ def main(args: list[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def said(error: Exception) -> str | None:
-    """What to tell the user about an error that is theirs to mend; None for a bug of ours."""
+def show_usage_error(error: click.ClickException, arguments: list[str]) -> None:
+    """Print an error of the command line itself, with what was probably meant."""
+    if isinstance(error, click.NoSuchOption):
+        if pointer := unknown_option(error, arguments):
+            click.echo(f"error: {pointer.render('cli')}", err=True)
+            return
+        error = only_nearest(error)
+    error.show()
+
+
+def message_of(error: Exception) -> str | None:
+    """The text for an error that the user can solve; None for a bug of this program."""
     if isinstance(error, UserError):
-        return str(error)
+        return error.render("cli")
     if isinstance(error, OSError):
         return f"{error.filename or 'the output'}: {error.strerror or error}"
-    # torch says it with errors of its own, and may not have been loaded at all.
+    # By name: torch may not have been imported, and some of its allocators raise a plain RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "t allocate mem" in str(error):
-        reason = str(error).partition("\n")[0] or "the system gave none"
-        advice = "smaller steps, e.g. --set batch_size=8, fewer images, or another --device"
-        return str(UserError(f"not enough memory ({reason})", hint=advice))
+        reason = str(error).partition("\n")[0] or "the system gave no reason"
+        advice: Hint = [set_option("batch_size", 8), "give fewer images", "choose another --device"]
+        return UserError(f"not enough memory ({reason})", hint=advice).render("cli")
     return None

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import click
 
-from dca.cli.common import Group, bytes_text, emit, json_flag
+from dca.cli.common import Group, emit, json_flag
+from dca.core.wording import bytes_text
 
 
 @click.group(cls=Group, invoke_without_command=True)
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show what is stored, per backbone; `dca cache clear` removes it.
+    """Show the stored image features, by backbone and precision; `dca cache clear` deletes them.
 
-    The place is DCA_CACHE, or the system's cache folder. Nothing in it is needed: what is missing
-    is computed again.
+    They are in the folder DCA_CACHE, or in the system's cache folder. Deleting them loses no result:
+    missing features are computed again.
 
     \b
-    dca cache                                what is stored, and of what
-    dca cache clear 74079b095841260e         forget one space, by the name in the first column
-    DCA_CACHE_GB=1 dca fit photos/           keep at most so many gigabytes
+    dca cache                                which features are stored
+    dca cache clear 74079b095841260e         delete those of one space, by the name in the first column
+    DCA_CACHE_GB=1 dca fit photos/           keep at most one gigabyte
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.data.feature_store import FeatureCache
+    from dca.data.feature_store import FeatureStore
 
-    cache = FeatureCache()
-    spaces = cache.spaces()
+    store = FeatureStore()
+    spaces = store.spaces()
     total = sum(space.bytes for space in spaces)
     if as_json:
-        rows = [
-            {"name": s.name, "features": s.features, "bytes": s.bytes, "used": s.used, "about": s.about} for s in spaces
-        ]
-        emit({"folder": str(cache.folder), "bytes": total, "limit_bytes": cache.limit, "spaces": rows})
+        rows = [asdict(space) for space in spaces]
+        emit({"folder": str(store.folder), "bytes": total, "limit_bytes": store.limit, "spaces": rows})
         return
-    click.echo(f"{cache.folder}: {bytes_text(total)} of at most {bytes_text(cache.limit)}")
+    click.echo(f"{store.folder}: {bytes_text(total)} of at most {bytes_text(store.limit)}")
     for space in spaces:
         day = time.strftime("%Y-%m-%d", time.localtime(space.used))
         size = f"{space.features:>9,} features  {bytes_text(space.bytes):>9}"
@@ -45,32 +45,39 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def contents(about: Mapping[str, object]) -> str:
-    """What a space holds: features of which images, by which backbone, in which precision."""
-    images = f"training images of seed {about['seed']}" if "seed" in about else "images"
-    precision = str(about.get("precision", "unknown precision")).removeprefix("torch.")
-    return f"{about.get('source', 'unknown backbone')}, {precision}, {images}"
+    """What a space holds, in words.
+
+    >>> contents({"display": {"source": "mini"}, "backbone": "c620a0f01b44", "precision": "torch.float32", "crop": 64})
+    'mini c620a0f0, float32, crop 64'
+    """
+    facts = dict(about)
+    display = facts.pop("display", {})
+    source = display.get("source", "") if isinstance(display, Mapping) else display
+    backbone = f"{source} {str(facts.pop('backbone', ''))[:8]}".strip()
+    precision = str(facts.pop("precision", "")).removeprefix("torch.")
+    return ", ".join(filter(None, [backbone, precision, *(f"{name} {value}" for name, value in facts.items())]))
 
 
 @command.command("clear")
 @click.argument("names", nargs=-1)
 @json_flag
 def clear(names: tuple[str, ...], as_json: bool) -> None:
-    """Remove the stored features, or only those of the spaces NAMES.
+    """Delete all stored features, or only those of the spaces NAMES.
 
     \b
     dca cache clear
     dca cache clear 74079b095841260e 124f63c9a34a8f02
     """
     from dca.core.errors import unknown_name
-    from dca.data.feature_store import FeatureCache
+    from dca.data.feature_store import FeatureStore
 
-    cache = FeatureCache()
-    known = [space.name for space in cache.spaces()]
+    store = FeatureStore()
+    known = [space.name for space in store.spaces()]
     for name in names:
         if name not in known:
             raise unknown_name("space", name, known, hint="`dca cache` lists them")
-    freed = cache.clear(names or None)
+    freed = store.clear(names or None)
     if as_json:
-        emit({"folder": str(cache.folder), "freed_bytes": freed})
+        emit({"folder": str(store.folder), "freed_bytes": freed})
     else:
-        click.echo(f"freed {bytes_text(freed)} in {cache.folder}")
+        click.echo(f"freed {bytes_text(freed)} in {store.folder}")

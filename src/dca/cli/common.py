@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.core.errors import unknown_name
+from dca.core.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout, nothing else there.")
-quiet_flag = click.option("-q", "--quiet", is_flag=True, help="No progress bars, nor lines in their place.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout and nothing else.")
+quiet_flag = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
 
 
 class Group(click.Group):
-    """A group that suggests the nearest of its commands for an unknown one."""
+    """A group that suggests the most similar of its commands for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -31,35 +31,40 @@ class Group(click.Group):
         """The command named by the first argument."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], known, hint=self.way_out(args[0]))
+            raise self.unknown(args)
         return super().resolve_command(ctx, args)
 
+    def unknown(self, args: list[str]) -> UserError:
+        """The error for a first word that is no command of the group."""
+        known = self.list_commands(click.Context(self))
+        return unknown_name("command", args[0], known, hint=self.way_out(args[0]))
+
     def way_out(self, name: str) -> str:
-        """What an unknown command probably meant, where that is no other command of the group."""
+        """The command that `name` probably stands for; empty if unclear."""
         return ""
 
 
 def running(function: F) -> F:
-    """Where and how exactly to run."""
+    """Add --device and --precision."""
     function = click.option(
         "--precision",
         default="auto",
         show_default=True,
-        help="auto, fp32 or bf16: what the towers calculate in. auto is bf16 on a GPU, fp32 elsewhere.",
+        help="auto, fp32 or bf16: precision of the CLIP towers. auto is bf16 on a GPU, fp32 elsewhere.",
     )(function)
     return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")(function)
 
 
 def backbone_of_model(function: F) -> F:
-    """Another place for the backbone of a saved model."""
+    """Add --backbone, for a model whose backbone was moved."""
     return click.option(
-        "--backbone", default=None, help="Where the model's backbone lies now, if not where it was when fitted."
+        "--backbone", default=None, help="Where the backbone of the model is now, if it was moved since the fit."
     )(function)
 
 
 @contextmanager
 def showing(*, quiet: bool) -> Iterator[Progress]:
-    """How a command shows its progress on stderr: bars on a terminal, a line now and then elsewhere."""
+    """Show progress on stderr: bars on a terminal, a line every 30 seconds elsewhere."""
     from dca.core.progress import bars, lines, silent
 
     if quiet:
@@ -72,40 +77,24 @@ def showing(*, quiet: bool) -> Iterator[Progress]:
 
 
 def emit(value: Any) -> None:
-    """One JSON value on stdout."""
+    """Print one JSON value on stdout."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    # A file name that is no valid text becomes a JSON escape.
+    # Bytes of a file name that are not valid text become JSON escapes.
     click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction for people."""
+    """A fraction as text, in per cent."""
     return "-" if fraction is None else f"{100 * fraction:.1f} %"
 
 
 def columns(texts: Iterable[str]) -> int:
-    """How many columns of a terminal the widest of them takes; 大 and 🐶 take two."""
+    """Width of the widest text in terminal columns; 大 and 🐶 take two."""
     from rich.cells import cell_len
 
     return max(map(cell_len, texts))
 
 
 def padded(text: str, width: int) -> str:
-    """The text and spaces, as many columns wide as that."""
+    """The text, filled with spaces to `width` terminal columns."""
     return text + " " * (width - columns([text]))
-
-
-def bytes_text(count: float) -> str:
-    """A size for people."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

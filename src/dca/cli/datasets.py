@@ -1,4 +1,4 @@
-"""dca datasets: what there is, whether it is whole, and which images a draw takes."""
+"""dca datasets: list and explain public datasets, check data, make few-shot draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
-from dca.core.errors import counted
+from dca.core.actions import render
+from dca.core.wording import counted
 
 if TYPE_CHECKING:
     from dca.data.check.public import Report
@@ -20,7 +21,7 @@ root_option = click.option(
 
 
 class Datasets(Group):
-    """The group, which knows that a dataset's name alone asks to be shown."""
+    """The group; it suggests `show` if a dataset's name is given as a command."""
 
     def way_out(self, name: str) -> str:
         """`dca datasets eurosat` -> dca datasets show eurosat."""
@@ -35,7 +36,7 @@ class Datasets(Group):
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
-    """List the public datasets; `show` explains one, `check` looks one over, yours too.
+    """List the public datasets; `show` explains one, `check` checks one, or your own images.
 
     \b
     dca datasets check photos/                         before the first fit
@@ -63,7 +64,7 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @json_flag
 def show(name: str, as_json: bool) -> None:
-    """Explain one public dataset: split, class names, template, layout, where to get it.
+    """Explain one public dataset: split, class names, template, folders, where to get it.
 
     \b
     dca datasets show eurosat
@@ -81,12 +82,6 @@ def show(name: str, as_json: bool) -> None:
     for label, text in (("split", entry.split), ("template", entry.template), ("note", entry.notes)):
         if text:
             click.echo(f"{label:<9} {text}")
-    if entry.recipe:
-        recipe = entry.recipe
-        settings = (
-            f"alpha {recipe.alpha:g}, beta {recipe.beta:g}, lr {recipe.learning_rate:g}, batch {recipe.batch_size}"
-        )
-        click.echo(f"{'recipe':<9} {settings} (the DCA paper)")
     click.echo(f"{'home':<9} {entry.home}\n{'licence':<9} {entry.licence}\n{'cite':<9} {entry.citation}")
     click.echo(f"{'layout':<9} ROOT/{entry.folder}/")
     for line in entry.layout.tree():
@@ -105,9 +100,9 @@ def show(name: str, as_json: bool) -> None:
 @json_flag
 @click.pass_context
 def check(ctx: click.Context, data: str, root: Path | None, images: bool | None, quiet: bool, as_json: bool) -> None:
-    """Say what is wrong with DATA, a folder, an image list or a public name, and what to do.
+    """Report what is wrong with DATA (a folder, an image list or a public name), and what to do.
 
-    Exits with 2 when something must be changed before training.
+    Exits with 2 if something must be changed before training.
 
     \b
     dca datasets check photos/
@@ -120,7 +115,7 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     with showing(quiet=quiet) as progress:
         report = check_source(data, root, open_images=images, progress=of_stage(progress, "images"))
     if as_json:
-        emit(report.describe())
+        emit(report.describe("cli"))
     else:
         _print(report)
     if not report.ok:
@@ -135,10 +130,10 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Write the draw to this file.")
 @json_flag
 def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | None, as_json: bool) -> None:
-    """Draw K images per class of DATA as the published work does; print the draw's hash.
+    """Draw K images per class of DATA as in published work, and print the hash of the draw.
 
-    Equal hashes mean equal images with equal labels in equal order, wherever they lie. A class
-    with fewer than K images gives all it has.
+    Equal hashes mean the same images of the same classes in the same order, wherever they are
+    stored. A class with fewer than K images gives all it has.
 
     \b
     dca datasets draw photos/ --shots 4
@@ -166,7 +161,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
 
 
 def _found(entry: Entry, root: Path | None) -> str | None:
-    """Where the dataset lies under the root, if it does."""
+    """Folder of the dataset under the root, if it is there."""
     from dca.core.errors import UserError
     from dca.data.sources.find import place_of
 
@@ -177,7 +172,7 @@ def _found(entry: Entry, root: Path | None) -> str | None:
 
 
 def _print(report: Report) -> None:
-    """The report for people: counts first, then what was found, worst first."""
+    """Print a report: counts first, then the findings, worst first."""
     click.echo(f"{report.name} at {report.place}")
     for key, value in report.facts.items():
         click.echo(f"  {key.replace('_', ' ')}: {_fact(value)}")
@@ -188,7 +183,7 @@ def _print(report: Report) -> None:
         if finding.count > len(finding.examples) > 0:
             click.echo(f"  ... and {finding.count - len(finding.examples):,} more")
         if finding.advice:
-            click.echo(f"  do: {finding.advice}")
+            click.echo(f"  do: {render(finding.advice, 'cli')}")
     if not report.findings:
         click.echo("nothing wrong found")
 

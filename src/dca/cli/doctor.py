@@ -1,4 +1,4 @@
-"""dca doctor: what is installed and what will be used."""
+"""dca doctor: what is installed and what a run would use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VARIABLES = ("HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREA
 @click.command()
 @json_flag
 def command(as_json: bool) -> None:
-    """Say what is installed, which device will be used, and which backbones are at hand.
+    """Show what is installed, which device will be used, and which backbones are on this machine.
 
     \b
     dca doctor
-    dca doctor --json > doctor.json          to send along with a question
+    dca doctor --json > doctor.json          to attach to a bug report
     """
     report = examine()
     if as_json:
@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
         click.echo(f"  {name:<16} {found or 'not installed'}")
     click.echo(f"device auto -> {report['device']} ({report['threads']} threads), precision {report['precision']}")
     for name, place in report["backbones"].items():
-        click.echo(f"  {name:<16} {place or 'fetched on first use'}")
+        click.echo(f"  {name:<16} {place or 'downloaded on first use'}")
     for name, value in report["environment"].items():
         click.echo(f"  {name}={value}")
     for note in report["notes"]:
@@ -45,8 +45,8 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
+    from dca.clip.places import backbones
     from dca.core.device import compute_dtype, resolve_device
-    from dca.model.classifier import backbones
 
     device = resolve_device("auto")
     return {
@@ -65,7 +65,7 @@ def examine() -> dict[str, Any]:
 
 
 def installed(package: str) -> str | None:
-    """Version of a package, if it is there."""
+    """Version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -73,12 +73,12 @@ def installed(package: str) -> str | None:
 
 
 def notes() -> list[str]:
-    """Advice for what looks odd."""
+    """Advice about this installation."""
     import torch
 
     found = []
     if torch.version.cuda and not torch.cuda.is_available():
-        found.append("this torch is built for CUDA but sees no GPU; a CPU build is 4 GB smaller (see the README)")
+        found.append("this torch is built for CUDA but finds no GPU; a CPU build is 4 GB smaller (see the README)")
     if installed("matplotlib") is None:
-        found.append("no matplotlib: pictures need it; pip install 'dca-prompt[report]'")
+        found.append("matplotlib is not installed; charts need it: pip install 'dca-prompt[report]'")
     return found

@@ -1,8 +1,9 @@
-"""dca eval: how good is a model."""
+"""dca eval: measure a model on labelled images."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,12 @@ from dca.cli.common import (
     running,
     showing,
 )
-from dca.core.errors import counted
+from dca.core.wording import counted
+
+if TYPE_CHECKING:
+    from dca.engine.evaluate import Evaluation
+
+CHARTS = ("confusion.png", "reliability.png", "classes.png")
 
 
 @click.command()
@@ -29,6 +35,13 @@ from dca.core.errors import counted
     default=None,
     help="Exit with 3 when the accuracy is below this fraction.",
 )
+@click.option(
+    "--plots",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help=f"Write {', '.join(CHARTS)} into this folder. Needs matplotlib.",
+)
 @backbone_of_model
 @running
 @quiet_flag
@@ -39,6 +52,7 @@ def command(
     model: Path,
     data: str,
     min_accuracy: float | None,
+    plots: Path | None,
     backbone: str | None,
     device: str,
     precision: str,
@@ -53,24 +67,61 @@ def command(
     \b
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
+    dca eval photos.dca more_photos/ --plots charts/
     """
     from dca.model.classifier import Classifier
 
+    if plots is not None:
+        require_writable(plots)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     with showing(quiet=quiet) as progress:
         report = classifier.evaluate(data, progress=progress)
-    if report.trained_on:
-        seen = f"{report.trained_on:,} of these images ({report.n:,} in all)"
-        click.echo(f"warning: the model was trained on {seen}; accuracy on new ones may be lower", err=True)
+    if report.seen_in_training:
+        seen = f"{report.seen_in_training:,} of these {report.n:,} images"
+        click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
+    drawn = draw(report, plots, Path(model).name) if plots is not None else []
     if as_json:
-        emit(report.to_dict())
+        emit({**report.to_dict(), **({"plots": [str(path) for path in drawn]} if plots is not None else {})})
     else:
-        click.echo(
-            f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}; calibration error {report.ece:.3f}"
-        )
-        width = columns(report.per_class)
-        for name, accuracy in sorted(report.per_class.items(), key=lambda row: row[1]):
-            click.echo(f"  {padded(name, width)}  {percent(accuracy):>7}")
+        click.echo("\n".join(summary(report)))
+        for path in drawn:
+            click.echo(f"wrote {path}")
     if min_accuracy is not None and report.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
         ctx.exit(3)
+
+
+def summary(report: Evaluation) -> list[str]:
+    """The figures for people: the whole, then the classes, the hardest first."""
+    head = f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}; calibration error {report.ece:.3f}"
+    classes = sorted(((str(label), value) for label, value in report.per_class.items()), key=lambda row: row[1])
+    width = columns(label for label, _ in classes)
+    return [head, *(f"  {padded(label, width)}  {percent(value):>7}" for label, value in classes)]
+
+
+def require_writable(folder: Path) -> None:
+    """Raise before any image is read if the charts cannot be drawn or written."""
+    from dca.core.files import writing
+    from dca.plots.style import need_matplotlib
+
+    need_matplotlib()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def draw(report: Evaluation, folder: Path, model: str) -> list[Path]:
+    """Write the charts of an evaluation; returns their paths in the order of `CHARTS`."""
+    import numpy as np
+
+    from dca import plots
+
+    predicted = report.probabilities.argmax(axis=1)
+    names, size = list(map(str, report.labels)), len(report.labels)
+    matrix = np.zeros((size, size), dtype=int)
+    np.add.at(matrix, (report.truth, predicted), 1)
+    confusion, reliability, classes = (folder / name for name in CHARTS)
+    return [
+        plots.confusion(matrix, names, confusion),
+        plots.reliability(report.probabilities.max(axis=1), predicted == report.truth, reliability),
+        plots.accuracy_bars(plots.class_results(report.truth, None, predicted, names), classes, label=model),
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,29 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import (
-    bytes_text,
-    emit,
-    json_flag,
-    overwrite_flag,
-    percent,
-    quiet_flag,
-    running,
-    seconds_text,
-    showing,
-)
-from dca.core.errors import counted
+from dca.cli.common import emit, json_flag, overwrite_flag, percent, quiet_flag, running, showing
+from dca.core.wording import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
-    from dca.experiment.run import Outcome, Spec
+    from dca.experiment.run import Outcome
+
+PROTOCOLS = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
 @click.argument("data")
 @click.option("--method", default="dca", show_default=True, help="How to learn; see: dca methods.")
-@click.option("--shots", type=click.IntRange(min=1), default=None, help="Images a class to draw; all if not given.")
+@click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the start."
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
 )
 @click.option(
     "--hold-out",
@@ -53,10 +44,20 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--protocol",
+    type=click.Choice(PROTOCOLS),
+    default="few-shot",
+    show_default=True,
+    help="What is tested: the same classes, unseen classes, other datasets, or shifted versions of DATA.",
+)
+@click.option(
+    "--target", "targets", multiple=True, metavar="DATA", help="Another dataset to test on; repeatable. See --protocol."
+)
+@click.option(
+    "--selection",
     type=click.Choice(["strict", "paper"]),
     default="strict",
     show_default=True,
-    help="Validation images a method may select on: at most 4 a class, or those its authors took.",
+    help="Validation images a method may select on: at most 4 per class, or those its authors took.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
@@ -67,23 +68,17 @@ if TYPE_CHECKING:
 def command(
     data: str,
     method: str,
-    shots: int | None,
-    seed: int,
-    hold_out: float,
-    draw: str | None,
-    backbone: str,
-    protocol: str,
     output: Path | None,
     settings: tuple[str, ...],
     overwrite: bool,
     device: str,
-    precision: str,
     quiet: bool,
     as_json: bool,
+    **arguments: Any,
 ) -> None:
     """Learn a classifier from DATA.
 
-    DATA is a folder with one sub-folder a class (photos/cat/*.jpg), or with train/ and test/ of
+    DATA is a folder with one sub-folder per class (photos/cat/*.jpg), or with train/ and test/ of
     those, or a CSV with the columns path,label. With test images the model is compared with
     zero-shot CLIP. An interrupted fit continues when the same command is given again.
 
@@ -92,33 +87,42 @@ def command(
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
+    dca fit eurosat/ --shots 16 --protocol base-to-new
+    dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
     """
     from dca.experiment.run import run
+    from dca.experiment.spec import Spec
 
-    spec = specify(
-        method, settings, data=data, shots=shots, seed=seed, hold_out=hold_out, draw=draw, backbone=backbone,
-        protocol=protocol, precision=precision,
-    )  # fmt: skip
+    spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
     with resumable(target), showing(quiet=quiet) as progress:
         outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
     if as_json:
-        emit(outcome.result)
+        emit({"model": str(outcome.folder), **outcome.result})
     else:
         report(outcome)
+
+
+def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
+    """The options that `--set` gives, as values."""
+    from dataclasses import asdict
+
+    from dca.methods.registry import get_method
+
+    return asdict(get_method(method).choose(settings))
 
 
 def report(outcome: Outcome) -> None:
     """What came of a run, for people."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
-    click.echo("\n".join(summary(outcome.result)))
+    click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
 
 
 @contextmanager
 def resumable(target: Path) -> Iterator[None]:
-    """Make an interrupt exit with 130 and say how to go on."""
-    from dca.experiment.run import partial_of
+    """Make an interrupt exit with 130 and say how to continue."""
+    from dca.experiment.run_folder import partial_of
 
     try:
         yield
@@ -129,17 +133,6 @@ def resumable(target: Path) -> Iterator[None]:
         raise click.exceptions.Exit(130) from None
 
 
-def specify(method: str, settings: tuple[str, ...], **rest: Any) -> Spec:
-    """The specification that the arguments ask for, with the options that differ from their defaults."""
-    from dca.experiment.run import Spec
-    from dca.methods.registry import get_method
-
-    kind = get_method(method)
-    given, default = kind.choose(settings), kind.Options()
-    changed = {k: v for k, v in dataclasses.asdict(given).items() if v != getattr(default, k)}
-    return Spec(method=kind.name, options=changed, **rest)
-
-
 def default_output(data: str) -> Path:
     """`photos/` and `photos.csv` -> photos.dca in the working folder; for `.`, beside that folder."""
     path = Path(data).expanduser()
@@ -148,28 +141,45 @@ def default_output(data: str) -> Path:
     return place / f"{Path(name).stem if path.is_file() else name}.dca"
 
 
-def summary(result: dict[str, Any]) -> list[str]:
+def summary(result: dict[str, Any], model: str) -> list[str]:
     """What a person wants to know after a fit."""
-    shots = f"{result['shots']} a class" if result["shots"] else "all of them"
-    if result.get("draw"):  # which runs of the first versions do not name
-        shots = f"those of {result['draw']}"
-    lines = [
-        f"{result['dataset']}: {result['classes']} classes, {counted(result['images'], 'training image')} ({shots})"
-    ]
-    if result["accuracy"] is not None:
-        gain = 100 * (result["accuracy"] - result["zero_shot_accuracy"])
-        lines += [
-            f"accuracy on {counted(result['test_images'], 'test image')}",
-            f"  zero-shot CLIP  {percent(result['zero_shot_accuracy']):>7}",
-            f"  {result['method']:<14}  {percent(result['accuracy']):>7}   ({gain:+.1f} points)",
-        ]
-    else:
-        lines.append("accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)")
+    found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
+    lines = [f"{result['dataset']}: {found}"]
+    if result["public"]:
+        lines.append(f"recognised as {result['public']} ({result['split']}): settings published for it apply")
     size = bytes_text(result["checkpoint_bytes"])
-    lines += [
+    return [
+        *lines,
+        *_accuracies(result),
         f"trained {counted(result['trained_parameters'], 'parameter')} in {seconds_text(result['seconds'])}; "
-        f"model {result['model']} ({size})",
-        f"next  dca predict {shlex.quote(result['model'])} IMAGE...",
-        f"      dca eval {shlex.quote(result['model'])} FOLDER",
+        f"model {model} ({size})",
+        f"next  dca predict {shlex.quote(model)} IMAGE...",
+        f"      dca eval {shlex.quote(model)} FOLDER",
     ]
+
+
+def _taken(result: dict[str, Any]) -> str:
+    """Which of the training images were taken."""
+    if result["shots"]:
+        return f"{result['shots']} per class"
+    if result["draw"]:
+        return f"those of {result['draw']}"
+    return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
+
+
+def _accuracies(result: dict[str, Any]) -> list[str]:
+    """Accuracy on each target, zero-shot CLIP beside it."""
+    if not result["targets"]:
+        return ["accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)"]
+    lines = []
+    for row in result["targets"]:
+        where = f" of {row['name']}" if len(result["targets"]) > 1 else ""
+        gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
+        lines += [
+            f"accuracy on {counted(row['test_images'], 'test image')}{where}",
+            f"  zero-shot CLIP  {percent(row['zero_shot_accuracy']):>7}",
+            f"  {result['method']:<14}  {percent(row['accuracy']):>7}   ({gain:+.1f} points)",
+        ]
+    if "harmonic_mean" in result:
+        lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
     return lines

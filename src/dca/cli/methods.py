@@ -1,4 +1,4 @@
-"""dca methods: what there is to choose from."""
+"""dca methods: list the methods, or show one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDEST = 100
 
 
 class Methods(Group):
-    """The group, which knows that a method's name alone asks to be shown."""
+    """The group; a method's name in place of a command points to `show`."""
 
     def way_out(self, name: str) -> str:
         """`dca methods coop` -> dca methods show coop."""
@@ -32,9 +32,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """List the methods; `dca methods show NAME` explains one and its options.
 
     \b
-    dca methods                              what there is to choose from
+    dca methods                              list all of them
     dca methods show coop                    its equations, options, limits and paper
-    dca fit photos/ --method coop            learn with it
+    dca fit photos/ --method coop            train with it
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -49,7 +49,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
-    """What each method is and, under that, what it learns from and how much."""
+    """Two entries per method: its summary, and what it learns from with how many trained values."""
     margin = max(len(row["name"]) for row in rows) + 2
     look: Any = {"width": max(min(columns, WIDEST), margin + 30), "subsequent_indent": " " * margin}
     lines = []
@@ -57,7 +57,12 @@ def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
         trained, learns = row["trained_parameters"], row["learns_from"]
         lines += textwrap.wrap(row["summary"].rstrip("."), initial_indent=f"{row['name']:<{margin}}", **look)
         lines.append(" " * margin + (f"learns from {learns}: {trained:,} values" if trained else learns))
-    return [*lines, "", "values: trained ones on ViT-B/16 with 100 classes", "dca methods show NAME: paper and options"]
+    return [
+        *lines,
+        "",
+        "values: trained parameters on ViT-B/16 with 100 classes",
+        "dca methods show NAME: paper and options",
+    ]
 
 
 @command.command("show")
@@ -91,4 +96,4 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         click.echo(f"  {option['name']} = {shown(option)}{f'  [{allowed}]' if allowed else ''}")
         click.echo(f"      {option['help']} ({option['source']})")
     if method.unused():
-        click.echo("  (no epochs, batches or rates: it is not trained in steps)")
+        click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")

@@ -1,9 +1,10 @@
-"""dca predict: what is on these images."""
+"""dca predict: the classes of images."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
     from dca.core.progress import Progress
 
 
+# First characters with which a spreadsheet takes a cell for a formula, unless it is a number.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("images", nargs=-1, required=True)
-@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="How many classes to name.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows.")
-@click.option("--skip-bad", is_flag=True, help="Name images that cannot be read on stderr and go on with the others.")
+@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows, safe to open in a spreadsheet.")
+@click.option("--skip-bad", is_flag=True, help="List images that cannot be read on stderr and predict the others.")
 @backbone_of_model
 @running
 @quiet_flag
@@ -40,12 +46,15 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Name what is on IMAGES: files, folders (with all images below them), or - for paths on stdin.
+    """Predict the classes of IMAGES: files, folders (with all images below them), or - for paths on stdin.
 
     \b
     dca predict photos.dca new.jpg
     dca predict photos.dca holiday/ --top 3
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
+
+    In --csv, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
+    gets an apostrophe in front; --json prints it as it is.
     """
     from dca.model.classifier import Classifier
 
@@ -63,19 +72,19 @@ def command(
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["path", "label", "probability"])
-        writer.writerows(
-            [row["path"], best["label"], f"{best['probability']:.6f}"] for row in rows for best in row["top"]
-        )
+        for row in rows:
+            path = cell(row["path"])
+            writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in row["top"])
     else:
         click.echo("\n".join(lines(rows)))
 
 
 def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
-    """Files in the order given, folders and stdin unfolded; all problems of a kind in one error.
+    """Files in the order given, folders and stdin expanded; one error lists all problems of a kind.
 
-    skip_bad: missing files stay among them, to be named with the others that cannot be read.
+    skip_bad: missing files stay in the list, to be reported with the others that cannot be read.
     """
-    from dca.model.inputs import as_pictures
+    from dca.model.inputs import as_images
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
     if not given:
@@ -86,7 +95,7 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
     paths, empty = list[Path](), list[str]()
     for name in given:
         try:
-            paths += [Path(name)] if name in missing else [Path(str(picture)) for picture in as_pictures(name)]
+            paths += [Path(name)] if name in missing else [Path(str(image)) for image in as_images(name)]
         except UserError as error:
             empty.append(error.problem)
     if empty:
@@ -95,7 +104,7 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
 
 
 def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
-    """The images that can be read; the others are named on stderr."""
+    """The images that can be read; the others are listed on stderr."""
     from dca.model.inputs import readable
 
     good, bad = readable(paths, progress)
@@ -105,12 +114,12 @@ def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
 
 
 def stdin_lines() -> list[str]:
-    """Paths on stdin, one a line, whatever bytes they are made of."""
+    """Paths on stdin, one per line; they need not be valid text."""
     return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
 
 
 def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
-    """What `--json` prints: one object an image."""
+    """The value that `--json` prints: one object per image."""
     rows = []
     for path, row in zip(paths, probabilities, strict=True):
         best = [{"label": str(classes[c]), "probability": float(row[c])} for c in (-row).argsort(kind="stable")[:top]]
@@ -118,8 +127,17 @@ def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], 
     return rows
 
 
+def cell(text: str) -> str:
+    """A text for a CSV cell, with an apostrophe in front if a spreadsheet would run it as a formula.
+
+    >>> cell("=1+1"), cell("-5"), cell("cat")
+    ("'=1+1", '-5', 'cat')
+    """
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
+
+
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line an image, in columns."""
+    """One line per image, in columns."""
     wide = columns(row["path"] for row in rows)
     label = columns(best["label"] for row in rows for best in row["top"])
     return [

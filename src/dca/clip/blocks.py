@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -11,8 +12,32 @@ from torch.nn import functional as F
 
 from dca.clip.config import TowerConfig
 
-# Maps the input (..., T, W) of a linear to what is added to its output (..., T, W).
+# Maps the input (..., T, W) of a projection to what is added to its output (..., T, W).
 Update = Callable[[Tensor], Tensor]
+# The updates of one block ("q", "k" or "v" -> update), and those of a tower (block index -> its updates).
+BlockUpdates = Mapping[str, Update]
+TowerUpdates = Mapping[int, BlockUpdates]
+NO_UPDATES: BlockUpdates = MappingProxyType({})
+PARTS = ("q", "k", "v")
+
+
+def updates_of_tower(updates: Mapping[str, Update] | None, tower: str, blocks: int) -> TowerUpdates:
+    """Sort updates such as "visual.0.q" by block, leaving out those of the other tower.
+
+    Raises ValueError for a name that is not tower ("visual" or "text"), block index and one of q, k, v.
+    """
+    found: dict[int, dict[str, Update]] = {}
+    for name, update in (updates or {}).items():
+        owner, _, place = name.partition(".")
+        index, _, part = place.partition(".")
+        if owner not in ("visual", "text") or not index.isdecimal() or part not in PARTS:
+            raise ValueError(f"update '{name}': expected a name such as 'visual.0.q' or 'text.11.v'")
+        if owner != tower:
+            continue
+        if int(index) >= blocks:
+            raise ValueError(f"update '{name}': the {tower} tower has {blocks} blocks, numbered from 0")
+        found.setdefault(int(index), {})[part] = update
+    return found
 
 
 class QuickGELU(nn.Module):
@@ -24,15 +49,13 @@ class QuickGELU(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention in pieces, so that a tower can choose its queries and keys."""
+    """Multi-head attention in separate steps, so that a tower can choose its queries and keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        # Set by `CLIP.updated` for the time of its context: what is added to queries, keys or values.
-        self.updates: Mapping[str, Update] = {}
 
     def split(self, x: Tensor) -> Tensor:
         """(..., T, W) -> (..., heads, T, W / heads)."""
@@ -43,26 +66,26 @@ class Attention(nn.Module):
         merged: Tensor = self.out(x.transpose(-3, -2).flatten(-2))
         return merged
 
-    def project(self, x: Tensor, queries: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, queries: Tensor | None = None, updates: BlockUpdates = NO_UPDATES
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (..., heads, T, W / heads).
 
-        x: (..., T, W). queries: the rows (..., N, W) whose queries are wanted; all of x unless given.
+        x: (..., T, W). queries: rows (..., N, W) to compute queries for; all rows of x by default.
+        updates: what is added to the projections.
         """
         if queries is None:
+            queries = x
             q, k, v = self.qkv(x).chunk(3, dim=-1)
-            return self._finish(x, x, q, k, v)
-        width = x.shape[-1]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(queries, weight[:width], bias[:width])
-        k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
-        return self._finish(x, queries, q, k, v)
-
-    def _finish(self, x: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the updates and split the heads; `rows` are the inputs of the queries."""
-        if self.updates:
+        else:
+            width = x.shape[-1]
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(queries, weight[:width], bias[:width])
+            k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+        if updates:
             q, k, v = (
-                value + self.updates[name](inputs) if name in self.updates else value
-                for name, value, inputs in (("q", q, rows), ("k", k, x), ("v", v, x))
+                value + updates[part](inputs) if part in updates else value
+                for part, value, inputs in zip(PARTS, (q, k, v), (queries, x, x), strict=True)
             )
         return self.split(q), self.split(k), self.split(v)
 
@@ -81,17 +104,19 @@ class Block(nn.Module):
             nn.Linear(config.hidden, config.width),
         )
 
-    def forward(self, x: Tensor, *, causal: bool = False, rows: slice | None = None) -> Tensor:
-        """x: (B, T, W) -> (B, T, W), or (B, len(rows), W) when only some rows are wanted.
+    def forward(
+        self, x: Tensor, *, causal: bool = False, rows: slice | None = None, updates: BlockUpdates = NO_UPDATES
+    ) -> Tensor:
+        """x: (B, T, W) -> (B, T, W), or (B, N, W) if `rows` selects N rows.
 
-        In a tower's last block one row feeds the output; the queries and the MLP of the
-        others would be thrown away. Rows that are chosen see every key.
+        The output of a tower depends on one row of its last block: with `rows` the queries and the MLP of
+        the other rows are not computed. The selected rows attend to all keys.
         """
         normed = self.ln_1(x)
         if rows is None:
-            mixed = F.scaled_dot_product_attention(*self.attn.project(normed), is_causal=causal)
+            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, updates=updates), is_causal=causal)
         else:
-            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, normed[..., rows, :]))
+            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, normed[..., rows, :], updates))
             x = x[..., rows, :]
         return self.finish(x, mixed)
 

@@ -1,4 +1,4 @@
-"""Sizes and flavour of a CLIP, read from the forms in which checkpoints state them."""
+"""Sizes and activation of a CLIP, read from the configuration files of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from dca.core.errors import UserError
 
 ACTIVATIONS = ("quick_gelu", "gelu")
-# Far above any CLIP; what is larger is damage, and would only fail later and less clearly.
+# Far above any CLIP: a larger number means a damaged file, and would fail later with a less clear error.
 MOST, MOST_LAYERS = 1 << 22, 1 << 10
 
 
 def require_sizes(config: Any) -> None:
-    """Raise one error for all numbers of a configuration that no model can have."""
+    """Raise one error that lists all impossible numbers of a configuration."""
     problems = []
     for field in fields(config):
         value = getattr(config, field.name)
@@ -103,7 +103,7 @@ VIT_B_16 = CLIPConfig(
 
 
 def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) -> dict[str, Any]:
-    """Fields shared by both towers, with the defaults `transformers` leaves out of its files."""
+    """Fields shared by both towers, with the defaults that `transformers` omits from its files."""
     width = raw.get("hidden_size", width)
     return {
         "width": width,
@@ -144,7 +144,7 @@ def from_hf(raw: Mapping[str, Any]) -> CLIPConfig:
 
 
 def to_hf(config: CLIPConfig) -> dict[str, Any]:
-    """Write what `from_hf` reads, so that `transformers.CLIPModel` opens it."""
+    """The `config.json` that `from_hf` reads and `transformers.CLIPModel` opens."""
 
     def tower(c: TowerConfig, kind: str) -> dict[str, Any]:
         return {
@@ -186,7 +186,7 @@ def from_open_clip(raw: Mapping[str, Any]) -> CLIPConfig:
         )
     unusual = [k for k in ("hf_model_name", "timm_model_name", "ls_init_value") if vision.get(k) or text.get(k)]
     if unusual:
-        raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which this backbone has not")
+        raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which is not supported")
     activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
     vocab = text.get("vocab_size", 49408)
     return CLIPConfig(

@@ -1,33 +1,50 @@
-"""CLIP: the two towers, the logit scale, and what belongs to a checkpoint."""
+"""CLIP: the two towers, the logit scale, and the tokenizer and preprocessing of a checkpoint."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import Update
+from dca.clip.blocks import Update, updates_of_tower
 from dca.clip.config import CLIPConfig
 from dca.clip.preprocess import Preprocess
 from dca.clip.text import TextTower
 from dca.clip.tokenizer import Tokenizer
 from dca.clip.tokens import ExtraTokens
-from dca.clip.vision import VisionTower
+from dca.clip.vision import Tap, VisionTower
 
 if TYPE_CHECKING:
     from PIL import Image
+
+Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
 
 
 class CLIP(nn.Module):
     """A dual encoder with its tokenizer and preprocessing.
 
-    Features are returned before normalisation, in float32. `compute_dtype` is what the towers
-    calculate in; weights stay float32.
+    Encoding changes nothing in the object: extra tokens, updates of projections and the compute type are
+    arguments of one call, so several methods and threads can share a CLIP. Features are float32 and not
+    normalised. Weights are float32; the towers calculate in `dtype` (autocast).
+
+    Args:
+        config: sizes of the two towers.
+        tokenizer: turns text into ids.
+        preprocess: turns images into pixels.
+        source: short name, hub id or folder name, for display and for finding the weights again.
+
+    Example:
+        >>> from PIL import Image
+        >>> from dca.clip import CLIP
+        >>> clip = CLIP.from_pretrained("mini")
+        >>> clip.encode_image([Image.new("RGB", (64, 64))]).shape == (1, clip.config.embed_dim)
+        True
     """
 
     def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, source: str = "") -> None:
@@ -36,15 +53,29 @@ class CLIP(nn.Module):
         self.tokenizer = tokenizer
         self.preprocess = preprocess
         self.source = source
-        self.compute_dtype = torch.float32
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.zeros(()))
+        self._dtype = torch.float32
         self._tau: float | None = None
+        # A list, so that objects made by `with_dtype` share the digest whichever of them computes it.
+        self._digest: list[str] = []
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
-        """Load a frozen CLIP from a short name, a hub id, a folder or a state dict file."""
+        """Load a frozen CLIP.
+
+        Args:
+            source: a short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
+            revision: branch, tag or commit of the hub repository.
+            cache_dir: where files from the hub are kept; the hub's own cache by default.
+
+        Returns:
+            The backbone on the CPU, frozen, with compute type float32.
+
+        Raises:
+            UserError: if there is no such source, or its files are missing or do not fit together.
+        """
         from dca.clip.weights import load
 
         return load(source, revision=revision, cache_dir=cache_dir)
@@ -55,63 +86,150 @@ class CLIP(nn.Module):
         return self.logit_scale.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the towers calculate unless a call asks for another one."""
+        return self._dtype
+
+    @property
     def tau(self) -> float:
-        """exp(logit_scale), the scale of the softmax; read once, since a frozen one does not change."""
+        """exp(logit_scale), the scale of the softmax; read once if the weights are frozen."""
         if self._tau is None or self.logit_scale.requires_grad:
             self._tau = float(self.logit_scale.detach().exp())
         return self._tau
 
+    @property
+    def digest(self) -> str:
+        """sha256 of weights, tokenizer and preprocessing: the identity of this backbone.
+
+        Computed once if the weights are frozen; `load` has already done so.
+        """
+        if self._digest and not any(p.requires_grad for p in self.parameters()):
+            return self._digest[0]
+        self._digest[:] = [compute_digest(self)]
+        return self._digest[0]
+
     def freeze(self) -> CLIP:
-        """No gradients for any weight, evaluation mode; returns self."""
+        """Switch gradients off for every weight and set evaluation mode; returns self."""
         return self.requires_grad_(False).eval()
 
-    def encode_image(self, images: Sequence[Image.Image] | Tensor, extra: ExtraTokens | None = None) -> Tensor:
-        """PIL images, or pixels (B, 3, S, S) -> features (B, D), not normalised."""
+    def with_dtype(self, dtype: torch.dtype) -> CLIP:
+        """Another CLIP with the same weight tensors that calculates in `dtype`; this one is unchanged."""
+        if dtype == self._dtype:
+            return self
+        other = copy.copy(self)
+        other._dtype = dtype
+        return other
+
+    def on(self, device: torch.device | str) -> CLIP:
+        """This CLIP if its weights are on `device`, else a copy there; this one stays where it is."""
+        target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        if target == self.device:
+            return self
+        # Entries of `memo` replace what deepcopy would copy: each weight goes to the device once, and the
+        # immutable parts are shared.
+        memo: dict[int, object] = {id(part): part for part in (self.config, self.tokenizer, self.preprocess)}
+        for parameter in self.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to(target), parameter.requires_grad)
+        return copy.deepcopy(self, memo)
+
+    def encode_image(
+        self,
+        images: Sequence[Image.Image] | Tensor,
+        *,
+        tokens: ExtraTokens | None = None,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Image features.
+
+        Args:
+            images: PIL images, or normalised pixels (B, 3, S, S).
+            tokens: rows that a method adds to those of the image.
+            updates: what is added to queries, keys or values: "visual.0.q" (tower, block, one of q, k, v) ->
+                a function from the input of that projection to what is added to its output. Names of the
+                text tower are ignored.
+            dtype: compute type of this call; `self.dtype` by default.
+            tap: called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
+
+        Returns:
+            Features (B, D), float32, not normalised.
+
+        Raises:
+            ValueError: if the name of an update is not that of a projection.
+        """
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
-        with self.autocast():
-            features: Tensor = self.visual(pixels.to(self.device), extra)
+        own = updates_of_tower(updates, "visual", self.config.vision.layers)
+        with self._autocast(dtype):
+            features: Tensor = self.visual(pixels.to(self.device), tokens, own, tap)
         return features.float()
 
-    def encode_text(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> Tensor:
-        """Strings, or ids (N, T), or id sequences -> features (N, D), not normalised."""
-        with self.autocast():
-            return self.text.encode_ids(self._sequences(texts)).float()
+    def image_rows(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last image block, float32."""
+        with self._autocast(dtype):
+            return self.visual.until_last(pixels.to(self.device)).float()
+
+    def encode_text(
+        self,
+        texts: Texts,
+        *,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Text features.
+
+        Args:
+            texts: N strings, ids (N, T), or N id sequences; ids behind the first EOT are ignored.
+            updates: as in `encode_image`, with names such as "text.0.q".
+            dtype: compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (N, D), float32, not normalised.
+
+        Raises:
+            ValueError: if an id sequence has no EOT, or the name of an update is not that of a projection.
+        """
+        with self._autocast(dtype):
+            return self.text.encode_ids(self._sequences(texts), self._text_updates(updates)).float()
 
     def encode_prompts(
         self,
-        contexts: Sequence[Tensor],
+        contexts: Sequence[Tensor] | Tensor,
         names: Sequence[Sequence[int]],
         deep: Sequence[Mapping[int, Tensor]] | None = None,
+        *,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """M contexts in front of C class names -> features (M, C, D); see `TextTower`."""
-        with self.autocast():
-            return self.text.encode_prompts(contexts, names, deep).float()
+        """Text features of C class names behind each of M contexts.
 
-    def encode_embedded(self, sequences: Sequence[Tensor]) -> Tensor:
-        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D)."""
-        with self.autocast():
+        Args:
+            contexts: M embedded contexts, each (L_m, W), or (C, L_m, W) with one per class. Or one tensor
+                (B, L, W) of B contexts; its batch size may be symbolic (torch.export).
+            names: ids of each class name with EOT and without SOS.
+            deep: for each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows
+                at the input of that block.
+            updates: as in `encode_text`.
+            dtype: compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (M, C, D), float32, not normalised.
+
+        Raises:
+            ValueError: if the name of an update is not that of a projection.
+        """
+        with self._autocast(dtype):
+            return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
+
+    def encode_embedded(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D), float32, not normalised."""
+        with self._autocast(dtype):
             return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
 
-    @contextmanager
-    def updated(self, updates: Mapping[str, Update]) -> Iterator[None]:
-        """Add to queries, keys or values while the context lasts, e.g. a low-rank product.
+    def _text_updates(self, updates: Mapping[str, Update] | None) -> Mapping[int, Mapping[str, Update]]:
+        return updates_of_tower(updates, "text", self.config.text.layers)
 
-        updates: "visual.0.q" (tower, block, one of q k v) -> a function from the input of that
-        projection to what is added to its output.
-        """
-        touched = []
-        for name, update in updates.items():
-            tower, block, part = name.split(".")
-            attention = list((self.visual if tower == "visual" else self.text).blocks)[int(block)].attn
-            attention.updates = {**attention.updates, part: update}
-            touched.append(attention)
-        try:
-            yield
-        finally:
-            for attention in touched:
-                attention.updates = {}
-
-    def _sequences(self, texts: Sequence[str] | Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+    def _sequences(self, texts: Texts) -> list[list[int]]:
         """Id sequences, each ending at its first EOT."""
         if isinstance(texts, Tensor):
             texts = texts.tolist()
@@ -123,22 +241,23 @@ class CLIP(nn.Module):
             raise ValueError(f"id sequences {missing[:5]} hold no EOT ({eot})")
         return [row[: row.index(eot) + 1] for row in rows]
 
-    def autocast(self) -> torch.autocast:
-        """A context in which the towers calculate in `compute_dtype`."""
-        enabled = self.compute_dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
+    def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+        """A context in which the towers calculate in `dtype`; autocast is local to the thread."""
+        dtype, kind = dtype or self._dtype, self.device.type
+        if dtype == torch.float32:
+            # Nothing to switch off in the usual case: traced programs stay free of autocast regions.
+            return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        # No cache of cast weights: it is shared by all threads, and frozen weights never enter it.
+        return torch.autocast(kind, dtype=dtype, cache_enabled=False)
 
-    def about(self) -> dict[str, str]:
-        """What decides the features of an image: they are stored under this."""
-        return {"source": self.source, "precision": str(self.compute_dtype), "backbone": self.digest()}
 
-    def digest(self) -> str:
-        """sha256 of weights, tokenizer and preprocessing: the identity of this backbone."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        digest.update(self.tokenizer.digest().encode())
-        digest.update(repr(sorted(self.preprocess.to_dict().items())).encode())
-        digest.update(repr(self.config).encode())
-        return digest.hexdigest()
+def compute_digest(clip: CLIP) -> str:
+    """sha256 of the weights as they are now, the tokenizer, the preprocessing and the configuration."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(clip.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    digest.update(clip.tokenizer.digest().encode())
+    digest.update(repr(sorted(clip.preprocess.to_dict().items())).encode())
+    digest.update(repr(clip.config).encode())
+    return digest.hexdigest()

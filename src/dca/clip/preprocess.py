@@ -1,4 +1,4 @@
-"""PIL image -> pixels, as the checkpoint asks."""
+"""PIL image -> pixels, as the checkpoint requires."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from dca.core.errors import UserError
+from dca.data.decode import to_rgb
 
 MOST_PIXELS = 1 << 14
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
@@ -23,7 +24,7 @@ RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
 class Preprocess:
     """Resize the short side, cut the centre, scale to [0, 1], normalise.
 
-    resize: length of the short side after resizing, or None to squeeze to the square.
+    resize: length of the short side after resizing, or None to squeeze the image to a square.
     size: side of the square that the image tower takes.
     resample: Pillow's filter number.
     """
@@ -46,7 +47,7 @@ class Preprocess:
             raise UserError(f"preprocessing resizes to {self.resize} px and then cuts {self.size} px out of it")
 
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
-        """The square the tower sees: uint8 (3, size, size)."""
+        """The square that the image tower takes: uint8 (3, size, size)."""
         image = to_rgb(image)
         width, height = image.size
         if self.resize is None:
@@ -76,14 +77,6 @@ class Preprocess:
         return asdict(self)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Turn the image as its EXIF tag says and give it three channels."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
 def from_hf(raw: Mapping[str, Any]) -> Preprocess:
     """Read a Hugging Face `preprocessor_config.json`."""
     missing = [k for k in ("size", "image_mean", "image_std", "resample") if k not in raw]
@@ -108,7 +101,7 @@ def from_hf(raw: Mapping[str, Any]) -> Preprocess:
 
 
 def to_hf(preprocess: Preprocess) -> dict[str, Any]:
-    """Write what `from_hf` reads."""
+    """The `preprocessor_config.json` that `from_hf` reads."""
     size = {"height": preprocess.size, "width": preprocess.size}
     return {
         "image_processor_type": "CLIPImageProcessor",
@@ -127,7 +120,7 @@ def to_hf(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def from_open_clip(raw: Mapping[str, Any], size: int) -> Preprocess:
-    """Read the `preprocess_cfg` of an `open_clip_config.json`; size is the tower's."""
+    """Read the `preprocess_cfg` of an `open_clip_config.json`; size is the image size of the tower."""
     missing = [k for k in ("mean", "std") if k not in raw]
     if missing:
         raise UserError(f"open_clip_config.json lacks preprocess_cfg.{', preprocess_cfg.'.join(missing)}")

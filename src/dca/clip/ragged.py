@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+Made = TypeVar("Made")
+Maker = Callable[[tuple[int, ...], torch.device], Made]
 
-@lru_cache(maxsize=256)
+
+def cached_tensors(maxsize: int) -> Callable[[Maker[Made]], Maker[Made]]:
+    """An `lru_cache` for functions that create tensors.
+
+    It is bypassed while a program is traced (torch.export, torch.compile, fake tensors): a tensor that
+    is created then belongs to that program and must not be returned to later callers.
+    """
+
+    def decorate(make: Maker[Made]) -> Maker[Made]:
+        kept = lru_cache(maxsize=maxsize)(make)
+
+        @wraps(make)
+        def call(numbers: tuple[int, ...], device: torch.device) -> Made:
+            if torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor:
+                return make(numbers, device)
+            # A tensor created in inference mode could not be used in a later training step.
+            with torch.inference_mode(False):
+                return kept(numbers, device)
+
+        return call
+
+    return decorate
+
+
+@cached_tensors(maxsize=256)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Whole numbers on a device, made once: a training step copies none of them from the host."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.long, device=device)
+    """Integers on a device, created once, so that a training step copies none of them from the host."""
+    return torch.tensor(values, dtype=torch.long, device=device)
 
 
 class Ragged:
     """S sequences of given lengths, R rows in all, T the longest.
 
     Packed tensors are (..., R, d), sequence after sequence; padded ones (..., S, T, d), with zeros
-    behind each sequence. empty: (S, T), true where padding stands; None where there is none.
+    behind each sequence. empty: (S, T), true for padding; None if no sequence is padded.
     """
 
     empty: Tensor | None = None
 
     def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
-        self.lengths, self.shape = lengths, (len(lengths), max(lengths))
-        if min(lengths) == max(lengths):
+        longest = max(lengths)
+        self.lengths, self.shape = lengths, (len(lengths), longest)
+        if min(lengths) == longest:
             return
-        with torch.inference_mode(False):
-            self.empty = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]
-            self._slots = (~self.empty).flatten().nonzero()[:, 0]
-            self._ends = torch.tensor(lengths, device=device).cumsum(0) - 1
+        # From Python numbers: `nonzero` would have no known length in a traced program.
+        slots = [s * longest + t for s, n in enumerate(lengths) for t in range(n)]
+        self._slots = torch.tensor(slots, device=device)
+        self._ends = torch.tensor([end - 1 for end in accumulate(lengths)], device=device)
+        self.empty = torch.tensor([[t >= n for t in range(longest)] for n in lengths], device=device)
 
     def pad(self, x: Tensor) -> Tensor:
         """(..., R, d) -> (..., S, T, d)."""
@@ -52,9 +82,11 @@ class Ragged:
         return x.index_select(-2, self._ends)
 
     def places(self, first: int = 0) -> tuple[int, ...]:
-        """Of every row: how far from the start of its sequence it stands, counted from `first`."""
+        """Position of every row in its sequence, counted from `first`."""
         return tuple(first + t for n in self.lengths for t in range(n))
 
 
-# A run asks for the same few again and again.
-ragged = lru_cache(maxsize=64)(Ragged)
+@cached_tensors(maxsize=64)
+def ragged(lengths: tuple[int, ...], device: torch.device) -> Ragged:
+    """The layout of sequences of these lengths; a run asks for the same few many times."""
+    return Ragged(lengths, device)

@@ -1,4 +1,4 @@
-"""Random weights for a CLIP that is to be trained from nothing, as the CLIP paper draws them."""
+"""Random weights for a CLIP that is trained from scratch, as in the CLIP paper."""
 
 from __future__ import annotations
 

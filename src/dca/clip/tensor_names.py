@@ -1,7 +1,7 @@
-"""Our tensor names against those of the checkpoints in circulation.
+"""Tensor names of this package and of published checkpoints.
 
-One table, read from our side: for each tensor of ours, the foreign ones it is made of. So
-what is missing, what is superfluous and how to write a checkpoint all follow from it.
+One table maps each of our tensors to the checkpoint tensors it is made of. Missing tensors, unexpected
+tensors and the way to write a checkpoint all follow from it.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ OPENAI_BLOCK = {
     "mlp.0": "mlp.c_fc",
     "mlp.2": "mlp.c_proj",
 }
-# Constants that some files carry beside the weights.
+# Constants that some files contain besides the weights.
 NOT_WEIGHTS = re.compile(r"(.*\.)?(position_ids|attn_mask|input_resolution|context_length|vocab_size)$")
 BLOCK = re.compile(r"(visual|text)\.blocks\.(\d+)\.(.+)\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Foreign tensors, stacked along the first axis; `transposed` where theirs is (in, out)."""
+    """Checkpoint tensors, stacked along the first axis; `transposed` if they are stored as (in, out)."""
 
     names: tuple[str, ...]
     transposed: bool = False
 
     def read(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Our tensor, from theirs."""
+        """Our tensor, made of the checkpoint's."""
         parts = [state[n].T if self.transposed else state[n] for n in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def write(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Their tensors, from ours."""
+        """The checkpoint's tensors, made of ours."""
         parts = tensor.chunk(len(self.names)) if len(self.names) > 1 else (tensor,)
         return {n: (p.T if self.transposed else p).contiguous() for n, p in zip(self.names, parts, strict=True)}
 

@@ -1,24 +1,37 @@
-"""The text tower: causal, so nothing behind EOT matters and a shared beginning is shared work.
+"""The text tower: causal, so tokens behind EOT do not matter and a common prefix is computed once.
 
-Four facts make the exact fast route. A row sees only the rows before it, so a sequence may
-end at its EOT. The beginning [SOS, w_1 .. w_L] of a prompt is the same for every class, so
-its keys and values are computed once. Only the EOT row leaves the last block, so only that
-row needs a query and an MLP there. And a linear layer does not care to which sequence a row
-belongs, so all sequences, and all prompts, pass the blocks together, without padding.
+Four facts allow an exact and fast computation. A row attends only to the rows before it, so a
+sequence may end at its EOT. The prefix [SOS, w_1 .. w_L] of a prompt is the same for every class,
+so its keys and values are computed once. Only the EOT row leaves the last block, so only that row
+needs a query and an MLP there. And a linear layer treats every row alike, so all sequences, and
+all prompts, pass the blocks together, without padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import Blocks
+from dca.clip.blocks import NO_UPDATES, Blocks, TowerUpdates
 from dca.clip.config import TextConfig
 from dca.clip.packing import Prompts, Sequences
 from dca.clip.ragged import constant
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a call changes inside the blocks.
+
+    deep: block index -> tokens that replace context rows at its input; see the layout's `replace`.
+    updates: block index -> what is added to the block's queries, keys and values.
+    """
+
+    deep: Mapping[int, Any] = field(default_factory=dict)
+    updates: TowerUpdates = field(default_factory=dict)
 
 
 class TextTower(nn.Module):
@@ -27,7 +40,9 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        # With `_weight`, since the random initialisation of nn.Embedding imports torch._dynamo on the meta device.
+        weight = torch.empty(config.vocab_size, config.width)
+        self.embedding = nn.Embedding(config.vocab_size, config.width, _weight=weight)
         self.positions = nn.Parameter(torch.empty(config.context_length, config.width))
         self.blocks = Blocks(config)
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
@@ -38,90 +53,119 @@ class TextTower(nn.Module):
         embedded: Tensor = self.embedding(constant(tuple(ids), self.positions.device))
         return embedded
 
-    def encode_ids(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def encode_ids(self, sequences: Sequence[Sequence[int]], updates: TowerUpdates | None = None) -> Tensor:
         """Id sequences [SOS .. EOT] of any lengths -> features (N, D)."""
-        return self.encode_packed(self.embed(_joined(sequences)), [len(ids) for ids in sequences])
+        return self.encode_packed(self.embed(_joined(sequences)), [len(ids) for ids in sequences], updates=updates)
 
-    def encode_packed(self, x: Tensor, lengths: Sequence[int], deep: Mapping[int, Tensor] | None = None) -> Tensor:
+    def encode_packed(
+        self,
+        x: Tensor,
+        lengths: Sequence[int],
+        deep: Mapping[int, Tensor] | None = None,
+        updates: TowerUpdates | None = None,
+    ) -> Tensor:
         """Embedded sequences end to end (R, W), each from SOS to EOT -> features (N, D).
 
-        deep: at the input of a block, tokens (L, W), or (N, L, W) of each sequence, that replace the
-        L rows behind SOS. Positions are added once, at the beginning.
+        deep: block index -> tokens (L, W), or (N, L, W) for each sequence, that replace the L rows
+        behind SOS at the input of that block. Positions are added once, at the beginning.
         """
         layout = Sequences(lengths, x.device)
-        return self._encode(x + self._positions(layout.rows.places()), layout, deep or {})
+        return self._encode(x + self._positions(layout.rows.places()), layout, Changes(deep or {}, updates or {}))
 
     def encode_prompts(
         self,
-        contexts: Sequence[Tensor],
+        contexts: Sequence[Tensor] | Tensor,
         names: Sequence[Sequence[int]],
         deep: Sequence[Mapping[int, Tensor]] | None = None,
+        updates: TowerUpdates | None = None,
     ) -> Tensor:
         """Every class under every context: features (M, C, D).
 
-        contexts: M learned contexts, (L_m, W) shared by the classes or (C, L_m, W) of each.
-        names: ids of each class's own tokens, EOT included, SOS not.
-        deep: for each context, tokens (L_m, W) or (C, L_m, W) that replace its rows at the input
-        of a block. What is of each class cannot share the prefix from there on: the blocks before still do.
+        contexts: M contexts, each (L_m, W) shared by the classes or (C, L_m, W) with one per class; or one
+        tensor (B, L, W) of B shared contexts, whose B may be symbolic.
+        names: ids of each class's own tokens, with EOT and without SOS.
+        deep: for each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows at the
+        input of that block. From the first block with tokens per class on, the prefix is no longer shared.
         """
+        updates = updates or {}
+        if isinstance(contexts, Tensor) and contexts.dim() == 3 and deep is None:
+            x, layout = self._begin_batch(contexts, names)
+            return self._encode(x, layout, Changes(updates=updates))
         deep = deep or [{} for _ in contexts]
         learned = [(context, *more.values()) for context, more in zip(contexts, deep, strict=True)]
         shared = [m for m, tokens in enumerate(learned) if all(t.dim() == 2 for t in tokens)]
-        found = {m: self._own(contexts[m], names, deep[m]) for m in range(len(contexts)) if m not in shared}
+        own = [m for m in range(len(learned)) if m not in shared]
+        found = {m: self._own(contexts[m], names, deep[m], updates) for m in own}
         if shared:
-            together = self._shared([contexts[m] for m in shared], names, [deep[m] for m in shared])
+            together = self._shared([contexts[m] for m in shared], names, [deep[m] for m in shared], updates)
             found |= dict(zip(shared, together, strict=True))
-        return torch.stack([found[m] for m in range(len(contexts))])
+        return torch.stack([found[m] for m in range(len(learned))])
 
-    def _own(self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor]) -> Tensor:
-        """Tokens of each class, from the start or from a block on: features (C, D). context: (C, L, W) or (L, W)."""
+    def _own(
+        self, context: Tensor, names: Sequence[Sequence[int]], deep: Mapping[int, Tensor], updates: TowerUpdates
+    ) -> Tensor:
+        """Tokens per class, at the start or from some block on: features (C, D). context: (C, L, W) or (L, W)."""
         lengths = [1 + context.shape[-2] + len(ids) for ids in names]
         if context.dim() == 2:
             first = min(len(self.blocks) - 1, *(layer for layer, tokens in deep.items() if tokens.dim() == 3))
             x, layout = self._begin([context], names)
-            x = self._pass(x, layout, {layer: [deep[layer]] for layer in deep if layer < first}, range(first))
+            before = {layer: [deep[layer]] for layer in deep if layer < first}
+            x = self._pass(x, layout, Changes(before, updates), range(first))
             later = {layer: deep[layer] for layer in deep if layer >= first}
-            return self._encode(layout.unshared(x), Sequences(lengths, x.device), later, first)
+            return self._encode(layout.unshared(x), Sequences(lengths, x.device), Changes(later, updates), first)
         sos = self.embed([self.config.sot_id])
         tails = torch.split(self.embed(_joined(names)), [len(ids) for ids in names])
         rows = torch.cat([part for c, tail in enumerate(tails) for part in (sos, context[c], tail)])
-        return self.encode_packed(rows, lengths, deep)
+        return self.encode_packed(rows, lengths, deep, updates)
 
     def _shared(
-        self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]], deep: Sequence[Mapping[int, Tensor]]
+        self,
+        contexts: Sequence[Tensor],
+        names: Sequence[Sequence[int]],
+        deep: Sequence[Mapping[int, Tensor]],
+        updates: TowerUpdates,
     ) -> Tensor:
         """M contexts (L_m, W), each for all classes: features (M, C, D)."""
         x, layout = self._begin(contexts, names)
         layers = {layer for tokens in deep for layer in tokens}
         replaced = {layer: [tokens.get(layer) for tokens in deep] for layer in layers}
-        return torch.unflatten(self._encode(x, layout, replaced), 0, (layout.M, -1))
+        return torch.unflatten(self._encode(x, layout, Changes(replaced, updates)), 0, (layout.M, -1))
 
     def _begin(self, contexts: Sequence[Tensor], names: Sequence[Sequence[int]]) -> tuple[Tensor, Prompts]:
-        """Packed rows (R, W) of M contexts (L_m, W) and their names, with positions, and how they lie."""
+        """Packed rows (R, W) of M contexts (L_m, W) and their names, with positions, and their layout."""
         sos = self.embed([self.config.sot_id])
         layout = Prompts([1 + len(context) for context in contexts], [len(ids) for ids in names], sos.device)
         rows = [part for context in contexts for part in (sos, context)] + [self.embed(_joined(names))] * layout.M
         places = layout.prefix.places() + _joined([layout.name.places(1 + len(context)) for context in contexts])
         return torch.cat(rows) + self._positions(places), layout
 
-    def _encode(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any], first: int = 0) -> Tensor:
-        """Packed rows with positions (R, W) through the blocks from `first` on -> a feature for each EOT (N, D)."""
+    def _begin_batch(self, contexts: Tensor, names: Sequence[Sequence[int]]) -> tuple[Tensor, Prompts]:
+        """Packed rows (B, R, W) of B contexts (B, L, W), each with all names, with positions, and their layout."""
+        batch, length, _ = contexts.shape
+        sos, tails = self.embed([self.config.sot_id]), self.embed(_joined(names))
+        layout = Prompts([1 + length], [len(ids) for ids in names], sos.device)
+        rows = torch.cat([sos.expand(batch, -1, -1), contexts, tails.expand(batch, -1, -1)], dim=-2)
+        return rows + self._positions((*range(1 + length), *layout.name.places(1 + length))), layout
+
+    def _encode(self, x: Tensor, layout: Sequences | Prompts, changes: Changes, first: int = 0) -> Tensor:
+        """Packed rows with positions (..., R, W) through the blocks from `first` on -> features of EOTs (..., N, D)."""
         last = len(self.blocks) - 1
-        x = self._pass(x, layout, deep, range(first, last))
-        if last in deep:
-            x = layout.replace(x, deep[last])
+        x = self._pass(x, layout, changes, range(first, last))
+        if last in changes.deep:
+            x = layout.replace(x, changes.deep[last])
         block = list(self.blocks)[last]
         normed = block.ln_1(x)
-        q, k, v = block.attn.project(normed, queries=layout.last(normed))
+        q, k, v = block.attn.project(normed, layout.last(normed), changes.updates.get(last, NO_UPDATES))
         feature: Tensor = self.projection(self.ln_final(block.finish(layout.last(x), layout.attend_last(q, k, v))))
         return feature
 
-    def _pass(self, x: Tensor, layout: Sequences | Prompts, deep: Mapping[int, Any], layers: range) -> Tensor:
-        """Packed rows (R, W) through some blocks, all rows of each."""
+    def _pass(self, x: Tensor, layout: Sequences | Prompts, changes: Changes, layers: range) -> Tensor:
+        """All packed rows (..., R, W) through some blocks."""
         for layer, block in zip(layers, list(self.blocks)[layers.start : layers.stop], strict=True):
-            if layer in deep:
-                x = layout.replace(x, deep[layer])
-            x = block.finish(x, layout.attend(*block.attn.project(block.ln_1(x))))
+            if layer in changes.deep:
+                x = layout.replace(x, changes.deep[layer])
+            parts = block.attn.project(block.ln_1(x), updates=changes.updates.get(layer, NO_UPDATES))
+            x = block.finish(x, layout.attend(*parts))
         return x
 
     def _positions(self, places: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Byte-pair encoding through `tokenizers`, fed from the checkpoint's own files."""
+"""Byte-pair encoding with `tokenizers`, read from the checkpoint's own files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WANTED = f"tokenizer.json, or vocab.json and merges.txt, or {OPENAI_MERGES}"
 
 
 class Tokenizer:
-    """Text to ids, as CLIP does it: NFC, white space folded, lower case, then merges."""
+    """Text to ids, as in CLIP: NFC, runs of white space become one space, lower case, then merges."""
 
     def __init__(self, engine: Engine, context_length: int) -> None:
         self.engine = engine
@@ -46,13 +46,13 @@ class Tokenizer:
         return list(self.engine.encode(text, add_special_tokens=False).ids)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids [SOT, .., EOT] of each text; longer ones are cut so that EOT still ends them."""
+        """Ids [SOT, .., EOT] of each text; longer ones are cut and still end with EOT."""
         room = self.context_length - 2
         encoded = self.engine.encode_batch(list(texts), add_special_tokens=False)
         return [[self.sot_id, *e.ids[:room], self.eot_id] for e in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Words of the ids, for people to read."""
+        """Readable text of the ids."""
         tokens = (self.engine.id_to_token(i) or "" for i in ids)
         return "".join(tokens).replace("</w>", " ").strip()
 
@@ -63,7 +63,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, context_length: int) -> Tokenizer:
-    """Tokenizer from the files in `folder`, whichever of the usual forms lies there."""
+    """Tokenizer from the files in `folder`, in any of the usual formats."""
     try:
         if (folder / "tokenizer.json").is_file():
             engine = Engine.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Extra tokens for a tower: where they enter and what replaces them at deeper layers."""
+"""Extra tokens for the image tower: where they are inserted and what replaces them in deeper blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ Place = Literal["after_first", "end"]
 
 @dataclass(frozen=True)
 class ExtraTokens:
-    """Tokens that a method puts beside a tower's own.
+    """Tokens that a method adds to those of the image.
 
-    layers: block index -> (V, W), or (B, V, W) for tokens of each sequence. The tokens of
-        block l stand in the input of block l; rows that an earlier layer inserted are
-        replaced. Block 0 is the tower's input.
+    layers: block index -> (V, W), or (B, V, W) with tokens for each image. The tokens of block l
+        are part of its input; they replace the rows that an earlier block inserted.
     place: after the first row (CLS), or behind the last one.
-    before_norm: block 0's tokens pass through the image tower's ln_pre with the rest.
+    before_norm: the tokens of block 0 pass through ln_pre with the other rows.
     """
 
     layers: Mapping[int, Tensor] = field(default_factory=dict)
@@ -28,9 +27,9 @@ class ExtraTokens:
     before_norm: bool = False
 
     def insert(self, x: Tensor, layer: int, present: int) -> tuple[Tensor, int]:
-        """Put the tokens of `layer` into x (B, T, W); returns x and how many extra rows it now has.
+        """Insert the tokens of `layer` into x (B, T, W); returns x and its number of extra rows.
 
-        present: extra rows inserted by earlier layers, which these tokens replace.
+        present: number of extra rows inserted by earlier blocks, which these tokens replace.
         """
         tokens = self.layers.get(layer)
         if tokens is None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import Block, Blocks
+from dca.clip.blocks import NO_UPDATES, Block, Blocks, BlockUpdates, TowerUpdates
 from dca.clip.config import VisionConfig
 from dca.clip.tokens import ExtraTokens
 
 CLS = slice(0, 1)
+NO_TOKENS = ExtraTokens()
+# Called after each block with its name, "visual.0" for the first, and the rows (B, T, W) that leave it.
+Tap = Callable[[str, Tensor], None]
 
 
-def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
+def read_out(
+    x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module, updates: BlockUpdates = NO_UPDATES
+) -> Tensor:
     """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-    feature: Tensor = projection(ln_post(last(x, rows=CLS)[:, 0]))
+    feature: Tensor = projection(ln_post(last(x, rows=CLS, updates=updates)[:, 0]))
     return feature
 
 
@@ -36,25 +43,47 @@ class VisionTower(nn.Module):
     def embed(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> CLS and patches with positions (B, 1 + P, W), before ln_pre."""
         patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
-        cls = self.cls.to(patches.dtype).expand(len(patches), 1, -1)
+        cls = self.cls.to(patches.dtype).expand(patches.shape[0], 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
 
-    def until_last(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
+    def until_last(
+        self,
+        pixels: Tensor,
+        tokens: ExtraTokens | None = None,
+        updates: TowerUpdates | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
         """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last block."""
-        extra = extra or ExtraTokens()
+        tokens, updates = tokens or NO_TOKENS, updates or {}
         x, present = self.embed(pixels), 0
-        if extra.before_norm:
-            x, present = extra.insert(x, 0, present)
+        if tokens.before_norm:
+            x, present = tokens.insert(x, 0, present)
         x = self.ln_pre(x)
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            if layer or not extra.before_norm:
-                x, present = extra.insert(x, layer, present)
+            if layer or not tokens.before_norm:
+                x, present = tokens.insert(x, layer, present)
             if layer < last:
-                x = block(x)
+                x = block(x, updates=updates.get(layer, NO_UPDATES))
+                if tap is not None:
+                    tap(f"visual.{layer}", x)
         return x
 
-    def forward(self, pixels: Tensor, extra: ExtraTokens | None = None) -> Tensor:
+    def forward(
+        self,
+        pixels: Tensor,
+        tokens: ExtraTokens | None = None,
+        updates: TowerUpdates | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        x = self.until_last(pixels, tokens, updates, tap)
         *_, last = self.blocks
-        return read_out(self.until_last(pixels, extra), last, self.ln_post, self.projection)
+        place = len(self.blocks) - 1
+        own = (updates or {}).get(place, NO_UPDATES)
+        if tap is None:
+            return read_out(x, last, self.ln_post, self.projection, own)
+        x = last(x, updates=own)  # all rows, since the tap may read any of them
+        tap(f"visual.{place}", x)
+        feature: Tensor = self.projection(self.ln_post(x[:, 0]))
+        return feature

@@ -20,23 +20,14 @@ from dca.clip import preprocess
 from dca.clip import tensor_names as names
 from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.clip.model import CLIP
+from dca.clip.places import HUB_IDS, MINI, is_hub_id, local_source, remember
 from dca.clip.tokenizer import OPENAI_MERGES, load_tokenizer
+from dca.core.actions import choose_backbone, then
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import read_json
 
 log = logging.getLogger(__name__)
 
-HUB_IDS = {
-    "vit-b-16": "openai/clip-vit-base-patch16",
-    "vit-b-32": "openai/clip-vit-base-patch32",
-    "vit-l-14": "openai/clip-vit-large-patch14",
-    "vit-l-14-336": "openai/clip-vit-large-patch14-336",
-    "laion-vit-b-16": "laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
-    "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
-    "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
-    "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-}
-MINI = "mini"
 # transformers 5 writes a processor into one file, older ones the image part into another.
 PROCESSOR, IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
 SMALL_FILES = ["config.json", IMAGE_PROCESSOR, PROCESSOR, "tokenizer.json", "vocab.json", "merges.txt"]
@@ -53,22 +44,29 @@ PICKLES = {".bin", ".pt", ".pth"}
 
 def load(source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
     """Frozen CLIP from a short name, a hub id, a folder or a state dict file; see `CLIP.from_pretrained`."""
-    path = Path(source).expanduser()
-    if str(source) == MINI:
+    name, path = str(source), Path(source).expanduser()
+    local = False
+    if name == MINI:
         path = mini_folder()
-    elif str(source) in HUB_IDS:
-        path = fetch(HUB_IDS[str(source)], revision, cache_dir)
-    elif not path.exists():
-        if not _looks_like_hub_id(str(source)):
-            raise _no_such_source(str(source))
-        path = fetch(str(source), revision, cache_dir)
-    clip = _load_folder(path) if path.is_dir() else _load_file(path)
-    clip.source = str(source) if str(source) in {MINI, *HUB_IDS} or not Path(source).exists() else str(path.resolve())
-    return clip.freeze()
+    elif name in HUB_IDS:
+        path = fetch(HUB_IDS[name], revision, cache_dir)
+    elif path.exists():
+        local = path.resolve() != mini_folder().resolve()
+        name = local_source(path) if local else MINI
+    elif is_hub_id(name):
+        path = fetch(name, revision, cache_dir)
+    else:
+        raise _no_such_source(name)
+    clip = (_load_folder(path) if path.is_dir() else _load_file(path)).freeze()
+    clip.source = name
+    digest = clip.digest  # computed here, once for the life of the object
+    if local:
+        remember(digest, path)
+    return clip
 
 
 def mini_folder() -> Path:
-    """Where the embedded model lies."""
+    """The folder of the checkpoint that comes with the package."""
     return Path(str(files("dca.clip") / MINI))
 
 
@@ -79,11 +77,6 @@ def blank(config: CLIPConfig) -> CLIP:
     transform = preprocess.Preprocess(size=size, resize=size, resample=3, mean=(0.5,) * 3, std=(0.5,) * 3)
     with torch.device("meta"):
         return CLIP(config, tokenizer, transform).freeze()
-
-
-def _looks_like_hub_id(source: str) -> bool:
-    parts = source.split("/")
-    return len(parts) == 2 and all(parts) and not source.startswith((".", "~"))
 
 
 def _no_such_source(source: str) -> UserError:
@@ -112,7 +105,10 @@ def fetch(repo: str, revision: str | None, cache_dir: str | None) -> Path:
         raise UserError(
             f"backbone {repo} is not in the cache ({target}) and could not be fetched: {reason}",
             details=[f"wanted: {WANTED}"],
-            hint=f"go online once, or put these files of {repo} into a folder and pass --backbone FOLDER",
+            hint=[
+                "connect to the internet once",
+                then(f"put these files of {repo} into a folder", choose_backbone("FOLDER")),
+            ],
         ) from None
     raise UserError(f"backbone {repo} holds none of {', '.join(WEIGHT_FILES)}", hint=f"wanted: {WANTED}")
 

@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, options, seeds, files, progress, device."""
+"""Foundations for all other packages: errors, actions, options, seeds, files, progress, device."""

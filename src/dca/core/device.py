@@ -1,21 +1,26 @@
-"""Where and in which precision things run: decided here and nowhere else.
+"""The device and the precision of all computations; no other module chooses them.
 
 Weights, trained tokens, distances, softmaxes, losses and statistics are float32 (covariances
-float64). Only the towers' arithmetic may be bfloat16: on a GPU by default, never on the CPU
-unless asked for.
+float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default, on
+the CPU only if asked for.
 """
 
 from __future__ import annotations
 
 import torch
 
+from dca.core.actions import choose_device, choose_precision
 from dca.core.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def resolve_device(name: str) -> torch.device:
-    """A usable device; "auto" is a CUDA GPU if there is one, else the CPU."""
+    """The device of this name; "auto" is a CUDA GPU if there is one, else the CPU.
+
+    Raises:
+        UserError: There is no such device, or it does not work.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -23,10 +28,10 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if name.startswith("cuda") and not torch.cuda.is_available():
-            reason, usable = _no_cuda(), "auto or cpu"
+            reason, usable = _no_cuda(), ["auto", "cpu"]
         else:
-            reason, usable = str(error).splitlines()[0], "auto, cpu or cuda"
-        raise UserError(f"device '{name}' cannot be used: {reason}", hint=f"--device {usable}") from None
+            reason, usable = str(error).splitlines()[0], ["auto", "cpu", "cuda"]
+        raise UserError(f"device '{name}' cannot be used: {reason}", hint=choose_device(*usable)) from None
     return device
 
 
@@ -38,14 +43,14 @@ def _no_cuda() -> str:
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
-    """What the towers calculate in."""
+    """The dtype of the arithmetic of the towers."""
     if precision not in PRECISIONS:
-        raise UserError(f"unknown precision '{precision}'", hint=f"one of {', '.join(PRECISIONS)}")
+        raise UserError(f"unknown precision '{precision}'", hint=choose_precision(*PRECISIONS))
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def require_usable(device: str, precision: str) -> None:
-    """Raise where the device is not here or the precision is unknown: to be said before anything is loaded."""
+    """Raise a UserError if the device or the precision cannot be used: a check before anything is loaded."""
     compute_dtype(resolve_device(device), precision)

@@ -1,60 +1,67 @@
-"""What the user must change, and how we say it."""
+"""The error for problems that the user can solve, and the wording of its messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
 
+from dca.core.actions import Action, Audience, Hint, as_steps, render
+
 MOST_DETAILS = 20
-# Share of letters that two names must have in common for the one to be a slip of the other.
+# Similarity (0 to 1, difflib) from which one name counts as a misspelling of another.
 CLOSE = 0.6
 
 
 class UserError(Exception):
-    """A problem in the user's flags, data or files: exit 2, no traceback.
+    """A problem with the user's arguments, data or files; the command line exits with 2 and shows no traceback.
 
-    problem: one sentence that names what was found and where.
-    details: one line per place, all of a kind together.
-    hint: the command or change that fixes it.
+    Args:
+        problem: One sentence that says what was found and where.
+        details: One line per place that has the problem.
+        hint: How to solve it: plain text where that is the same for everyone, an `Action` of
+            `dca.core.actions` where the command line and Python need different words, or several of
+            these, which are joined with "or".
+
+    >>> from dca.core.actions import set_shots
+    >>> error = UserError("class 'cat' has 2 images", hint=["add images", set_shots(2)])
+    >>> error.hint
+    'add images, or use shots=2'
+    >>> print(error.render("cli"))
+    class 'cat' has 2 images
+      fix: add images, or use --shots 2
     """
 
-    def __init__(self, problem: str, *, details: Sequence[str] = (), hint: str = "") -> None:
+    def __init__(self, problem: str, *, details: Sequence[str] = (), hint: Hint = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.details = tuple(details)
-        self.hint = hint
+        self.steps = as_steps(hint)
+
+    @property
+    def hint(self) -> str:
+        """How to solve the problem, in the words of Python."""
+        return render(self.steps, "python")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.problem, self.details, self.hint)
+        return _rebuild, (self.problem, self.details, self.steps)
 
     def __str__(self) -> str:
-        """The whole message: the problem, its places, the way out."""
+        return self.render("python")
+
+    def render(self, audience: Audience) -> str:
+        """The whole message: the problem, the places, and the hint in the words of `audience`."""
         lines = [self.problem]
         lines += [f"  {line}" for line in self.details[:MOST_DETAILS]]
         if len(self.details) > MOST_DETAILS:
             lines.append(f"  ... and {len(self.details) - MOST_DETAILS:,} more")
-        if self.hint:
-            lines.append(f"  fix: {self.hint}")
+        if self.steps:
+            lines.append(f"  fix: {render(self.steps, audience)}")
         return "\n".join(lines)
 
 
-def _rebuild(problem: str, details: Sequence[str], hint: str) -> UserError:
-    """Make the error again after a trip between processes."""
-    return UserError(problem, details=details, hint=hint)
-
-
-def counted(n: int, noun: str, verb: str = "", *, of: int | None = None) -> str:
-    """A number, what it counts and the verb that goes with it, given as for many.
-
-    >>> counted(1, "image"), counted(1200, "image", "are"), counted(1, "class", "have", of=3)
-    ('1 image', '1,200 images are', '1 of 3 classes has')
-    """
-    all_of_them = n if of is None else of
-    ending = "" if all_of_them == 1 else "es" if noun.endswith("s") else "s"
-    words = [f"{n:,}" if of is None else f"{n:,} of {of:,}", f"{noun}{ending}"]
-    if verb:
-        words.append({"are": "is", "have": "has"}.get(verb, f"{verb}s") if n == 1 else verb)
-    return " ".join(words)
+def _rebuild(problem: str, details: Sequence[str], steps: Sequence[str | Action]) -> UserError:
+    """The error again, after pickling (exceptions with keyword arguments do not pickle by themselves)."""
+    return UserError(problem, details=details, hint=steps)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -66,8 +73,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UserError:
-    """Error for a name that does not exist, with the nearest one that does."""
+def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: Hint = "") -> UserError:
+    """The error for a name that does not exist, with the most similar one that does."""
     known = sorted(known)
     close = nearest(name, known)
     guess = f" Did you mean '{close}'?" if close else ""

@@ -1,4 +1,4 @@
-"""Writing so that a reader never meets half a file."""
+"""Atomic writes, locks and JSON files: a reader never sees half a file."""
 
 from __future__ import annotations
 
@@ -14,47 +14,53 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from dca.core.actions import Hint, choose_output
 from dca.core.errors import UserError
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal (no permission, read-only, disk full) into a message about `path`."""
+    """Turn an OSError (no permission, read-only, disk full) into a UserError about `path`."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"{path}: cannot be written ({error.strerror or error})",
-            hint="check the folder's permissions and the free space, or choose another place",
+            hint="check the folder's permissions and the free space, or choose another folder",
         ) from error
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Be the only fit that writes into `folder`; raises where another one does.
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Make this process the only one that writes `folder`.
 
-    The lock is the system's, on a hidden file beside the folder, so it ends with the process however
-    that ends: after a kill the empty file may stay, but it keeps nobody out.
+    The lock is an advisory lock of the system on a hidden file beside the folder. It ends with the
+    process, even if that is killed; an empty lock file that stays behind locks nobody out.
+
+    Raises:
+        UserError: Another process holds the lock, or the lock file cannot be created.
     """
-    place = folder.with_name(f".{folder.name}.lock")
-    lock = FileLock(place)
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    lock = FileLock(lock_file)
     with writing(folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        # FileLock reports a lock file that cannot be created as one that is held (e.g. below /proc).
+        lock_file.touch()
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            hint = "wait until it has ended, or choose another folder with -o DIR"
+            hint: Hint = ["wait until it has ended", choose_output()]
             raise UserError(f"another fit is writing {folder}", hint=hint) from None
     try:
         yield
     finally:
-        with suppress(OSError):  # while it is held: afterwards it may be another's
-            place.unlink()
+        with suppress(OSError):  # while the lock is held: after that, the file may be another process's
+            lock_file.unlink()
         lock.release()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write under a temporary name, flush to disk, then rename."""
+    """Write a file atomically: under a temporary name, flushed to disk, then renamed."""
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -70,12 +76,16 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """An indented JSON file, atomically."""
+    """Write an indented JSON file atomically."""
     write_bytes(path, utf8(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
-def read_json(path: Path, *, hint: str = "the file is damaged or cut off: copy it again") -> dict[str, Any]:
-    """A JSON object; anything else is an error that names the file, with `hint` as the way out."""
+def read_json(path: Path, *, hint: Hint = "the file is damaged or cut off: copy it again") -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        UserError: The file cannot be read or holds something else; it names the file and carries `hint`.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,29 +97,29 @@ def read_json(path: Path, *, hint: str = "the file is damaged or cut off: copy i
     return raw
 
 
-def publish(made: Path, target: Path) -> None:
-    """Put the finished folder `made` in the place of `target`, whatever was there before."""
+def atomic_replace(made: Path, target: Path) -> None:
+    """Rename the finished folder `made` to `target`; what was at `target` is removed, or restored on failure."""
     with writing(target):
         if not target.exists():
             os.replace(made, target)
             return
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-        os.replace(target, old / "was")
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+        os.replace(target, aside / "old")
         try:
             os.replace(made, target)
         except BaseException:
-            os.replace(old / "was", target)
+            os.replace(aside / "old", target)
             raise
         finally:
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of a JSON value, the same for the same content."""
+    """sha256 of a JSON value; the order of the keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(utf8(text)).hexdigest()
 
 
 def utf8(text: str) -> bytes:
-    r"""JSON text as bytes; file names that are no valid text stay readable as \udcXX escapes."""
+    r"""JSON text as bytes; bytes of file names that are not valid text become \udcXX escapes."""
     return text.encode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Options as dataclass fields that carry their help, limits and origin."""
+"""Options: dataclass fields with a help text, limits and the origin of the default."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import math
 import numbers
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from dca.core.actions import Hint
 from dca.core.errors import UserError, unknown_name
 
 T = TypeVar("T")
-MOST = 2**31 - 1  # of any whole number: more is a slip, and overflows further down
+MOST = 2**31 - 1  # largest whole number: more is a typing error, and overflows in torch
 TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
 
 
@@ -25,9 +26,13 @@ def opt(
     high: float | None = None,
     choices: Iterable[str] = (),
     source: str = "ours",
+    empty: Literal["auto", "none"] = "auto",
 ) -> Any:
-    """A dataclass field with its help, its limits (inclusive) and where its default comes from."""
-    meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source}
+    """A dataclass field with its help, its limits (inclusive) and the source of its default.
+
+    empty: the word for the value None: "auto" if a value is chosen later, "none" if there is none.
+    """
+    meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source, "empty": empty}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -49,7 +54,7 @@ def check(options: Any) -> None:
 
 
 def _fault(number: float, low: float | None, high: float | None) -> str:
-    """What is wrong with a number, if anything."""
+    """What is wrong with a number; empty if nothing."""
     if not isinstance(number, int) and not math.isfinite(number):
         return "a finite number expected"
     if low is not None and number < low:
@@ -58,10 +63,10 @@ def _fault(number: float, low: float | None, high: float | None) -> str:
     return f"at most {highest}" if highest is not None and number > highest else ""
 
 
-def parse(cls: type[T], pairs: Iterable[str], *, hint: str = "") -> T:
-    """Options from `key=value` texts; all unknown names and unreadable values in one error.
+def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
+    """Options from `key=value` texts; one error lists all unknown names and unreadable values.
 
-    hint: where the options and their limits can be looked up, for errors that know no better way out.
+    hint: where the options and their limits can be looked up, for errors without a hint of their own.
     """
     types_of, values, problems = get_type_hints(cls), dict[str, Any](), []
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -80,8 +85,8 @@ def parse(cls: type[T], pairs: Iterable[str], *, hint: str = "") -> T:
     return _made(cls, values, problems, hint)
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: str = "") -> T:
-    """Options from a mapping, e.g. JSON that `dataclasses.asdict` wrote; wrong names and types in one error.
+def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
+    """Options from a mapping, e.g. JSON of `dataclasses.asdict`; one error lists all wrong names and types.
 
     hint: as for `parse`.
     """
@@ -91,25 +96,33 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: str = "") -> T:
         if name not in names:
             problems.append(unknown_name("option", name, names).problem)
             continue
-        taken[name] = _plain(value)
+        taken[name] = _as_float(_plain(value), types_of[name])
         if not _fits(taken[name], types_of[name]):
             problems.append(f"{name}={value!r}: {_kind_name(types_of[name])} expected")
     return _made(cls, taken, problems, hint)
 
 
-def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: str) -> T:
-    """The options, or one error for the problems found so far, or else for what the options say of themselves."""
+def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: Hint) -> T:
+    """The options; raises for the problems found so far, or else for values that the class refuses."""
     if problems:
         known = ", ".join(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
         raise UserError("options that cannot be used", details=problems, hint=hint or f"known: {known}")
     try:
         return cls(**values)
     except UserError as error:
-        raise UserError(error.problem, details=error.details, hint=error.hint or hint) from None
+        raise UserError(error.problem, details=error.details, hint=error.steps or hint) from None
+
+
+def _as_float(value: Any, kind: Any) -> Any:
+    """A whole number as a float where the option is a float, so that 1 and 1.0 are the same value in records."""
+    is_float = kind is float or (
+        get_origin(kind) in (Union, types.UnionType) and {*get_args(kind)} == {float, type(None)}
+    )
+    return float(value) if is_float and type(value) is int and abs(value) <= MOST else value
 
 
 def _plain(value: Any) -> Any:
-    """Lists as tuples, numbers of numpy as Python's."""
+    """The value with lists as tuples and NumPy numbers as Python numbers."""
     if isinstance(value, list | tuple):
         return tuple(_plain(v) for v in value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -118,12 +131,12 @@ def _plain(value: Any) -> Any:
 
 
 def _kind_name(kind: Any) -> str:
-    """An annotation as the user reads it."""
+    """The text of a type annotation for an error message."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether the value is of the annotated type; whole numbers pass as floats."""
+    """Whether the value has the annotated type; an int is accepted as a float."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return any(_fits(value, k) for k in inner)
@@ -135,14 +148,14 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _convert(text: str, kind: Any) -> Any:
-    """Text -> a value of the annotated type."""
+    """Convert a text to the annotated type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if type(None) in inner and text.lower() in NONE:
             return None
         return _convert(text, next(k for k in inner if k is not type(None)))
     if origin is tuple:
-        # The word itself can still be had as ["none"].
+        # The word "none" itself is written ["none"].
         return () if text.lower() in NONE else tuple(_convert(part, inner[0]) for part in _parts(text))
     if kind is bool:
         if text.lower() in TRUE | FALSE:
@@ -157,7 +170,7 @@ def _convert(text: str, kind: Any) -> Any:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas; or, for values that hold commas, a JSON list."""
+    """The parts between commas; values that contain commas are given as a JSON list."""
     if not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
     try:
@@ -180,6 +193,7 @@ def describe(cls: type[Any]) -> list[dict[str, Any]]:
             "low": field.metadata["low"],
             "high": field.metadata["high"],
             "source": field.metadata["source"],
+            "empty": field.metadata["empty"],
         }
         for field in fields
         if "help" in field.metadata
@@ -187,7 +201,7 @@ def describe(cls: type[Any]) -> list[dict[str, Any]]:
 
 
 def limits(option: Mapping[str, Any]) -> str:
-    """What a row of `describe` allows, for people; empty where everything is.
+    """The allowed values of a row of `describe` as text; empty if there is no limit.
 
     >>> limits({"choices": [], "low": 0, "high": 1}), limits({"choices": ["a", "b"], "low": None, "high": None})
     ('0 to 1', 'a|b')
@@ -201,10 +215,12 @@ def limits(option: Mapping[str, Any]) -> str:
 
 
 def shown(option: Mapping[str, Any]) -> str:
-    """The default of a row of `describe`, for people; one that says nothing reads as the help calls it."""
+    """The default of a row of `describe`, for people; None by the word that the option has for it."""
     default = option["default"]
-    if default is None or default == ():
-        return "none" if "none:" in option["help"] or default == () else "auto"
+    if default is None:
+        return str(option["empty"])
+    if default == ():
+        return "none"
     if isinstance(default, tuple):
         return json.dumps(default, ensure_ascii=False)
     return str(default) or "(empty)"

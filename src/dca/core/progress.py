@@ -1,4 +1,4 @@
-"""How far long work has come, for whoever wants to show it."""
+"""Progress of long work: the one protocol for reporting it, and ways to show it on stderr."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-# (stage, done, total, note): called often, cheap, never printing by itself.
-Progress = Callable[[str, int, int, str], None]
 # Seconds between two lines in a log.
 LINE_EVERY = 30.0
+
+
+class Progress(Protocol):
+    """A function that is told how far long work has come. It is called often and must be cheap."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str, /) -> None:
+        """Report progress.
+
+        Args:
+            stage: What is being done, e.g. "training".
+            done: How many steps of this stage are done.
+            total: How many steps this stage has.
+            note: Further text to show, e.g. the loss; may be empty.
+        """
 
 
 def silent(stage: str, done: int, total: int, note: str = "") -> None:
@@ -18,13 +31,13 @@ def silent(stage: str, done: int, total: int, note: str = "") -> None:
 
 
 def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
-    """The same for code that only counts: (done, total)."""
+    """A function of (done, total) that reports to `progress` under the name `stage`."""
     return lambda done, total: progress(stage, done, total, "")
 
 
 @contextmanager
 def shown(progress: Progress | None) -> Iterator[Progress]:
-    """What the caller wants to be told with; bars if nothing was said."""
+    """The given `progress`; progress bars if it is None."""
     if progress is not None:
         yield progress
         return
@@ -33,7 +46,7 @@ def shown(progress: Progress | None) -> Iterator[Progress]:
 
 
 def lines() -> Progress:
-    """A plain line on stderr at most every half minute, for logs: the stage, how far it is, the note."""
+    """Plain lines on stderr for logs, at most one per 30 seconds: the stage, done and total, the note."""
     last = time.monotonic()
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
@@ -47,7 +60,7 @@ def lines() -> Progress:
 
 @contextmanager
 def bars(*, enabled: bool = True) -> Iterator[Progress]:
-    """Progress bars on stderr, one a stage, with the time left; nothing where stderr is no terminal."""
+    """Progress bars on stderr, one per stage, with the time left; nothing if stderr is not a terminal."""
     if not (enabled and sys.stderr.isatty()):
         yield silent
         return

@@ -1,7 +1,7 @@
 """Independent named random streams from one seed.
 
-A new random draw in one place never moves a draw in another, and the stream of
-an epoch can be made again without having run the epochs before it.
+A random draw that is added in one place does not change the draws in another, and the stream of an
+epoch can be recreated without running the epochs before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 
 
 def branch(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    """A stream on `device` that starts from one draw of `generator`: many numbers without a transfer."""
+    """A generator on `device` seeded by one draw of `generator`, so that its numbers need no transfer."""
     import torch
 
     seed = int(torch.randint(2**62, (), generator=generator))

@@ -21,7 +21,7 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Crops:
-    """Where to cut each image, and whether to mirror it; every field is (B,)."""
+    """The box to cut out of each image, and whether to mirror it; every field is (B,)."""
 
     top: Tensor
     left: Tensor
@@ -31,11 +31,11 @@ class Crops:
 
 
 def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator) -> Crops:
-    """Draw the boxes of a random resized crop, and a fair coin for the mirror.
+    """Choose the boxes of a random resized crop, and mirror half of the images.
 
-    heights, widths: (B,) sizes of the images. An area share from SCALE and an aspect from RATIO
-    (log-uniform) are tried up to ten times until the box fits; failing that, the largest centred
-    box with an allowed aspect. Uses the same number of random numbers whatever the outcome.
+    heights, widths: (B,) sizes of the images. Up to ten pairs of an area share from SCALE and an
+    aspect ratio from RATIO (log-uniform) are tried until the box fits; after that the largest centred
+    box with an allowed aspect ratio is taken. Always uses the same number of random numbers.
     """
     B = len(heights)
     H, W = heights.double(), widths.double()
@@ -60,7 +60,7 @@ def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator) ->
 
 
 def _largest_box(H: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width of the largest box whose aspect lies in RATIO."""
+    """Height and width of the largest box whose aspect ratio is in RATIO."""
     ratio = W / H
     height = torch.where(ratio < RATIO[0], (W / RATIO[0]).round(), H)
     width = torch.where(ratio > RATIO[1], (H * RATIO[1]).round(), W)
@@ -71,7 +71,7 @@ def crop_resize(images: Sequence[Tensor], crops: Crops, size: int, device: torch
     """Cut the boxes out of uint8 images and resize them as Pillow's BICUBIC does.
 
     images: B tensors (3, H_i, W_i), uint8. Returns (B, 3, size, size), float32 with whole values
-    0..255: Pillow rounds to 8 bits after each axis, and so do we.
+    0..255: like Pillow, it rounds to 8 bits after each axis.
     """
     boxes = torch.stack([crops.top, crops.left, crops.height, crops.width], 1).tolist()
     tallest, widest = int(crops.height.max()), int(crops.width.max())

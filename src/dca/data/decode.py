@@ -1,4 +1,7 @@
-"""Opening pictures as a viewer shows them, many at a time, and saying why one cannot be read."""
+"""Image files -> RGB images, many at a time, and the reason where one cannot be read.
+
+The only module that opens or converts images, so that all code sees the same pixels.
+"""
 
 from __future__ import annotations
 
@@ -9,98 +12,127 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dca.core.errors import UserError, counted
-from dca.data.dataset import printable
+from dca.core.actions import check_data, skip_unreadable
+from dca.core.errors import UserError
+from dca.core.wording import counted, printable
+from dca.data.dataset import ImageLike
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Picture = Path | Image.Image
-Progress = Callable[[int, int], None]
+# Called with (images done, images in all).
+Count = Callable[[int, int], None]
 T = TypeVar("T")
 _AHEAD = 64
 _HEIF = (".heic", ".heif")
+_SPECIAL = "not a regular file (a pipe, socket or device)"
+# What to do with an RGB image: one function, or one function per image.
+Apply = Callable[[Image.Image], T] | Sequence[Callable[[Image.Image], T]]
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A picture that could not be read, and why."""
+    """An image that could not be read, and why."""
 
-    picture: Picture
+    image: ImageLike
     reason: str
 
     def __str__(self) -> str:
-        return f"{_name(self.picture)}: {self.reason}"
+        return f"{_name(self.image)}: {self.reason}"
 
 
-def open_image(picture: Picture) -> Image.Image:
-    """Open a picture as 8-bit RGB, the way a viewer shows it.
+def open_image(image: ImageLike) -> Image.Image:
+    """Open an image as 8-bit RGB, the way an image viewer shows it; see `to_rgb`.
 
-    EXIF rotation is applied, transparency laid on white, 16-bit grey scaled to 8 bits, the first
-    frame of an animation taken. Raises UserError with the reason when that cannot be done.
+    Raises UserError with the reason if the image cannot be read.
     """
     try:
-        return _open(picture)
+        return _open(image)
     except _UNREADABLE as error:
-        raise UserError(f"cannot read {_name(picture)}: {_reason(picture, error)}.") from error
+        raise UserError(f"cannot read {_name(image)}: {_reason(image, error)}.") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image in memory as 8-bit RGB.
+
+    The EXIF rotation is applied, transparent parts become white, and 16-bit grey is scaled to 8 bits.
+    The argument is not changed.
+
+    >>> to_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).getpixel((0, 0))
+    (255, 255, 255)
+    """
+    return _rgb(_upright(image))
+
+
+def is_image(file: Path) -> bool:
+    """Whether Pillow recognises a file as an image by its first bytes, whatever its name is."""
+    if not file.is_file():
+        return False
+    try:
+        with Image.open(file):
+            return True
+    except Exception:  # decoders raise almost anything on bytes that are no image
+        return False
 
 
 def decode(
-    pictures: Sequence[Picture],
-    apply: Callable[[Image.Image], T],
+    images: Sequence[ImageLike],
+    apply: Apply[T],
     *,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> list[T]:
-    """Open every picture in threads and return what `apply` makes of each, in order.
+    """Open every image in threads and return `apply` of each RGB image, in order.
 
-    progress: called with (done, total). Raises one UserError that lists every unreadable file.
+    apply: one function, or one function per image. Raises one UserError that lists every unreadable file.
     """
-    outcomes = attempt(pictures, apply, workers=workers, progress=progress)
+    outcomes = attempt(images, apply, workers=workers, progress=progress)
     if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
-        raise unreadable(faults, len(pictures))
+        raise unreadable(faults, len(images))
     return [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
 
 
 def attempt(
-    pictures: Sequence[Picture],
-    apply: Callable[[Image.Image], T],
+    images: Sequence[ImageLike],
+    apply: Apply[T],
     *,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> list[T | Unreadable]:
-    """Like `decode`, with an `Unreadable` in the place of each picture that cannot be read."""
+    """Like `decode`, with an `Unreadable` in the place of each image that cannot be read."""
     outcomes: list[T | Unreadable] = []
-    for outcome in in_order(pictures, apply, workers=workers, ahead=_AHEAD):
+    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD):
         outcomes.append(outcome)
         if progress is not None:
-            progress(len(outcomes), len(pictures))
+            progress(len(outcomes), len(images))
     return outcomes
 
 
 def in_order(
-    pictures: Sequence[Picture], apply: Callable[[Image.Image], T], *, workers: int | None, ahead: int
+    images: Sequence[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int
 ) -> Iterator[T | Unreadable]:
-    """Open pictures in threads, at most `ahead` of the consumer, and yield the outcomes in order."""
+    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order."""
 
-    def work(picture: Picture) -> T | Unreadable:
+    def work(image: ImageLike, function: Callable[[Image.Image], T]) -> T | Unreadable:
         try:
-            image = _open(picture)
+            opened = _open(image)
         except _UNREADABLE as error:
-            return Unreadable(picture, _reason(picture, error))
-        return apply(image)
+            return Unreadable(image, _reason(image, error))
+        return function(opened)
 
+    functions = repeat(apply, len(images)) if callable(apply) else apply
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="dca-decode")
     waiting: deque[Future[T | Unreadable]] = deque()
     try:
-        for picture in pictures:
-            waiting.append(pool.submit(work, picture))
+        for image, function in zip(images, functions, strict=True):
+            waiting.append(pool.submit(work, image, function))
             if len(waiting) > ahead:
                 yield waiting.popleft().result()
         for future in waiting:
@@ -110,11 +142,11 @@ def in_order(
 
 
 def unreadable(faults: Sequence[Unreadable], total: int) -> UserError:
-    """The one error for all pictures that could not be read."""
+    """One error for all images that could not be read."""
     return UserError(
         f"{counted(len(faults), 'image', of=total)} cannot be read.",
         details=[str(fault) for fault in faults],
-        hint="replace or remove these files; `dca datasets check DATA` lists all, `dca predict --skip-bad` skips them",
+        hint=["replace or remove these files", check_data(), skip_unreadable()],
     )
 
 
@@ -133,23 +165,29 @@ _UNREADABLE = (
 )
 
 
-def _open(picture: Picture) -> Image.Image:
-    if not isinstance(picture, Path):
-        return _rgb(ImageOps.exif_transpose(picture))
-    if picture.suffix.lower() in _HEIF:
+def _open(image: ImageLike) -> Image.Image:
+    if not isinstance(image, Path):
+        return to_rgb(image)
+    if is_special(image):
+        raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
+    if image.suffix.lower() in _HEIF:
         _enable_heif()
-    with Image.open(picture) as image:
+    with Image.open(image) as opened:
         limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and image.width * image.height > limit:
+        if limit is not None and opened.width * opened.height > limit:
             raise Image.DecompressionBombError
-        image.load()
-        _rotate(image)
-        return _rgb(image)
+        opened.load()
+        return to_rgb(opened)
+
+
+def is_special(path: Path | str) -> bool:
+    """Whether something exists at the path that is neither a regular file nor a folder."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @cache
 def _enable_heif() -> None:
-    """Teach Pillow the format of phone photos, if the package for it is there."""
+    """Register the HEIC format of phone photos with Pillow, if its package is installed."""
     try:
         import pillow_heif
     except ImportError:
@@ -157,12 +195,12 @@ def _enable_heif() -> None:
     pillow_heif.register_heif_opener()
 
 
-def _rotate(image: Image.Image) -> None:
-    """Apply the EXIF rotation in place; a picture whose EXIF is damaged stays as it is."""
+def _upright(image: Image.Image) -> Image.Image:
+    """The image with its EXIF rotation applied; as it is where the EXIF data is damaged."""
     try:
-        ImageOps.exif_transpose(image, in_place=True)
+        return ImageOps.exif_transpose(image)
     except (ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError, Warning):
-        return
+        return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -178,10 +216,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
-    """Scale wide grey values to 0..255 without clipping.
+    """Scale grey values of more than 8 bits to 0..255 without clipping.
 
-    16-bit files use their full range; 32-bit integers and floats have no stated range, so it is
-    the smallest of [0, 1] (floats), [0, 255] and [0, 65535] that holds them, else their own.
+    16-bit files use their full range. 32-bit integers and floats have no stated range: it is the
+    smallest of [0, 1] (floats only), [0, 255] and [0, 65535] that holds all values, else [min, max].
     """
     wide = np.nan_to_num(values.astype(np.float64))
     low, high = float(wide.min()), float(wide.max())
@@ -192,27 +230,29 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
     return np.rint((wide - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
 
 
-def _name(picture: Picture) -> str:
-    if isinstance(picture, Path):
-        return printable(str(picture))
-    return f"{picture.mode} image {picture.width}x{picture.height}"
+def _name(image: ImageLike) -> str:
+    if isinstance(image, Path):
+        return printable(str(image))
+    return f"{image.mode} image {image.width}x{image.height}"
 
 
-def _reason(picture: Picture, error: BaseException) -> str:
-    """Why a picture cannot be read, in the user's words."""
+def _reason(image: ImageLike, error: BaseException) -> str:
+    """Why an image cannot be read."""
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"more than {(Image.MAX_IMAGE_PIXELS or 0) // 10**6} million pixels (a decompression bomb?)"
-    if isinstance(picture, Path):
-        if not os.path.exists(picture):  # os.path bears names that are too long, a Path does not
-            return "a broken link" if os.path.islink(picture) else "no such file"
-        if picture.is_dir():
+    if isinstance(image, Path):
+        if not os.path.exists(image):  # Path.exists raises on names that are too long
+            return "a broken link" if os.path.islink(image) else "no such file"
+        if image.is_dir():
             return "a folder, not a file"
-        if picture.stat().st_size == 0:
+        if is_special(image):
+            return _SPECIAL
+        if image.stat().st_size == 0:
             return "the file is empty (0 bytes)"
         if isinstance(error, PermissionError):
             return "no permission to read it"
     if isinstance(error, UnidentifiedImageError):
-        if isinstance(picture, Path) and picture.suffix.lower() in _HEIF and find_spec("pillow_heif") is None:
+        if isinstance(image, Path) and image.suffix.lower() in _HEIF and find_spec("pillow_heif") is None:
             return "a phone photo (HEIC), for which pip install 'dca-prompt[heif]' is needed"
         return "not an image, or a format Pillow does not know"
     if "truncated" in str(error).lower() or isinstance(error, EOFError):

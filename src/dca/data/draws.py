@@ -1,4 +1,4 @@
-"""Draws as small files: two people can prove that they trained on the same images."""
+"""Few-shot draws as small files, so that two people can verify that they trained on the same images."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dca.core.errors import UserError, counted
+from dca.core.actions import write_draw
+from dca.core.errors import UserError
 from dca.core.files import write_bytes
+from dca.core.wording import counted, fold
 from dca.data.dataset import Dataset, Item
 from dca.data.hashing import sha256_of
 
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")
-_WAY_OUT = "write one with `dca datasets draw DATA --shots K -o FILE`"
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One drawn image: its recorded path, class words and content hash (empty if not known)."""
+    """One drawn image: its recorded path, the name of its class and its content hash (empty if not known)."""
 
     path: str
-    label: str
+    name: str
     sha256: str = ""
 
 
 def draw_record(dataset: Dataset, shots: int | None, seed: int) -> dict[str, Any]:
     """What was drawn, ready for JSON, with one hash over classes and image contents in draw order.
 
-    dataset: the few-shot dataset. The hash does not depend on where the images lie, so copies in
-    different layouts agree; `paths_sha256` is the hash of the newline-joined relative paths.
+    dataset: the few-shot dataset. The hash covers class names, not labels or paths, so that copies of
+    a public dataset in different layouts agree. `paths_sha256` is the hash of the relative paths,
+    joined by newlines.
     """
     parts = {part: [_drawn(dataset, item) for item in getattr(dataset, part)] for part in PARTS}
     return {
@@ -44,7 +46,7 @@ def draw_record(dataset: Dataset, shots: int | None, seed: int) -> dict[str, Any
         "split": dataset.split,
         "hash": draw_hash(parts),
         "paths_sha256": {part: _sha256("\n".join(d.path for d in drawn)) for part, drawn in parts.items()},
-        **{part: [[d.path, d.label, d.sha256] for d in drawn] for part, drawn in parts.items()},
+        **{part: [[d.path, d.name, d.sha256] for d in drawn] for part, drawn in parts.items()},
     }
 
 
@@ -91,16 +93,16 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
 
 def draw_hash(parts: Mapping[str, Sequence[Drawn]]) -> str:
     """Hash over part, class and content of every drawn image, in order."""
-    lines = [f"{part}\t{drawn.label}\t{drawn.sha256}" for part in PARTS for drawn in parts[part]]
+    lines = [f"{part}\t{drawn.name}\t{drawn.sha256}" for part in PARTS for drawn in parts[part]]
     return _sha256("\n".join(lines))
 
 
 class _Pool:
-    """The images that may have been drawn, found by position, by path, or by the end of a path."""
+    """The images that may have been drawn, to be found by position, by path, or by the end of a path."""
 
     def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
         self.items = items
-        self.classes = dataset.classes
+        self.dataset = dataset
         self._exact = {dataset.path_of(item): item for item in items}
         self._by_name: dict[str, list[tuple[tuple[str, ...], Item]]] = {}
         for path, item in self._exact.items():
@@ -115,60 +117,65 @@ class _Pool:
         scored = [
             (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(steps, wanted, strict=False))), item)
             for steps, item in self._by_name.get(wanted[0] if wanted else "", [])
-            if self.is_called(item, drawn.label)
+            if self.is_called(item, drawn.name)
         ]
         best = max((score for score, _ in scored), default=0)
         found = [item for score, item in scored if score == best]
         return found[0] if len(found) == 1 else None
 
-    def is_called(self, item: Item, label: str) -> bool:
-        return not label or label.replace("_", " ") == self.classes[item.label]
+    def is_called(self, item: Item, name: str) -> bool:
+        """Whether the item's class has this name or label."""
+        return not name or fold(name) in (fold(self.name_of(item)), fold(str(self.dataset.labels[item.label])))
+
+    def name_of(self, item: Item) -> str:
+        """Name of the item's class."""
+        return self.dataset.names[item.label]
 
 
 def _find(drawn: Drawn | int, pool: _Pool, *, verify: bool) -> Item | str:
-    """The drawn image, or why it is not here."""
+    """The drawn image, or why it cannot be used."""
     if isinstance(drawn, int):
         return pool.items[drawn] if 0 <= drawn < len(pool.items) else f"position {drawn} is beyond the list"
     item = pool.find(drawn)
     if item is None:
         return f"{drawn.path}: not in this dataset"
-    if not pool.is_called(item, drawn.label):
-        return f"{drawn.path}: drawn as '{drawn.label}', here '{pool.classes[item.label]}'"
-    if verify and drawn.sha256 and sha256_of(item.picture) != drawn.sha256:
-        return f"{drawn.path}: another image of that name (content differs)"
+    if not pool.is_called(item, drawn.name):
+        return f"{drawn.path}: drawn as '{drawn.name}', here '{pool.name_of(item)}'"
+    if verify and drawn.sha256 and sha256_of(item.image) != drawn.sha256:
+        return f"{drawn.path}: the content differs from that of the drawn image"
     return item
 
 
 def _rows(path: Path, raw: dict[str, Any], part: str) -> list[Drawn | int]:
-    """Rows of one part, whichever form they have; our own form must match its hash."""
+    """Rows of one part in any of the known forms; in our own form they must match the hash."""
     try:
         if raw.get("format") == FORMAT:
             parts = {name: [Drawn(*map(str, row)) for row in raw[name]] for name in PARTS}
             if draw_hash(parts) != raw["hash"]:
-                raise UserError(f"{path}: the rows do not match the hash; the file was changed.", hint=_WAY_OUT)
+                raise UserError(f"{path}: the rows do not match the hash; the file was changed.", hint=write_draw())
             return list(parts[part])
         rows = raw.get(part, [])
         if isinstance(rows, dict):
             return [Drawn(str(row["impath"]), str(row["classname"])) for row in rows["data"]]
         return [int(position) for position in rows]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a draw ({type(error).__name__}: {error}).", hint=_WAY_OUT) from error
+        raise UserError(f"{path}: not a draw ({type(error).__name__}: {error}).", hint=write_draw()) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error}).", hint=_WAY_OUT) from error
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}).", hint=write_draw()) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as a draw ({error}).", hint=_WAY_OUT) from error
+        raise UserError(f"{path}: not readable as a draw ({error}).", hint=write_draw()) from error
     if not isinstance(raw, dict) or not any(part in raw for part in PARTS):
-        raise UserError(f"{path}: not a draw.", hint=_WAY_OUT)
+        raise UserError(f"{path}: not a draw.", hint=write_draw())
     return raw
 
 
 def _drawn(dataset: Dataset, item: Item) -> Drawn:
-    return Drawn(dataset.path_of(item), dataset.classes[item.label], sha256_of(item.picture))
+    return Drawn(dataset.path_of(item), dataset.names[item.label], sha256_of(item.image))
 
 
 def _sha256(text: str) -> str:

@@ -1,10 +1,13 @@
 """Image features on disk, so that no image goes through the same backbone twice.
 
-A cache is a folder of *spaces*, one per backbone and transform; a space is a folder of immutable
-*segments*, each with the keys of some images (such as hashes of their content) and their features. A
-segment is written under a temporary name, flushed, and renamed: readers see all of it or none, writers
-never wait for each other, and what a killed run had finished stays. Two runs that compute the same
-image write it twice, with the same value. Damaged segments are dropped and computed again.
+All features are in one SQLite database, `features.sqlite`. A *space* holds the features of one backbone in
+one precision. Within a space a feature is found by a key of 64 hexadecimal digits, such as the hash of an
+image's content; only what is asked for is read.
+
+Several processes and threads may use a store at once. Every operation opens its own connection and closes it
+again, and writes in short transactions: a killed process leaves a whole database. Each feature has a
+checksum, and a damaged one is computed again. A store that cannot be read or written costs time, never a
+result: features are then computed, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -13,36 +16,39 @@ import hashlib
 import json
 import logging
 import os
+import sqlite3
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from filelock import FileLock
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca.data.decode import Picture
-from dca.data.hashing import sha256_of
+from dca.data import feature_database as database
 
 _log = logging.getLogger(__name__)
 
 LIMIT = 4 * 2**30
-SEGMENT_ROWS = 4096
-_STALE_SECONDS = 3600
-_SUFFIX = ".features"
+GROUP_ROWS = 4096  # most rows per transaction while features are computed
+_HOUR = 3600  # seconds; a row is marked as used at most once per hour, so that reading rarely writes
 
-Compute = Callable[[Sequence[Picture]], Iterable[Tensor]]
-ComputeAt = Callable[[Sequence[int]], Iterable[Tensor]]
+Compute = Callable[[Sequence[int]], Iterable[Tensor]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Space:
-    """What one backbone and transform have stored."""
+    """Features of one backbone in one precision.
+
+    name: 16 hexadecimal digits. about: what decides the features, and "display". features: how many.
+    bytes: size of the features. used: when one of them was last used, in seconds since 1970, to the hour.
+    """
 
     name: str
     about: dict[str, object]
@@ -52,7 +58,7 @@ class Space:
 
 
 def default_folder() -> Path:
-    """The user's cache folder: DCA_CACHE, else the system's place for caches."""
+    """Folder of the database: DCA_CACHE/features, or `features` in the user's cache folder of this system."""
     if given := os.environ.get("DCA_CACHE"):
         return Path(given).expanduser() / "features"
     from platformdirs import user_cache_path
@@ -61,7 +67,7 @@ def default_folder() -> Path:
 
 
 def default_limit() -> int:
-    """Most bytes to keep: DCA_CACHE_GB, else 4 GiB."""
+    """Most bytes to keep: DCA_CACHE_GB gigabytes, or 4 GiB."""
     given = os.environ.get("DCA_CACHE_GB")
     if not given:
         return LIMIT
@@ -72,231 +78,224 @@ def default_limit() -> int:
 
 
 def space_name(about: Mapping[str, object]) -> str:
-    """Name of the space of a backbone and transform, described by plain values.
+    """Name of the space that `about` describes, 16 hexadecimal digits.
 
-    Whatever changes a feature must be in `about`: backbone hash, preprocessing, precision.
+    Everything that changes a feature must be in `about`: backbone, preprocessing, precision. The value of
+    "display" is stored and shown but does not decide the space.
+
+    >>> space_name({"backbone": "c620", "display": {"source": "mini"}}) == space_name({"backbone": "c620"})
+    True
     """
-    text = json.dumps(about, sort_keys=True, separators=(",", ":"), default=str)
+    facts = {key: value for key, value in about.items() if key != "display"}
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class FeatureCache:
-    """Features of pictures by backbone, transform and image content.
+class FeatureStore:
+    """Features of images on disk, by backbone and image.
 
-    limit: most bytes to keep (DCA_CACHE_GB, else 4 GiB); the segments not used for longest go first.
+    Args:
+        folder: where `features.sqlite` is; by default `default_folder()`.
+        limit: most bytes of the database; by default `default_limit()`. The rows not used for longest are
+            deleted first.
+        clock: seconds since 1970; tests replace it.
+
+    Example:
+        >>> import tempfile
+        >>> store = FeatureStore(Path(tempfile.mkdtemp()))
+        >>> store.rows({"backbone": "c620"}, ["0a" * 32, "0b" * 32], lambda places: [torch.ones(len(places), 3)]).shape
+        torch.Size([2, 3])
+        >>> store.known({"backbone": "c620"}, ["0a" * 32, "0c" * 32]) == {"0a" * 32}
+        True
     """
 
-    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, limit: int | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self.folder = folder if folder is not None else default_folder()
         self.limit = limit if limit is not None else default_limit()
+        self.path = self.folder / "features.sqlite"
+        self._clock = clock
+        self._warned = False
 
-    def features(self, about: Mapping[str, object], pictures: Sequence[Picture], compute: Compute) -> Tensor:
-        """Features (N, D) of the pictures, computing and storing those that are not there.
+    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
+        """Features under the keys, computing and storing those that are missing.
 
-        compute: pictures -> batches of features (b, D), in order. They are stored as they come, so
-        that an interrupted run continues where it stopped.
+        Args:
+            about: what decides the features; see `space_name`.
+            keys: N strings of 64 hexadecimal digits.
+            compute: gets the positions in `keys` of the missing features, ascending, one per distinct key;
+                returns their features in that order, in batches (b, D). They are stored as they come, so
+                that an interrupted run continues where it stopped. Features that are not finite are
+                returned but not stored.
+
+        Returns:
+            (N, D) float32 on the CPU; (0, 0) without keys.
+
+        Raises:
+            ValueError: `compute` returned more or fewer rows than it was asked for.
         """
-        with ThreadPoolExecutor() as pool:
-            keys = list(pool.map(sha256_of, pictures))
-        return self.rows(about, keys, lambda places: compute([pictures[place] for place in places]))
+        digests = [bytes.fromhex(key) for key in keys]
+        space = _space_id(space_name(about))
+        found = self._tolerant(lambda db: database.read(db, space, digests, self._hour()), create=False) or {}
+        missing: dict[bytes, int] = {}
+        for place, digest in enumerate(digests):
+            if digest not in found:
+                missing.setdefault(digest, place)
+        if missing:
+            found |= self._computed(about, list(missing), compute(list(missing.values())))
+        return _tensor([found[digest] for digest in digests])
 
-    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: ComputeAt) -> Tensor:
-        """Features (N, D) under N keys of 64 hexadecimal digits.
-
-        compute: places in `keys`, ascending, none of them twice under the same key -> batches of their features.
-        """
-        space = self.folder / space_name(about)
-        known = _read_space(space, set(keys))
-        places: dict[str, int] = {}
-        for place, key in enumerate(keys):
-            if key not in known:
-                places.setdefault(key, place)
-        if places:
-            todo = list(places)
-            for first, rows in _gather(compute(list(places.values()))):
-                part = todo[first : first + len(rows)]
-                self._store(space, about, part, rows)
-                known.update(zip(part, rows, strict=True))
-            self._trim(keep=space)
-        if lost := [key for key in keys if key not in known]:
-            raise ValueError(f"compute gave {len(places) - len(lost)} features for {len(places)} pictures")
-        return torch.stack([known[key] for key in keys]) if keys else torch.empty(0)
+    def known(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
+        """The keys whose features are stored. The features are not read: a damaged one is found only by `rows`."""
+        space = _space_id(space_name(about))
+        digests = {key: bytes.fromhex(key) for key in keys}
+        found = self._tolerant(lambda db: database.find(db, space, list(digests.values()), 0), create=False) or {}
+        return {key for key, digest in digests.items() if digest in found}
 
     def spaces(self) -> list[Space]:
-        """What is stored, most recently used first."""
-        found = []
-        for place in filter(Path.is_dir, _inside(self.folder)):
-            segments = _segments(place)
-            features = len(set().union(*(_keys(_read(segment)) for segment in segments)))
-            size = sum(_size(segment) for segment in segments)
-            used = max((_used(segment) for segment in segments), default=0.0)
-            found.append(Space(place.name, _about(place), features, size, used))
-        return sorted(found, key=lambda space: -space.used)
+        """What is stored, most recently used first.
+
+        Raises:
+            UserError: the database cannot be read.
+        """
+        with self._as_user_error("read"):
+            found = self._use(database.contents, create=False) or []
+        return [
+            Space(space.to_bytes(8, "big", signed=True).hex(), _facts(about), features, int(size), float(hour * _HOUR))
+            for space, about, features, size, hour in found
+        ]
 
     def clear(self, names: Sequence[str] | None = None) -> int:
-        """Remove these spaces, or all; returns the bytes freed."""
-        freed = 0
-        for space in self.spaces():
-            if names is not None and space.name not in names:
-                continue
-            place = self.folder / space.name
-            for file in _inside(place):
-                if _in_flight(file):
-                    continue
-                freed += _size(file)
-                file.unlink(missing_ok=True)
-            _remove_if_empty(place)
-        return freed
+        """Delete the spaces with these names, or all; returns the bytes of the deleted features.
 
-    def _store(self, space: Path, about: Mapping[str, object], keys: Sequence[str], rows: Tensor) -> None:
-        """Write a segment. A full disk or a forbidden folder costs the next run time, not this one its result."""
+        Raises:
+            UserError: the database cannot be changed.
+        """
+        chosen = [space for space in self.spaces() if names is None or space.name in names]
+        numbers = None if names is None else [_space_id(space.name) for space in chosen]
+        with self._as_user_error("cleared"):
+            self._use(lambda db: database.clear(db, numbers), create=False)
+        return sum(space.bytes for space in chosen)
+
+    def _computed(
+        self, about: Mapping[str, object], digests: Sequence[bytes], batches: Iterable[Tensor]
+    ) -> dict[bytes, bytes]:
+        """Features as bytes, by key; stored as they come. After a failure no more are: it may be a long wait."""
+        found: dict[bytes, bytes] = {}
+        storing = True
+        for rows in _gather(batches):
+            part = digests[len(found) : len(found) + len(rows)]
+            if len(part) < len(rows):
+                raise ValueError(f"compute returned more than the {len(digests)} rows it was asked for")
+            values = [row.tobytes() for row in rows.numpy().astype("<f4", copy=False)]
+            finite = torch.isfinite(rows).all(1).tolist()
+            group = {digest: value for digest, value, good in zip(part, values, finite, strict=True) if good}
+            if storing and group:
+                storing = self._store(about, group)
+            found.update(zip(part, values, strict=True))
+        if len(found) < len(digests):
+            raise ValueError(f"compute returned {len(found)} of the {len(digests)} rows it was asked for")
+        return found
+
+    def _store(self, about: Mapping[str, object], group: Mapping[bytes, bytes]) -> bool:
+        """Store features by key; False if that failed."""
+        space, text = _space_id(space_name(about)), json.dumps(about, default=str)
+
+        def work(db: sqlite3.Connection) -> bool:
+            database.write(db, space, text, group, self._hour())
+            database.trim(db, self.limit)
+            return True
+
+        return bool(self._tolerant(work, create=True))
+
+    def _hour(self) -> int:
+        return int(self._clock() // _HOUR)
+
+    def _tolerant(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T | None:
+        """`_use`, but None if the database cannot be used: that costs time, not the result."""
         try:
-            if not (space / "about.json").is_file():
-                _write_whole(space / "about.json", json.dumps(about, indent=1, default=str).encode())
-            _write_segment(space, keys, rows)
-        except OSError as error:
-            _log.warning("features are not stored: %s (DCA_CACHE=DIR chooses another place)", error)
+            return self._use(work, create=create)
+        except (OSError, sqlite3.Error) as error:
+            log = _log.debug if self._warned else _log.warning
+            log("features are not stored in %s: %s (DCA_CACHE=DIR chooses another folder)", self.folder, error)
+            self._warned = True
+            return None
 
-    def _trim(self, keep: Path) -> None:
-        """Remove what was left half-written long ago, and the oldest segments beyond the limit."""
-        segments = []
-        for space in _inside(self.folder):
-            for file in _inside(space):
-                if file.name.startswith(".") and not _in_flight(file):
-                    file.unlink(missing_ok=True)
-            segments += [(_used(segment), _size(segment), segment) for segment in _segments(space)]
-        total = sum(size for _, size, _ in segments)
-        for _, size, segment in sorted(segments):
-            if total <= self.limit:
-                break
-            segment.unlink(missing_ok=True)
-            total -= size
-            if segment.parent != keep and not _segments(segment.parent):
-                (segment.parent / "about.json").unlink(missing_ok=True)
-                _remove_if_empty(segment.parent)
+    @contextmanager
+    def _as_user_error(self, done: str) -> Iterator[None]:
+        """Turn a failure into a UserError."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(f"{self.path}: cannot be {done} ({error})", hint="DCA_CACHE=DIR") from error
+
+    def _use(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T | None:
+        """Result of `work`; None if there is no database. A damaged database is deleted, and `work` done again."""
+        try:
+            return self._attempt(work, create=create)
+        except sqlite3.DatabaseError as error:
+            if not database.is_damage(error):
+                raise
+            self._delete_damaged(error)
+        return self._attempt(work, create=create)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T | None:
+        if create:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif not self.path.is_file():
+            return None
+        with closing(database.connect(self.path)) as db:
+            return work(db)
+
+    def _delete_damaged(self, error: Exception) -> None:
+        """Delete the database, unless another process has replaced it since the damage was found."""
+        with FileLock(self.folder / ".features.lock", timeout=database.BUSY_SECONDS):
+            try:
+                if self._attempt(database.is_sound, create=False) is not False:
+                    return
+            except sqlite3.DatabaseError as again:
+                if not database.is_damage(again):
+                    raise
+            _log.warning("%s is not usable and is started anew: %s", self.path, error)
+            # The journal first: it must not be applied to the next database.
+            for path in (self.path.with_name(f"{self.path.name}-journal"), self.path):
+                path.unlink(missing_ok=True)
 
 
-def _gather(batches: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Join batches into segments; yields the position of the first row with the rows.
+def _gather(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Join batches (b, D) into groups to store at once.
 
-    The first segments are small and grow, so that little is lost however early a run stops.
+    The first groups are small and grow, so that little is lost however early a run stops.
     """
     waiting: list[Tensor] = []
-    first = written = 0
+    written = 0
     for batch in batches:
         waiting.append(batch.detach().to("cpu", torch.float32))
         rows = sum(map(len, waiting))
-        if rows >= min(SEGMENT_ROWS, max(256, written)):
-            yield first, torch.cat(waiting)
-            first, written, waiting = first + rows, written + rows, []
+        if rows >= min(GROUP_ROWS, max(256, written)):
+            yield torch.cat(waiting)
+            written, waiting = written + rows, []
     if waiting:
-        yield first, torch.cat(waiting)
+        yield torch.cat(waiting)
 
 
-def _write_segment(space: Path, keys: Sequence[str], rows: Tensor) -> None:
-    """Store rows under their keys; features that are not finite are not worth keeping."""
-    if not torch.isfinite(rows).all():
-        return
-    digests = torch.frombuffer(bytearray(b"".join(map(bytes.fromhex, keys))), dtype=torch.uint8).view(-1, 32)
-    data = save({"keys": digests, "features": rows.contiguous()})
-    check = hashlib.sha256(data).digest()
-    _write_whole(space / f"{uuid.uuid4().hex}{_SUFFIX}", check + data)
+def _tensor(values: Sequence[bytes]) -> Tensor:
+    """Features (N, D) from the bytes of each row."""
+    if len(set(map(len, values))) > 1:
+        raise ValueError("features of different lengths in one space: `about` does not tell them apart")
+    numbers = np.frombuffer(bytearray().join(values), dtype="<f4").astype(np.float32, copy=False)
+    return torch.from_numpy(numbers).view(len(values), -1) if values else torch.empty(0, 0)
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)  # another run may just have cleared it
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def _space_id(name: str) -> int:
+    return int.from_bytes(bytes.fromhex(name), "big", signed=True)
 
 
-def _read_space(space: Path, wanted: set[str]) -> dict[str, Tensor]:
-    """Stored features of the wanted keys; segments that served are marked as used."""
-    known: dict[str, Tensor] = {}
-    for segment in _segments(space):
-        tensors = _read(segment)
-        served = False
-        for key, row in zip(_keys(tensors), tensors.get("features", ()), strict=False):
-            if key in wanted and key not in known:
-                known[key] = row
-                served = True
-        if served:
-            _touch(segment)
-    return known
-
-
-def _read(segment: Path) -> dict[str, Tensor]:
-    """Tensors of a segment; empty if another run removed it or its bytes are damaged."""
+def _facts(about: bytes | None) -> dict[str, object]:
+    """The stored description; empty if it is damaged."""
     try:
-        data = segment.read_bytes()
-        if hashlib.sha256(data[32:]).digest() == data[:32]:
-            return load(data[32:])
-    except FileNotFoundError:
+        facts = json.loads(about or b"{}")
+    except ValueError:
         return {}
-    except (OSError, SafetensorError, ValueError):
-        pass
-    segment.unlink(missing_ok=True)
-    return {}
-
-
-def _keys(tensors: Mapping[str, Tensor]) -> list[str]:
-    if "keys" not in tensors:
-        return []
-    data = tensors["keys"].numpy().tobytes()
-    return [data[start : start + 32].hex() for start in range(0, len(data), 32)]
-
-
-def _segments(space: Path) -> list[Path]:
-    return sorted(file for file in _inside(space) if file.suffix == _SUFFIX and not file.name.startswith("."))
-
-
-def _inside(place: Path) -> list[Path]:
-    """What lies in a folder; nothing if it is none, or no more."""
-    try:
-        return list(place.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _about(space: Path) -> dict[str, object]:
-    try:
-        about = json.loads((space / "about.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
-
-
-def _in_flight(file: Path) -> bool:
-    """Whether another run may be writing this file now."""
-    return file.name.startswith(".") and time.time() - _used(file) < _STALE_SECONDS
-
-
-def _touch(file: Path) -> None:
-    try:
-        os.utime(file)
-    except OSError:
-        return
-
-
-def _used(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
-def _remove_if_empty(place: Path) -> None:
-    try:
-        place.rmdir()
-    except OSError:
-        return
+    return facts if isinstance(facts, dict) else {}

@@ -1,4 +1,4 @@
-"""What a picture holds, as numbers to compare: exact hashes, and thumbnails for near-copies."""
+"""Comparing images by content: exact hashes, and thumbnails for near-copies."""
 
 from __future__ import annotations
 
@@ -10,41 +10,45 @@ import numpy as np
 from PIL import Image
 
 from dca.core.errors import UserError
+from dca.data.dataset import ImageLike
+from dca.data.decode import is_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 THUMB = 16
 # On Flowers102 and Caltech101, copies at 60 % of the size and JPEG quality 70 correlate by 0.992 or
-# more with their originals, different pictures by 0.991 or less.
+# more with their originals, different images by 0.991 or less.
 _SAME = 0.992
 _SAME_LEVELS = 20.0
 _FLAT = 8.0
-_CELLS = 2**24  # of the table of pairs, at a time
+_CELLS = 2**24  # pairs compared at a time
 
 
-def sha256_of(picture: Path | Image.Image) -> str:
-    """Hash of a picture's content: the file's bytes, or mode, size and pixels of an image in memory."""
-    if isinstance(picture, Path):
+def sha256_of(image: ImageLike) -> str:
+    """Hash of an image's content: the file's bytes, or mode, size and pixels of an image in memory."""
+    if isinstance(image, Path):
+        if is_special(image):
+            raise UserError(f"cannot read {image}: not a regular file.")
         try:
-            with picture.open("rb") as file:
+            with image.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise UserError(f"cannot read {picture}: {error.strerror}.") from error
-    header = f"{picture.mode} {picture.width}x{picture.height}\n".encode()
-    return hashlib.sha256(header + picture.tobytes()).hexdigest()
+            raise UserError(f"cannot read {image}: {error.strerror}.") from error
+    header = f"{image.mode} {image.width}x{image.height}\n".encode()
+    return hashlib.sha256(header + image.tobytes()).hexdigest()
 
 
 def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
-    """A picture at 16 x 16 pixels, (16, 16, 3): enough to recognise a copy."""
+    """An image at 16 x 16 pixels, (16, 16, 3): enough to recognise a copy."""
     return np.asarray(image.resize((THUMB, THUMB), Image.Resampling.BILINEAR))
 
 
 def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list[tuple[int, int]]:
-    """Pairs of pictures that are the same but for size, compression or brightness.
+    """Pairs of images that are the same but for size, compression or brightness.
 
     thumbnails: (N, 16, 16, 3). Two are copies if their grey levels correlate by 0.992 or more and
-    their colours differ by less than 20 levels on average. Pictures with hardly any contrast are
+    their colours differ by less than 20 levels on average. Images with hardly any contrast are
     left out: they all look alike.
     """
     grey = thumbnails.astype(np.float32).mean(3).reshape(len(thumbnails), -1)

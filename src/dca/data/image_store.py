@@ -1,85 +1,149 @@
-"""Keeping a few-shot set in memory, augmenting it in batches, streaming a large set."""
+"""Images as tensors: a few-shot set in memory, augmented views of one image, a stream over a large set."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from dca.core import seeds
 from dca.data.augment import crop_resize, random_crops
-from dca.data.decode import Picture, Progress, Unreadable, decode, in_order, open_image, unreadable
-from dca.data.hashing import sha256_of
+from dca.data.dataset import ImageLike
+from dca.data.decode import Count, Unreadable, decode, in_order, unreadable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ImageStore", "decode", "open_image", "sha256_of", "stream"]
-
 BUDGET = 4 * 2**30
 _BATCHES_AHEAD = 2
+# Short side of a stored image, in multiples of the model's image size.
+_LARGEST, _SMALLEST = 4.0, 2.0
+
+Crop = Callable[[Image.Image], "NDArray[np.uint8] | Tensor"]
 
 
 def stream(
-    pictures: Sequence[Picture],
-    crop: Callable[[Image.Image], NDArray[np.uint8]],
+    images: Sequence[ImageLike],
+    crop: Crop | Sequence[Crop],
     batch_size: int,
-    progress: Progress | None = None,
+    progress: Count | None = None,
     *,
     workers: int | None = None,
     pin: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield uint8 batches (B, 3, S, S) of any number of pictures, decoded ahead in threads.
+    """Yield uint8 batches of any number of images, decoded ahead in threads.
 
-    crop: RGB image -> (3, S, S) uint8, the backbone's evaluation crop. pin: put the batches in
-    page-locked memory, for a GPU that takes them. At most a few batches are in memory at a time.
-    After the first unreadable file nothing more is yielded; the rest is only checked, and one
-    UserError lists all of them.
+    At most a few batches are in memory at a time. After the first unreadable file nothing more is
+    yielded; the other files are only checked, and one UserError lists all that cannot be read.
+
+    Args:
+        images: files, or images in memory.
+        crop: RGB image -> uint8, (3, S, S) for the evaluation crop or (V, 3, S, S) for several views;
+            one function, or one function per image.
+        batch_size: images per batch.
+        progress: called with (images done, images in all).
+        workers: number of threads; one per core by default.
+        pin: put the batches in page-locked memory, for faster copies to a GPU.
+
+    Yields:
+        (B, 3, S, S), or (B, V, 3, S, S) for several views.
     """
     faults: list[Unreadable] = []
     batch: list[NDArray[np.uint8]] = []
     ahead = _BATCHES_AHEAD * batch_size
-    for done, outcome in enumerate(in_order(pictures, crop, workers=workers, ahead=ahead), 1):
+    for done, outcome in enumerate(in_order(images, crop, workers=workers, ahead=ahead), 1):
         if progress is not None:
-            progress(done, len(pictures))
+            progress(done, len(images))
         if isinstance(outcome, Unreadable):
             faults.append(outcome)
         elif not faults:
-            batch.append(outcome)
-        if batch and not faults and (len(batch) == batch_size or done == len(pictures)):
+            batch.append(np.asarray(outcome))
+        if batch and not faults and (len(batch) == batch_size or done == len(images)):
             pixels = torch.from_numpy(np.stack(batch))
             yield pixels.pin_memory() if pin else pixels
             batch = []
     if faults:
-        raise unreadable(faults, len(pictures))
+        raise unreadable(faults, len(images))
+
+
+def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str) -> Tensor:
+    """Augmented views of one image: random resized crops, half of them mirrored.
+
+    A view depends on its number, on the content of the image and on the size only, so it is the same
+    in every run, for every seed and on every machine, and its features can be stored.
+
+    Args:
+        image: RGB image; it is shrunk to at most four times `size` first.
+        size: side of a view in pixels.
+        views: numbers of the views.
+        content: sha256 of the image, see `dca.data.hashing.sha256_of`.
+
+    Returns:
+        uint8 (V, 3, size, size).
+
+    >>> view_crops(Image.new("RGB", (40, 30)), 8, range(3), "00ff").shape
+    torch.Size([3, 3, 8, 8])
+    """
+    image = _shrunk(image, round(_LARGEST * size))
+    height, width = torch.tensor([image.height]), torch.tensor([image.width])
+    rows = []
+    for view in views:
+        box = random_crops(height, width, seeds.generator(0, "view", content, view))
+        left, top = int(box.left), int(box.top)
+        cut = image.crop((left, top, left + int(box.width), top + int(box.height)))
+        # Pillow rather than `crop_resize`: integer arithmetic, so equal everywhere and in any batch.
+        pixels = _chw(cut.resize((size, size), Image.Resampling.BICUBIC))
+        rows.append(pixels.flip(2) if box.flip else pixels)
+    return torch.stack(rows) if rows else torch.zeros(0, 3, size, size, dtype=torch.uint8)
 
 
 class ImageStore:
     """A few-shot set, decoded once and kept as uint8.
 
-    Images are stored at their own size, the short side at most four times the model's: the
-    smallest crop (8 % of the area) then still has more pixels than the model takes, and what is
-    seen through `augment` differs from the original by less than 2 of 255 levels, even on noise
+    Two things are kept of each image: its pixels, for augmented batches, and its evaluation crop.
+    Pixels are stored with a short side of at most four times the model's image size. The smallest
+    random crop (8 % of the area) then still has more pixels than the model takes, and what `augment`
+    returns differs from a crop of the original by less than 2 of 255 levels, even on noise
     (tests/data). Large sets of large images are stored smaller, see `stored_side`.
+
+    Args:
+        images: files, or images in memory.
+        image_size: side S of the model's input.
+        crop: the model's evaluation crop, RGB image -> uint8 (3, S, S); applied to the original image.
+        workers: number of threads; one per core by default.
+        progress: called with (images done, images in all).
+
+    Attributes:
+        crops: uint8 (N, 3, S, S), the evaluation crops.
     """
 
     def __init__(
         self,
-        pictures: Sequence[Picture],
+        images: Sequence[ImageLike],
         image_size: int,
+        crop: Callable[[Image.Image], NDArray[np.uint8]],
         *,
         workers: int | None = None,
-        progress: Progress | None = None,
+        progress: Count | None = None,
     ) -> None:
-        limit = stored_side(len(pictures), image_size)
-        self._pixels = decode(pictures, lambda image: _chw(_shrunk(image, limit)), workers=workers, progress=progress)
-        sizes = torch.tensor([pixels.shape[1:] for pixels in self._pixels]).reshape(-1, 2)
+        limit = stored_side(len(images), image_size)
+
+        def keep(image: Image.Image) -> tuple[Tensor, NDArray[np.uint8]]:
+            return _chw(_shrunk(image, limit)), crop(image)
+
+        kept = decode(images, keep, workers=workers, progress=progress)
+        crops = [evaluation for _, evaluation in kept]
+        empty = torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8)
+        self._fill([pixels for pixels, _ in kept], torch.from_numpy(np.stack(crops)) if crops else empty)
+
+    def _fill(self, pixels: list[Tensor], crops: Tensor) -> None:
+        self._pixels, self.crops = pixels, crops
+        sizes = torch.tensor([image.shape[1:] for image in pixels]).reshape(-1, 2)
         self._heights, self._widths = sizes.unbind(1)
 
     def __len__(self) -> int:
@@ -87,33 +151,21 @@ class ImageStore:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the pixels take."""
-        return sum(pixels.nbytes for pixels in self._pixels)
+        """Memory that the pixels and the evaluation crops take."""
+        return sum(pixels.nbytes for pixels in self._pixels) + self.crops.nbytes
 
-    def digest(self) -> str:
-        """sha256 of the pixels and their order."""
-        digest = hashlib.sha256()
-        for pixels in self._pixels:
-            digest.update(repr(tuple(pixels.shape)).encode())
-            digest.update(pixels.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-    @cached_property
-    def images(self) -> list[Image.Image]:
-        """The stored images, for the evaluation transform."""
-        return [Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()) for pixels in self._pixels]
-
-    def to(self, device: torch.device | str) -> ImageStore:
-        """Keep the pixels on a device, so that a step moves nothing."""
-        self._pixels = [pixels.to(device) for pixels in self._pixels]
-        return self
+    def to(self, device: torch.device | str) -> Self:
+        """A store with its tensors on a device; this one stays as it is."""
+        store = object.__new__(type(self))
+        store._fill([pixels.to(device) for pixels in self._pixels], self.crops.to(device))
+        return store
 
     def augment(
         self, indices: Sequence[int] | Tensor, size: int, generator: torch.Generator, device: torch.device | str
     ) -> Tensor:
-        """Random resized crop and mirror of the named images: (B, 3, size, size) in [0, 1].
+        """Random resized crop and mirror of the images at `indices`: (B, 3, size, size) in [0, 1].
 
-        generator: on the CPU; it alone decides boxes and mirrors, on every device alike.
+        generator: on the CPU. It alone decides boxes and mirrors, so they are the same on every device.
         """
         positions = torch.as_tensor(indices, dtype=torch.long).cpu()
         crops = random_crops(self._heights[positions], self._widths[positions], generator)
@@ -122,14 +174,14 @@ class ImageStore:
 
 
 def stored_side(count: int, image_size: int) -> int:
-    """Longest short side at which to keep `count` images for a model of that size.
+    """Longest short side at which to store `count` images for a model of that image size.
 
-    Four times the model's; less, down to twice, where images of shape 4:3 would otherwise take
+    Four times the image size; less, down to twice, if images of shape 4:3 would otherwise take
     more than 4 GiB together.
     """
     bytes_at_one = count * image_size**2 * 4  # three channels, and a third more for the longer side
     factor = math.sqrt(BUDGET / max(1, bytes_at_one))
-    return round(image_size * min(4.0, max(2.0, factor)))
+    return round(image_size * min(_LARGEST, max(_SMALLEST, factor)))
 
 
 def _shrunk(image: Image.Image, limit: int) -> Image.Image:
@@ -142,4 +194,5 @@ def _shrunk(image: Image.Image, limit: int) -> Image.Image:
 
 
 def _chw(image: Image.Image) -> Tensor:
+    """Pixels (3, H, W), uint8."""
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())

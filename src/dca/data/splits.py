@@ -1,7 +1,7 @@
 """Few-shot draws: which images of a split are trained on.
 
-The algorithm is the one behind the published draws (positions depend only on the
-class sizes, the shots and the seed), so equal seeds mean equal images everywhere.
+The algorithm is that of the published draws. The drawn positions depend only on the class sizes,
+the shots and the seed, so equal seeds mean equal images everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from dca.core.actions import set_shots
 from dca.core.errors import UserError
 from dca.core.seeds import derive
 from dca.data.dataset import Dataset, Item
@@ -22,14 +23,14 @@ MOST_VAL_SHOTS = 4
 def draw(labels: Sequence[int], shots: int, rng: random.Random) -> list[int]:
     """Positions of `shots` images per class, in the published order.
 
-    Classes come in order of first appearance, images in the order they were sampled; a
-    class with fewer images than `shots` gives all of them and uses up no random numbers.
+    Classes come in order of first appearance, images in the order they were sampled. A class with
+    fewer images than `shots` gives all of them and uses no random numbers.
 
     >>> draw([7, 7, 7, 2, 2], 2, random.Random(1))
     [0, 2, 4, 3]
     """
     if shots < 1:
-        raise UserError(f"shots must be at least 1, not {shots}.", hint="--shots 1, 2, 4, 8 or 16")
+        raise UserError(f"shots must be at least 1, not {shots}.", hint=set_shots(1, 2, 4, 8, 16))
     by_class: dict[int, list[int]] = {}
     for position, label in enumerate(labels):
         by_class.setdefault(label, []).append(position)
@@ -54,9 +55,9 @@ def few_shot(dataset: Dataset, shots: int | None, seed: int) -> Dataset:
 
 
 def short_classes(dataset: Dataset, shots: int) -> list[tuple[str, int]]:
-    """Classes with fewer than `shots` training images, each with the number it has."""
+    """Labels of classes with fewer than `shots` training images, each with the number it has."""
     counts = Counter(item.label for item in dataset.train)
-    return [(name, counts[y]) for y, name in enumerate(dataset.classes) if counts[y] < shots]
+    return [(str(label), counts[y]) for y, label in enumerate(dataset.labels) if counts[y] < shots]
 
 
 def hold_out(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:

@@ -1,4 +1,4 @@
-"""Probabilities of many pictures, and what they say about a model."""
+"""Probabilities of many images, and what they say about a model."""
 
 from __future__ import annotations
 
@@ -12,35 +12,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dca.clip import CLIP
+from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
-from dca.core.progress import Progress, of_stage, silent
-from dca.data.decode import Picture
-from dca.data.feature_store import FeatureCache
+from dca.core.progress import of_stage
+from dca.data.dataset import ImageLike
 from dca.data.image_store import stream
+from dca.engine.session import Session
 from dca.methods.interface import Method
 
 BATCH = 128
-ECE_BINS = 15
 
 
 @torch.no_grad()
 def probabilities(
     methods: Sequence[Method],
-    pictures: Sequence[Picture],
+    images: Sequence[ImageLike],
+    session: Session,
     *,
     stage: str = "images",
-    progress: Progress = silent,
-    cache: FeatureCache | None = None,
+    stored: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """(N, C) of each method; they share a backbone.
+    """Probabilities (N, C) of each method; the methods share a backbone.
 
-    cache: where the features of methods that leave the image tower alone are kept from run to run.
+    Args:
+        methods: Finished methods.
+        images: N images.
+        session: Where stored features and progress live.
+        stage: What progress calls this work.
+        stored: Keep the features of methods that leave the image tower alone from run to run.
+
+    Returns:
+        One float64 array per method; every row sums to one.
+
+    Raises:
+        UserError: If an image cannot be read, or a method gives something else than numbers.
     """
-    stored = {n for n, method in enumerate(methods) if cache is not None and method.frozen_images}
-    found = {n: _stored(methods[n], pictures, stage, progress, cache) for n in stored if cache is not None}
-    fresh = [n for n in range(len(methods)) if n not in stored]
-    found |= dict(zip(fresh, _streamed([methods[n] for n in fresh], pictures, stage, progress), strict=True))
-    results = [found[n].double().numpy() for n in range(len(methods))]
+    kept = {n for n, method in enumerate(methods) if stored and method.frozen_images}
+    found = {n: _from_store(methods[n], images, session, stage) for n in kept}
+    fresh = [n for n in range(len(methods)) if n not in kept]
+    found |= dict(zip(fresh, _streamed([methods[n] for n in fresh], images, session, stage), strict=True))
+    results = [_normalized(found[n]) for n in range(len(methods))]
     if wrong := [method.name for method, probs in zip(methods, results, strict=True) if not np.isfinite(probs).all()]:
         raise UserError(
             f"the {' and '.join(wrong)} model gives probabilities that are not numbers",
@@ -49,76 +60,93 @@ def probabilities(
     return results
 
 
-def _pixels(clip: CLIP, pictures: Sequence[Picture], stage: str, progress: Progress) -> Iterator[Tensor]:
+def _normalized(probs: Tensor) -> NDArray[np.float64]:
+    """Float32 softmaxes as float64 rows that sum to one in float64, too."""
+    wide = probs.double()
+    rows: NDArray[np.float64] = (wide / wide.sum(dim=1, keepdim=True)).numpy()
+    return rows
+
+
+def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: str) -> Iterator[Tensor]:
     """Batches of pixels as the image tower takes them."""
     on_gpu = clip.device.type == "cuda"
-    for crops in stream(pictures, clip.preprocess.crop, BATCH, of_stage(progress, stage), pin=on_gpu):
+    for crops in stream(images, clip.preprocess.crop, BATCH, of_stage(session.progress, stage), pin=on_gpu):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 
-def _streamed(methods: Sequence[Method], pictures: Sequence[Picture], stage: str, progress: Progress) -> list[Tensor]:
-    """Probabilities (N, C) of each method; every picture is opened once for all of them."""
+def _classify(method: Method, features: Tensor) -> Tensor:
+    """Probabilities (N, C) on the CPU, as many images at once as the method allows."""
+    parts = [method.classify(rows).cpu() for rows in torch.split(features, min(BATCH, method.images_at_once))]
+    return torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
+
+
+def _streamed(methods: Sequence[Method], images: Sequence[ImageLike], session: Session, stage: str) -> list[Tensor]:
+    """Probabilities (N, C) of each method; every image is opened once for all of them."""
     if not methods:
         return []
     parts: list[list[Tensor]] = [[torch.zeros(0, len(method.problem.names))] for method in methods]
-    for pixels in _pixels(methods[0].clip, pictures, stage, progress):
+    for pixels in _pixels(methods[0].clip, images, session, stage):
         for part, method in zip(parts, methods, strict=True):
-            part.append(method.classify(method.encode(pixels)).cpu())
+            part.append(_classify(method, method.encode(pixels)))
     return [torch.cat(part) for part in parts]
 
 
-def _stored(method: Method, pictures: Sequence[Picture], stage: str, progress: Progress, cache: FeatureCache) -> Tensor:
-    """Probabilities (N, C) from frozen features, encoding only the pictures that the cache has not seen."""
-    clip = method.clip
-
-    def encode(missing: Sequence[Picture]) -> Iterator[Tensor]:
-        return (clip.encode_image(pixels).cpu() for pixels in _pixels(clip, missing, f"{stage}: features", progress))
-
-    features = cache.features(clip.about(), pictures, encode)
-    parts = [torch.zeros(0, len(method.problem.names))]
-    for rows in torch.split(features, BATCH):
-        parts.append(method.classify(method.from_frozen(rows.to(clip.device))).cpu())
-    return torch.cat(parts)
+def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
+    """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
+    found = session.frozen_features(method.clip, images, stage=f"{stage}: features")
+    return _classify(method, method.from_frozen(found.to(method.clip.device)))
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What a labelled set says about a model. Accuracies are fractions.
 
-    probabilities: (N, C). labels: (N,). per_class: accuracy of each class that has images.
-    ece: expected calibration error over 15 equal bins of the largest probability.
-    trained_on: how many of the images the model has learned from, where that is known.
+    Attributes:
+        probabilities: (N, C).
+        truth: (N,), the class index of each image.
+        labels: What each class is called, in the order of the columns.
+        accuracy: Share of images whose likeliest class is right.
+        per_class: Accuracy of each class that has images, by label.
+        ece: Expected calibration error over 15 equal bins of the largest probability.
+        seen_in_training: How many of the images the model has learned from, where that is known.
+
+    Example:
+        >>> import numpy as np
+        >>> from dca.engine.evaluate import evaluation
+        >>> evaluation(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]), ["cat", "dog"]).per_class
+        {'cat': 1.0, 'dog': 0.0}
     """
 
     probabilities: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
+    truth: NDArray[np.int64]
+    labels: tuple[Any, ...]
     accuracy: float
-    per_class: dict[str, float]
+    per_class: dict[Any, float]
     ece: float
-    trained_on: int = 0
+    seen_in_training: int = 0
 
     @property
     def n(self) -> int:
         """Number of images."""
-        return len(self.labels)
+        return len(self.truth)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dca eval --json` prints."""
-        return {"accuracy": self.accuracy, "n": self.n, "per_class": self.per_class, "ece": self.ece}
+        """Plain values, as `dca eval --json` prints them."""
+        return {
+            "accuracy": self.accuracy,
+            "n": self.n,
+            "per_class": {str(label): value for label, value in self.per_class.items()},
+            "ece": self.ece,
+            "seen_in_training": self.seen_in_training,
+        }
 
 
-def evaluation(probs: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str]) -> Evaluation:
-    """Compare probabilities (N, C) with labels (N,), N > 0. Classes of the same name share a row."""
-    right = probs.argmax(axis=1) == labels
-    names = np.array(classes)[labels]
-    per_class = {name: float(right[names == name].mean()) for name in dict.fromkeys(classes) if (names == name).any()}
-    return Evaluation(probs, labels, tuple(classes), float(right.mean()), per_class, calibration_error(probs, right))
-
-
-def calibration_error(probs: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
-    """ECE = Σ_b (n_b / n) |accuracy_b - confidence_b| over equal bins of the largest probability."""
-    confidence = probs.max(axis=1)
-    bins = np.minimum((confidence * ECE_BINS).astype(int), ECE_BINS - 1)
-    gaps = [abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
-    return float(sum(gaps))
+def evaluation(probs: NDArray[np.float64], truth: NDArray[np.int64], labels: Sequence[Any]) -> Evaluation:
+    """Compare probabilities (N, C) with class indices (N,), N > 0. Classes of the same label share a row."""
+    right = probs.argmax(axis=1) == truth
+    rows: dict[Any, list[bool]] = {label: [] for label in labels}
+    for index, hit in zip(truth.tolist(), right.tolist(), strict=True):
+        rows[labels[index]].append(hit)
+    per_class = {label: sum(hits) / len(hits) for label, hits in rows.items() if hits}
+    ece = calibration_error(probs.max(axis=1), right)
+    return Evaluation(probs, truth, tuple(labels), float(right.mean()), per_class, ece)

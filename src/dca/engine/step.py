@@ -13,13 +13,13 @@ import torch
 
 from dca.core import seeds
 from dca.core.errors import UserError
-from dca.methods.interface import Batch, Method, Step
+from dca.methods.interface import Batch, Step, TrainedMethod
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
 WARM_UP = 2
 
 
-def compute(method: Method, batch: Batch) -> Step:
+def compute(method: TrainedMethod, batch: Batch) -> Step:
     """The step's terms; its gradients become those of the method's parameters."""
     method.zero_grad(set_to_none=True)
     step = method.step(batch)
@@ -30,7 +30,7 @@ def compute(method: Method, batch: Batch) -> Step:
 class Recording:
     """A step on fixed memory: a batch is copied in, its noise begun where it would begin, the graph replayed."""
 
-    def __init__(self, method: Method, batch: Batch, noisy: bool) -> None:
+    def __init__(self, method: TrainedMethod, batch: Batch, noisy: bool) -> None:
         self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), seeds.generator(0, "recording"))
         self.graph, self.noisy = torch.cuda.CUDAGraph(), noisy
         if noisy:
@@ -58,7 +58,7 @@ class Recording:
 
 
 @contextmanager
-def only_recordable(method: Method) -> Iterator[None]:
+def only_recordable(method: TrainedMethod) -> Iterator[None]:
     """Say in our words what CUDA says of a step that reads values back while it is recorded."""
     try:
         yield
@@ -82,7 +82,7 @@ class Gradients:
     That is on a GPU, for methods that do not forbid it and whose step draws no random numbers but `noise`.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: TrainedMethod) -> None:
         self.method = method
         self._recordings: dict[tuple[int, ...], Recording] = {}
         self._recordable: bool | None = None

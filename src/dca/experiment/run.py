@@ -1,314 +1,243 @@
-"""One run: from a specification to a finished model folder, resumable until it is finished.
-
-While it runs, everything lies in `NAME.partial`; the finished folder appears in one rename.
-"""
+"""The one runner: draw, fit, evaluate on one or several targets, record."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import shutil
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import dca
 from dca.clip import CLIP
 from dca.core.device import require_usable
 from dca.core.errors import UserError
-from dca.core.files import alone, digest_of, publish, read_json, write_json, writing
-from dca.core.progress import Progress, of_stage, silent
-from dca.data.dataset import Dataset, Item
-from dca.data.decode import Picture, decode
+from dca.core.files import exclusive_lock, write_json
+from dca.core.progress import Progress, silent
+from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
-from dca.data.feature_store import FeatureCache
-from dca.data.hashing import sha256_of
-from dca.data.protocols import Mode
+from dca.data.protocols import Target, Task, harmonic_mean, make_task, training_part
 from dca.data.splits import hold_out
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
-from dca.engine.loop import METRICS, STATE, read_metrics
+from dca.engine.session import Session
+from dca.experiment.identity import identify
+from dca.experiment.run_folder import RunFolder
+from dca.experiment.spec import Spec
+from dca.methods.interface import Method
+from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
-from dca.model.inputs import as_dataset
-
-log = logging.getLogger(__name__)
-
-SPEC, RESULT = "spec.json", "result.json"
-# All that a run's folder may hold.
-FILES = {SPEC, RESULT, METRICS, STATE, checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD}
+from dca.model.inputs import as_dataset, require_learnable, require_shots
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What is to be run. The command line, Python and a sweep build the same object."""
+@dataclass(frozen=True)
+class TargetResult:
+    """How a model did on one target, zero-shot CLIP beside it.
 
-    data: str
-    method: str = "dca"
-    shots: int | None = None
-    seed: int = 1
-    backbone: str = "mini"
-    precision: str = "auto"
-    protocol: Mode = "strict"
-    hold_out: float = 0.0
-    draw: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    metric: the distance that its head used there, where the method has a choice.
+    """
 
-    def classifier(self, device: str = "auto", backbone: CLIP | None = None) -> Classifier:
-        """The classifier that this specification asks for."""
-        return Classifier(
-            self.method,
-            shots=self.shots,
-            seed=self.seed,
-            backbone=backbone or self.backbone,
-            device=device,
-            precision=self.precision,
-            **self.options,
-        )
+    name: str
+    adapted: Evaluation
+    zero_shot: Evaluation
+    metric: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for files and tables."""
+        return {
+            "name": self.name,
+            "classes": len(self.adapted.labels),
+            "test_images": self.adapted.n,
+            "accuracy": self.adapted.accuracy,
+            "zero_shot_accuracy": self.zero_shot.accuracy,
+            "ece": self.adapted.ece,
+            "metric": self.metric,
+        }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: its folder, its figures and, where there were test images, both evaluations."""
+    """A finished run.
+
+    Attributes:
+        folder: Where it is.
+        result: Its figures, as `result.json` holds them.
+        targets: What was measured, where this call measured it; empty for a run that was finished before.
+        classifier: The fitted model, where this call fitted it.
+    """
 
     folder: Path
     result: dict[str, Any]
-    adapted: Evaluation | None = None
-    zero_shot: Evaluation | None = None
+    targets: tuple[TargetResult, ...] = ()
     classifier: Classifier | None = None
 
 
 def run(
     spec: Spec,
-    target: Path,
+    folder: str | Path,
     *,
     dataset: Dataset | None = None,
+    targets: Sequence[Dataset] | None = None,
+    session: Session | None = None,
     device: str = "auto",
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
-    """Fit, compare with zero-shot on the test images, and leave a finished model at `target`.
+    """Run one experiment and leave a finished model with its figures at `folder`.
 
-    A finished run with the same identity is returned as it is; an interrupted one continues.
-    dataset: what `spec.data` names, where it is in memory already.
+    A finished run of the same spec, images and backbone is returned as it is; an interrupted one continues.
+
+    Args:
+        spec: What to run.
+        folder: Where the finished run goes; until then it is in `folder` + ".partial".
+        dataset: What `spec.data` names, where it is in memory already; `targets`: likewise.
+        session: Backbones, images and features shared with other runs; its device is used.
+        device: "auto", "cpu", "cuda", ...
+        overwrite: Replace a finished run that is there.
+        progress: Told how far it has come.
+
+    Returns:
+        The outcome; its `result` is what `result.json` holds.
+
+    Raises:
+        UserError: If the data, the spec or the folder cannot be used, or another run's model is there.
+
+    Example:
+        >>> import tempfile
+        >>> from dca import Spec, run
+        >>> folder = tempfile.mkdtemp() + "/model"
+        >>> run(Spec(data="sample", method="zero_shot", shots=2), folder).result["test_images"]
+        200
     """
-    _require_place(target, spec.data)
+    place = RunFolder(Path(folder))
+    place.require_place(spec.data)
     require_usable(device, spec.precision)
-    clip = CLIP.from_pretrained(spec.backbone)
-    model = spec.classifier(device, clip)
-    dataset = drawn(spec, model, dataset)
-    identity = identify(spec, dataset, clip)
-    if finished := _finished(target, identity, overwrite):
-        return Outcome(target, finished)
-    with alone(partial_of(target)):
-        if finished := _finished(target, identity, overwrite):  # by a fit that has just ended
-            return Outcome(target, finished)
-        require_readable(dataset, progress)
-        return _fit(spec, target, model, dataset, identity, progress)
+    session = (session or Session(device=device)).reporting(progress)
+    clip, task = session.backbone(spec.backbone, spec.precision), prepare(spec, dataset, targets)
+    identity = identify(spec, task, session, clip)
+    if not overwrite and (result := place.finished(identity)):
+        return Outcome(place.target, result)
+    with exclusive_lock(place.partial):
+        if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
+            return Outcome(place.target, result)
+        require_readable(task, session, clip)
+        return _fit(spec, place, task, session, identity)
 
 
-def _fit(
-    spec: Spec, target: Path, model: Classifier, dataset: Dataset, identity: dict[str, Any], progress: Progress
-) -> Outcome:
-    """Train in the unfinished folder, test, and put the folder into its place."""
-    partial = _open_partial(target, identity)
-    before, began = _seconds_before(partial), time.monotonic()
+def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
+    """The task of a spec: what is trained on, and what is tested."""
+    dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+    if targets is None:
+        targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
+    require_learnable(dataset)
+    if spec.draw is not None:
+        return _drawn_by_file(spec, dataset)
+    require_shots(dataset, spec.shots)
+    if spec.hold_out:
+        dataset = hold_out(dataset, spec.hold_out, spec.seed)
+    validation = spec.kind.validation
+    if spec.protocol == "few-shot" and not dataset.test:  # nothing is held out unless asked for
+        source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
+        return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
+    return make_task(
+        spec.protocol, dataset, targets, spec.shots, spec.seed, selection=spec.selection, validation=validation
+    )
+
+
+def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
+    """The few-shot task of a draw's file."""
+    assert spec.draw is not None
+    source = import_draw(spec.draw, dataset)
+    words = f"{spec.selection}: the validation images of {Path(spec.draw).name}"
+    whole = dataclasses.replace(source, test=())
+    found = make_task("few-shot", source, (), None, spec.seed, selection="strict", validation="none").targets
+    return Task("few-shot", spec.selection, words, None, spec.seed, whole, found if dataset.test else ())
+
+
+def require_readable(task: Task, session: Session, clip: CLIP) -> None:
+    """Raise, before training, one error that names every image of the task that cannot be read."""
+    tested = (item for target in task.targets for item in target.test)
+    session.require_readable(clip, [item.image for item in (*task.source.train, *task.source.val, *tested)])
+
+
+def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any]) -> Outcome:
+    """Train in the unfinished folder, test on every target, and put the folder into its place."""
+    partial = place.open_partial(spec.to_dict(), identity)
+    before, began = place.seconds_before(), time.monotonic()
+    model = spec.classifier()
     try:
-        model.fit_drawn(dataset, mode=spec.protocol, progress=progress, folder=partial)
+        model.learn(task.source, session, selection=spec.selection, folder=partial)
     except UserError:
-        if not (partial / STATE).is_file():  # nothing to continue from
-            shutil.rmtree(partial, ignore_errors=True)
+        place.abandon()
         raise
     seconds = before + time.monotonic() - began
-    zero, adapted = compare(model, dataset, progress)
-    result = _result(spec, target, model, zero, adapted, seconds)
+    measured = evaluate(model.method_, task.targets, session)
+    result = _result(spec, task, model, measured, seconds)
     model.results_ = result
     checkpoint.write(partial, model.method_, model.record())
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
-    write_json(partial / RESULT, result)
-    publish(partial, target)
-    # Only now: until the folder is in its place, an interrupted run still needs its state.
-    (target / STATE).unlink(missing_ok=True)
-    return Outcome(target, result, adapted, zero, model)
+    write_json(partial / checkpoint.RESULT, result)
+    place.finish()
+    return Outcome(place.target, result, measured, model)
 
 
-def drawn(spec: Spec, model: Classifier, dataset: Dataset | None = None) -> Dataset:
-    """The images of a run: those a draw's file names, or the shots of the seed; a share held out if asked."""
-    if spec.draw is not None:
-        _require_only_the_draw(spec)
-    dataset = dataset or as_dataset(spec.data, None)
-    if spec.hold_out:
-        dataset = hold_out(dataset, spec.hold_out, spec.seed)
-    if spec.draw is None:
-        return model.draw(dataset, mode=spec.protocol)
-    model.selection_ = f"{spec.protocol}: the validation images of {Path(spec.draw).name}"
-    return import_draw(spec.draw, dataset)
+def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tuple[TargetResult, ...]:
+    """Measure a finished method and zero-shot CLIP on every target; nothing is refitted."""
+    return tuple(_evaluate(method, target, session) for target in targets)
 
 
-def _require_only_the_draw(spec: Spec) -> None:
-    """Raise where something else than the draw's file would decide which images are taken."""
-    if spec.shots is not None:
-        raise UserError(
-            f"--draw and --shots cannot go together: {spec.draw} says which images are taken",
-            hint="leave --shots out, or write another draw with `dca datasets draw DATA --shots K -o FILE`",
-        )
-    if spec.hold_out:
-        raise UserError(
-            f"--draw and --hold-out cannot go together: images that {spec.draw} takes could be held out",
-            hint="leave --hold-out out; to measure, put test images into DATA/test/<class>/, or use dca eval",
-        )
+def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
+    moved = retargeted(method, target)
+    both = [ZeroShot.of(moved.clip, moved.problem), moved]
+    images = [item.image for item in target.test]
+    plain, fitted = probabilities(both, images, session, stage=f"testing on {target.name}")
+    truth = np.array([item.label for item in target.test])
+    return TargetResult(
+        target.name,
+        evaluation(fitted, truth, target.labels),
+        evaluation(plain, truth, target.labels),
+        getattr(moved.options, "test_metric", None),
+    )
 
 
-def identify(spec: Spec, dataset: Dataset, clip: CLIP) -> dict[str, Any]:
-    """The specification, a hash of all that decides the trained weights, and one of the test images."""
-    parts = {
-        "version": dca.__version__,
-        "spec": {k: v for k, v in dataclasses.asdict(spec).items() if k not in ("data", "draw", "backbone")},
-        "dataset": [dataset.name, dataset.template],
-        "classes": dataset.classes,
-        "images": [[item.label, _content(item.picture)] for item in dataset.train],
-        "backbone": clip.digest(),
-    }
-    test = digest_of([_mark(item) for item in dataset.test])
-    return {"spec": dataclasses.asdict(spec), "run": digest_of(parts), "test": test}
-
-
-def _content(picture: Picture) -> str:
-    """Hash of a picture; empty where it cannot be read, which `require_readable` reports."""
-    try:
-        return sha256_of(picture)
-    except UserError:
-        return ""
-
-
-def _mark(item: Item) -> list[Any]:
-    """What tells whether a test image has changed, without reading its file."""
-    if not isinstance(item.picture, Path):
-        return [item.label, sha256_of(item.picture)]
-    try:
-        stat = item.picture.stat()
-    except OSError:
-        return [item.label, item.picture.name]
-    return [item.label, item.picture.name, stat.st_size, stat.st_mtime_ns]
-
-
-def require_readable(dataset: Dataset, progress: Progress) -> None:
-    """Open every training and test image, so that a bad one is named before the training, not after it."""
-    pictures = [item.picture for item in (*dataset.train, *dataset.test)]
-    decode(pictures, lambda image: None, progress=of_stage(progress, "checking"))
-
-
-def compare(model: Classifier, dataset: Dataset, progress: Progress) -> tuple[Evaluation | None, Evaluation | None]:
-    """Zero-shot CLIP and the fitted model on the test images."""
-    if not dataset.test:
-        return None, None
-    pictures = [item.picture for item in dataset.test]
-    labels = np.array([item.label for item in dataset.test])
-    both = [model.zero_shot(), model.method_]
-    plain, fitted = probabilities(both, pictures, stage="testing", progress=progress, cache=FeatureCache())
-    return evaluation(plain, labels, dataset.classes), evaluation(fitted, labels, dataset.classes)
+def retargeted(method: Method, target: Target) -> Method:
+    """The finished method for the target's classes; the method itself where they are its own."""
+    if target.from_source == tuple(range(len(method.problem.names))):
+        return method
+    problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
+    return method.retarget(problem, target.from_source)
 
 
 def _result(
-    spec: Spec,
-    target: Path,
-    model: Classifier,
-    zero: Evaluation | None,
-    adapted: Evaluation | None,
-    seconds: float,
+    spec: Spec, task: Task, model: Classifier, measured: Sequence[TargetResult], seconds: float
 ) -> dict[str, Any]:
-    """The figures of a run, as `dca fit --json` prints them."""
-    return {
-        "model": str(target),
-        "method": model.method_.name,
-        "backbone": spec.backbone,
-        "dataset": model.method_.problem.dataset,
+    """The figures of a run, as `dca fit --json` prints them; no path of this machine is among them."""
+    rows = [target.to_dict() for target in measured]
+    first: dict[str, Any] = rows[0] if rows and spec.protocol != "cross-dataset" else {}
+    found: dict[str, Any] = {
+        "method": spec.method,
+        "backbone": model.method_.clip.source,
+        "dataset": task.source.name,
+        "public": task.source.public,
+        "split": task.source.split,
+        "protocol": spec.protocol,
         "classes": len(model.classes_),
         "shots": spec.shots,
         "draw": Path(spec.draw).name if spec.draw else None,
         "images": len(model.draw_),
-        "test_images": adapted.n if adapted else 0,
+        "held_out": spec.hold_out,
         "seed": spec.seed,
-        "selection": model.selection_,
-        "zero_shot_accuracy": zero.accuracy if zero else None,
-        "accuracy": adapted.accuracy if adapted else None,
+        "selection": task.selected_on,
+        "test_images": first.get("test_images", 0),
+        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
+        "accuracy": first.get("accuracy"),
+        "targets": rows,
         "trained_parameters": model.method_.trained(),
         "seconds": round(seconds, 2),
     }
-
-
-def _finished(folder: Path, identity: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The result of a finished run with this identity in `folder`; raises where another run's model is there."""
-    if overwrite or not checkpoint.is_model(folder):
-        return None
-    if not _same(folder, identity, "run", "test"):
-        raise UserError(
-            f"{folder} holds a model of another run (other images, options, seed or backbone)",
-            hint="choose another folder with -o DIR, or replace it with --overwrite",
-        )
-    (folder / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
-    try:
-        record = checkpoint.read_record(folder)
-        checkpoint.read_tensors(folder)
-        checkpoint.require_whole(folder, record)
-        result = read_json(folder / RESULT)
-    except UserError as error:
-        hint = "copy it again from where it was whole, or fit it again with --overwrite"
-        raise UserError(f"a finished model, but damaged: {error.problem}", details=error.details, hint=hint) from None
-    return {**result, "model": str(folder)}  # which may have been moved since
-
-
-def _same(folder: Path, identity: dict[str, Any], *keys: str) -> bool:
-    """Whether the run in `folder` has this identity; a damaged record is another run's."""
-    try:
-        found = read_json(folder / SPEC)
-    except UserError:
-        return False
-    return all(found.get(key) == identity[key] for key in keys)
-
-
-def _require_place(target: Path, data: str) -> None:
-    """Raise where no model may go: on top of something else, or among the images it learns from."""
-    checkpoint.require_replaceable(target)
-    source, place = Path(data).expanduser(), target.absolute().parent.resolve()
-    if source.is_dir() and place.is_relative_to(source.resolve()):
-        raise UserError(
-            f"{target} lies inside {data}, where it would be taken for a class",
-            hint="choose a folder outside the images with -o DIR",
-        )
-
-
-def _open_partial(target: Path, identity: dict[str, Any]) -> Path:
-    """The folder of an unfinished run: taken up when it is this run's, emptied otherwise."""
-    partial = partial_of(target)
-    with writing(partial):
-        if partial.exists() and not _same(partial, identity, "run"):
-            _require_ours(partial)
-            log.warning("%s: an unfinished run of other images, options or version lay there; it is discarded", partial)
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True, exist_ok=True)
-    if not _same(partial, identity, "run", "test"):
-        write_json(partial / SPEC, identity)
-    return partial
-
-
-def _require_ours(partial: Path) -> None:
-    """Raise where a folder holds what no run has written; hidden files are halves of ours."""
-    if foreign := sorted(p.name for p in partial.iterdir() if p.name not in FILES and not p.name.startswith(".")):
-        raise UserError(
-            f"{partial} is in the way: it is no unfinished run",
-            details=foreign,
-            hint="move it, or choose another folder with -o DIR",
-        )
-
-
-def partial_of(target: Path) -> Path:
-    """Where a run lies until it is finished."""
-    return target.with_name(f"{target.name}.partial")
-
-
-def _seconds_before(partial: Path) -> float:
-    """Training time of earlier parts of an interrupted run."""
-    return sum(row["seconds"] for row in read_metrics(partial))
+    if spec.protocol == "base-to-new":
+        base, new = rows
+        found["harmonic_mean"] = harmonic_mean(base["accuracy"], new["accuracy"])
+    return found

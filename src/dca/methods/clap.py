@@ -1,7 +1,7 @@
 """CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
 
-One prototype w_c a class starts at its text feature t_c, not normalised, and is held near it by as
-much as zero-shot CLIP already knows the class:
+One prototype w_c per class starts at its text feature t_c, not normalised. A penalty keeps it near t_c,
+the more the better zero-shot CLIP already knows the class:
 
     p(y | x) = softmax_y( τ cos(f, w_y) )
     L = CE(p, y) + 1/C Σ_c λ_c ‖w_c - t_c‖²
@@ -9,9 +9,9 @@ much as zero-shot CLIP already knows the class:
 
 PAPER: the text derives λ as multipliers of an augmented Lagrangian with outer steps; the authors'
 experiments keep them at these first values, and so does this. λ = 0 is their ZS-LP. Nothing is
-chosen on any validation or test image. The penalty acts on raw text vectors, so how hard it holds
-depends on their norm in the backbone: `strength` multiplies it, and the paper's is 1. Where text
-vectors are longer than those of CLIP it is to be lowered, or the prototypes cannot leave them.
+chosen on any validation or test image. The penalty acts on raw text vectors, so its effect
+depends on their norm in the backbone: `strength` multiplies it, and the paper's is 1. Backbones with
+longer text vectors than those of CLIP need less, or the prototypes cannot move.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
-from dca.methods.shared.heads import Head
+from dca.methods.shared.heads import Head, LinearHead
 
 MULTIPLIERS = ("class", "mean", "corrected", "one", "none")
 
@@ -35,18 +35,20 @@ MULTIPLIERS = ("class", "mean", "corrected", "one", "none")
 class CLAPOptions(FrozenOptions):
     """Settings of CLAP; symbols as in the paper."""
 
-    views: int = opt(20, "augmented views an image, encoded once; every epoch draws one", low=1, source="paper")
+    views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
     multipliers: str = opt(
         "class",
-        "λ: of each class; their mean for all; scaled to mean 1; all 1; none (ZS-LP)",
+        "λ: one per class; their mean; one per class, scaled to mean 1; all 1; none (ZS-LP)",
         choices=MULTIPLIERS,
         source="paper",
     )
-    strength: float = opt(1.0, "factor of the penalty, for other norms of the text vectors", low=0, source="paper")
-    epochs: int | None = opt(300, "passes over the few-shot images", low=0, source="paper")
-    batch_size: int | None = opt(256, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(0.1, "rate after warm-up", low=0, source="paper")
-    weight_decay: float = opt(0.0, "on the prototypes", low=0, source="paper")
+    strength: float = opt(
+        1.0, "factor of the penalty, for backbones with other norms of text vectors", low=0, source="paper"
+    )
+    epochs: int | None = opt(300, "passes over the training images", low=0, source="paper")
+    batch_size: int | None = opt(256, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(0.1, "learning rate after warm-up", low=0, source="paper")
+    weight_decay: float = opt(0.0, "weight decay of the prototypes", low=0, source="paper")
 
 
 def multipliers(features: Tensor, labels: Tensor, text: Tensor, tau: float, form: str) -> Tensor:
@@ -67,14 +69,14 @@ def penalty(W: Tensor, text: Tensor, lam: Tensor) -> Tensor:
     return (lam * (W - text).square().sum(dim=-1)).mean()
 
 
-class CLAP(FrozenMethod):
-    """Linear probing from the text features, held near them class by class."""
+class CLAP(FrozenMethod, TrainedMethod):
+    """Linear probing that starts at the text features and is kept near them class by class."""
 
     name = "clap"
     paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
     trains_on = "features"
     imagenet_templates = (*SEVEN, "a photo of a {}.")
-    term_words = in_words(near_text="near the text")
+    term_words = describe_terms(near_text="near the text")
     Options = CLAPOptions
     options: CLAPOptions
 
@@ -84,11 +86,11 @@ class CLAP(FrozenMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
-        self._views = image_views(support, self.clip, self.options.views)
+        self._views = image_views(support, self.options.views)
         return self._views, support.labels
 
     def prepare(self, support: Support) -> None:
-        """Prototypes at the text features, and λ."""
+        """Initial prototypes, and λ."""
         self._text = self.texts().mean(dim=0)
         with torch.no_grad():
             self.weight.copy_(self._text)
@@ -99,19 +101,15 @@ class CLAP(FrozenMethod):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image, and the penalty."""
-        logits = self.head().logits(one_view(batch))[0]
+        logits = self.clip.tau * one_view(batch) @ F.normalize(self.weight, dim=-1).T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.multipliers != "none":
             terms["near_text"] = self.options.strength * penalty(self.weight, self._text, self._lambda)
         return Step(terms, logits.detach().softmax(dim=-1))
 
-    def head(self) -> Head:
-        """Cosine to the prototypes."""
-        return Head(F.normalize(self.weight, dim=-1)[None], self.clip.tau)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of τ cos(f, w): (B, C)."""
-        return self.head().probabilities(features)
+    def make_head(self) -> Head:
+        """Softmax of τ cos(f, w)."""
+        return LinearHead.cosine(F.normalize(self.weight, dim=-1), self.clip.tau)
 
 
 METHOD = CLAP

@@ -5,8 +5,8 @@ The query, key and value matrices W of every block of both towers get a product 
     W' x = W x + (α / √r) B A drop(x),    A: (r, W) Kaiming-uniform, B: (W, r) zero at first
     p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
 
-with one sentence a class, the dataset's own. At the start B A = 0: zero-shot CLIP. Training
-takes 500 steps a shot, whatever the number of classes.
+with one sentence per class, that of the dataset. At the start B A = 0: zero-shot CLIP. Training
+takes 500 steps per shot, whatever the number of classes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from dca.methods.shared.prompts import alphabetical, dropout, sentences
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 PARTS = ("q", "k", "v")
-STEPS_A_SHOT = 500
+STEPS_PER_SHOT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPLoRAOptions(TextHeadOptions):
     """Settings of CLIP-LoRA; symbols as in the paper."""
 
-    epochs: int | None = opt(None, "passes over the images; auto: 500 steps a shot", low=0, source="paper")
-    batch_size: int | None = opt(32, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(2e-4, "first rate; auto: found by the loop", low=0, source="paper")
-    optimizer: str = opt("adamw", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="paper")
-    weight_decay: float = opt(0.01, "on every trained tensor", low=0, source="paper")
-    warmup_epochs: int = opt(0, "first epochs at the warm-up rate", low=0, source="paper")
-    schedule: str = opt("step", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="paper")
-    final_rate: float = opt(1e-6, "where the cosine ends", low=0, source="paper")
-    rank: int = opt(2, "r, of each update", low=1, high=1024, source="paper")
+    epochs: int | None = opt(None, "passes over the training images; auto: 500 steps per shot", low=0, source="paper")
+    batch_size: int | None = opt(32, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(2e-4, "initial learning rate; auto: from the gradient", low=0, source="paper")
+    optimizer: str = opt("adamw", "optimiser", choices=("sgd", "adam", "adamw"), source="paper")
+    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="paper")
+    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
+    schedule: str = opt(
+        "step", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="paper"
+    )
+    final_rate: float = opt(1e-6, "learning rate at the end of the cosine schedule", low=0, source="paper")
+    rank: int = opt(2, "r, rank of each update", low=1, high=1024, source="paper")
     alpha: float = opt(1.0, "α; the product is scaled by α / √r", low=0, source="paper")
-    dropout: float = opt(0.25, "share of the product's inputs zeroed while training", low=0, high=0.99, source="paper")
+    dropout: float = opt(
+        0.25, "share of the inputs of the product zeroed in training", low=0, high=0.99, source="paper"
+    )
     towers: str = opt("both", "which towers are updated", choices=("both", "visual", "text"), source="paper")
 
 
@@ -60,11 +64,11 @@ class CLIPLoRA(TextHead):
 
     @classmethod
     def resolve(cls, chosen: CLIPLoRAOptions, problem: Problem) -> Any:
-        """Steps as epochs: the loop drops a short last batch unless it is the only one."""
+        """Steps as epochs: the training loop drops a short last batch unless it is the only one."""
         size = chosen.batch_size or 32
         steps = max(len(problem.names) * problem.shots // size, 1)
         return super().resolve(
-            chosen.settled(batch_size=size, epochs=-(-STEPS_A_SHOT * problem.shots // steps)), problem
+            chosen.settled(batch_size=size, epochs=-(-STEPS_PER_SHOT * problem.shots // steps)), problem
         )
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPLoRAOptions) -> None:
@@ -81,7 +85,7 @@ class CLIPLoRA(TextHead):
         self._places = torch.tensor(order, device=clip.device).argsort()
 
     def updates(self, generator: torch.Generator | None = None) -> dict[str, Update]:
-        """What is added to each projection, by name; with dropout where there is a generator."""
+        """Functions whose values are added to each projection, by name; with dropout if there is a generator."""
         scale = self.options.alpha / self.options.rank**0.5
         return {
             f"{tower}.{layer}.{part}": partial(self._product, A, scale * B, generator)
@@ -96,8 +100,7 @@ class CLIPLoRA(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the updated tower, (B, D)."""
-        with self.clip.updated(self.updates()):
-            return F.normalize(self.clip.encode_image(pixels), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, updates=self.updates()), dim=-1)
 
     def encode_text(self) -> Tensor:
         """t: unit features of the sentences through the updated tower, (C, D)."""
@@ -105,14 +108,12 @@ class CLIPLoRA(TextHead):
 
     def _text(self, updates: Mapping[str, Update]) -> Tensor:
         """Text features (C, D) in the order of the classes, not normalised."""
-        with self.clip.updated(updates):
-            return self.clip.encode_text(self.sentences)[self._places]
+        return self.clip.encode_text(self.sentences, updates=updates)[self._places]
 
     def step(self, batch: Batch) -> Step:
-        """Cross-entropy of one batch; both towers drop inputs."""
+        """Cross-entropy of one batch; dropout in both towers."""
         updates = self.updates(batch.noise)
-        with self.clip.updated(updates):
-            f = F.normalize(self.clip.encode_image(batch.inputs), dim=-1)
+        f = F.normalize(self.clip.encode_image(batch.inputs, updates=updates), dim=-1)
         t = F.normalize(self._text(updates), dim=-1)
         logits = self.clip.tau * f @ t.T
         terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, t, batch.labels)}

@@ -6,9 +6,9 @@ A small network h turns each image into one vector that shifts all tokens of a l
     t_c(x) = g([SOS] v_1(x) .. v_M(x) [name c] [.] [EOT])
     p(y | x) = softmax_y( τ cos(f, t_y(x)) ),    L = CE
 
-Every image has text features of its own, so nothing can be kept after training: B images and C
-classes cost B·C passes of the text tower (what the classes share of a prompt is computed once
-an image). The recipe is the paper's for 16 shots; it has none for fewer.
+Every image has its own text features, so none can be stored after training: B images and C
+classes cost B·C passes of the text tower (the part of a prompt that the classes share is computed once
+per image). The recipe is the paper's for 16 shots; it has none for fewer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Method, Problem, Step
+from dca.methods.interface import Batch, Problem, Step, TrainedMethod
 from dca.methods.recipe import Recipe
+from dca.methods.shared.heads import Head
 from dca.methods.shared.prompts import linear, name_ids, require_room, start_context
 
 # Sentences that pass the text tower at once, over images and classes: bounds memory, not results.
@@ -35,16 +35,55 @@ SENTENCES = 4096
 class CoCoOpOptions(Recipe):
     """Settings of CoCoOp."""
 
-    epochs: int = opt(10, "passes over the few-shot images", low=0, source="paper, 16 shots")
-    batch_size: int = opt(1, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
-    phrase: str | None = opt("a photo of a", "words the context starts from; none: random", source="paper")
-    n_tokens: int = opt(4, "M, learned tokens where no phrase is given", low=1, high=1024, source="paper")
-    reduction: int = opt(16, "h narrows the image feature by this factor", low=1, source="paper")
-    suffix: str = opt(".", "text behind the class name", source="CoOp's code")
+    epochs: int = opt(10, "passes over the training images", low=0, source="paper, 16 shots")
+    batch_size: int = opt(1, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(
+        0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
+    )
+    phrase: str | None = opt("a photo of a", "initial words of the context; none: random", empty="none", source="paper")
+    n_tokens: int = opt(4, "M, learned tokens if there is no phrase", low=1, high=1024, source="paper")
+    reduction: int = opt(16, "factor by which h narrows the image feature", low=1, source="paper")
+    suffix: str = opt(".", "text after the class name", source="CoOp's code")
 
 
-class CoCoOp(Method):
+def encode_contexts(clip: CLIP, contexts: Tensor, ids: Sequence[Sequence[int]]) -> Tensor:
+    """Text features (B, C, D) under the context of each image. contexts: (B, L, W). ids: of the class names."""
+    return clip.encode_prompts(contexts, ids)
+
+
+@dataclass(frozen=True)
+class ConditionalHead(Head):
+    """Softmax of τ cos of each image with text features of its own.
+
+    context: (L, W). first, second: weight and bias of the two layers of h.
+    """
+
+    clip: CLIP
+    name_ids: Sequence[Sequence[int]]
+    context: Tensor
+    first: Sequence[Tensor]
+    second: Sequence[Tensor]
+
+    def texts(self, f: Tensor) -> Tensor:
+        """t(x): unit text features of the classes for each image f (B, D): (B, C, D)."""
+        shift = F.linear(F.linear(f, *self.first).relu(), *self.second)
+        return F.normalize(encode_contexts(self.clip, self.context + shift[:, None], self.name_ids), dim=-1)
+
+    def logits(self, f: Tensor) -> Tensor:
+        """τ cos of each image with its text features: (B, D) -> (B, C)."""
+        return self.clip.tau * (self.texts(f) @ f[..., None])[..., 0]
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D) -> probabilities (B, C)."""
+        return self.logits(f).softmax(dim=-1)
+
+    @property
+    def images_at_once(self) -> int:
+        """As many as make a bounded number of sentences."""
+        return max(SENTENCES // len(self.name_ids), 1)
+
+
+class CoCoOp(TrainedMethod):
     """CoOp with a context that each image shifts."""
 
     name = "cocoop"
@@ -59,31 +98,29 @@ class CoCoOp(Method):
         hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(start_context(clip, chosen.phrase or chosen.n_tokens, self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
-        self.names = name_ids(clip, problem.names, chosen.suffix)
-        require_room(clip, problem.names, self.names, len(self.context))
+        self.name_ids = name_ids(clip, problem.names, chosen.suffix)
+        require_room(clip, problem.names, self.name_ids, len(self.context))
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same context and network for other names."""
-        return self.moved(problem, sources)
+        return self.moved(problem, sources).seal()
 
-    def encode_text(self, f: Tensor) -> Tensor:
-        """t(x): unit text features of each image f (B, D): (B, C, D)."""
-        contexts = self.context + self.meta(f)[:, None]
-        return F.normalize(self.clip.encode_prompts(list(contexts), self.names), dim=-1)
+    def _head(self, context: Tensor, *layers: Tensor) -> ConditionalHead:
+        """The head over these parameters: the context, then weight and bias of each layer."""
+        return ConditionalHead(self.clip, self.name_ids, context, layers[:2], layers[2:])
 
     def logits(self, f: Tensor) -> Tensor:
-        """τ cos of each image with the classes as it words them: (B, D) -> (B, C)."""
-        return self.clip.tau * (self.encode_text(f) @ f[..., None])[..., 0]
+        """τ cos of image features f (B, D), differentiable in the parameters: (B, C)."""
+        return self._head(*self.parameters()).logits(f)
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of τ cos."""
         logits = self.logits(self.encode(batch.inputs))
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of τ cos: (B, C)."""
-        at_once = max(SENTENCES // len(self.names), 1)
-        return torch.cat([self.logits(part).softmax(dim=-1) for part in torch.split(features, at_once)])
+    def make_head(self) -> Head:
+        """Softmax of τ cos, with the text features of each image."""
+        return self._head(*(parameter.detach().clone() for parameter in self.parameters()))
 
 
 METHOD = CoCoOp

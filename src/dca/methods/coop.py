@@ -1,15 +1,15 @@
 """CoOp: context optimisation (Zhou et al., IJCV 2022).
 
-M vectors v_1 .. v_M stand where "a photo of a" would; they are all that is learned:
+M vectors v_1 .. v_M take the place of "a photo of a"; nothing else is learned:
 
     t_c = g([SOS] v_1 .. v_M [name c] [.] [EOT])
     p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE
 
-One context serves all classes, or each class has its own (CSC). The name stands at the end, in
-the middle (behind the first ⌊M/2⌋ vectors) or in front. Two CoOps are in use: 16 random vectors
+There is one context for all classes or one per class (CSC). The name is at the end, in the middle
+(after the first ⌊M/2⌋ vectors) or in front. Two versions are in use: 16 random vectors
 (the few-shot curves, the default here) and the 4 words "a photo of a" (`phrase`, as in the
-CoCoOp paper). Class-specific contexts start from the phrase too, where one is given; the authors'
-code falls back to a shared context there.
+CoCoOp paper). With a phrase, class-specific contexts start from it too; the authors' code
+falls back to a shared context in that case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step
-from dca.methods.shared.prompts import ladder, name_ids, require_room, start_context
+from dca.methods.shared.prompts import coop_epochs, name_ids, require_room, start_context
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 
@@ -34,19 +34,21 @@ class CoOpOptions(TextHeadOptions):
 
     epochs: int | None = opt(
         None,
-        "passes over the images; auto: 50 for 1 shot and ImageNet, 100 to 4 shots, else 200",
+        "passes over the training images; auto: 50 for 1 shot or ImageNet, 100 up to 4 shots, else 200",
         low=0,
         source="paper",
     )
-    batch_size: int = opt(32, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="paper")
-    n_tokens: int = opt(16, "M, learned tokens; a phrase decides for itself", low=1, high=1024, source="paper")
-    phrase: str | None = opt(None, "words the context starts from; none: random", source="paper")
-    contexts: str = opt(
-        "unified", "shared by the classes, or one a class", choices=("unified", "class"), source="paper"
+    batch_size: int = opt(32, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(
+        0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
     )
-    position: str = opt("end", "where the class name stands", choices=("end", "middle", "front"), source="paper")
-    suffix: str = opt(".", "text behind the class name", source="CoOp's code")
+    n_tokens: int = opt(16, "M, learned tokens; ignored with a phrase", low=1, high=1024, source="paper")
+    phrase: str | None = opt(None, "initial words of the context; none: random", empty="none", source="paper")
+    contexts: str = opt(
+        "unified", "one context for all classes, or one per class", choices=("unified", "class"), source="paper"
+    )
+    position: str = opt("end", "position of the class name", choices=("end", "middle", "front"), source="paper")
+    suffix: str = opt(".", "text after the class name", source="CoOp's code")
 
 
 class CoOp(TextHead):
@@ -60,8 +62,8 @@ class CoOp(TextHead):
 
     @classmethod
     def resolve(cls, chosen: CoOpOptions, problem: Problem) -> Any:
-        """Settle what depends on shots and dataset."""
-        return super().resolve(chosen.settled(epochs=ladder(problem)), problem)
+        """Epochs by shots and dataset."""
+        return super().resolve(chosen.settled(epochs=coop_epochs(problem)), problem)
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: CoOpOptions) -> None:
         super().__init__(clip, problem, chosen)
@@ -70,28 +72,28 @@ class CoOp(TextHead):
             streams = [f"context/{name}" for name in problem.names]
         starts = [start_context(clip, chosen.phrase or chosen.n_tokens, self.generator(s)) for s in streams]
         self.context = nn.Parameter(torch.stack(starts) if chosen.contexts == "class" else starts[0])
-        self.names = name_ids(clip, problem.names, chosen.suffix)
-        require_room(clip, problem.names, self.names, self.context.shape[-2])
+        self.name_ids = name_ids(clip, problem.names, chosen.suffix)
+        require_room(clip, problem.names, self.name_ids, self.context.shape[-2])
 
     def class_parameters(self) -> set[str]:
-        """The context, where each class has its own."""
+        """The context, if there is one per class."""
         return {"context"} if self.options.contexts == "class" else set()
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
         if self.options.position == "end":
-            return F.normalize(self.clip.encode_prompts([self.context], self.names)[0], dim=-1)
+            return F.normalize(self.clip.encode_prompts([self.context], self.name_ids)[0], dim=-1)
         return F.normalize(self.clip.encode_embedded(self._sequences()), dim=-1)
 
     def _sequences(self) -> list[Tensor]:
-        """Embedded sequences with the name in front or in the middle, (T_c, W) of each class."""
+        """Embedded sequences with the name in front or in the middle: (T_c, W) for each class."""
         before = self.context.shape[-2] // 2 if self.options.position == "middle" else 0
         sos = self.clip.text.embed([self.clip.tokenizer.sot_id])
-        contexts = self.context.expand(len(self.names), *self.context.shape[-2:])
+        contexts = self.context.expand(len(self.name_ids), *self.context.shape[-2:])
         sequences = []
-        for label, ids, context in zip(self.problem.names, self.names, contexts, strict=True):
+        for name, ids, context in zip(self.problem.names, self.name_ids, contexts, strict=True):
             own = self.clip.text.embed(ids)
-            length = len(self.clip.tokenizer.words(label.replace("_", " ")))
+            length = len(self.clip.tokenizer.words(name.replace("_", " ")))
             parts = [sos, context[:before], own[:length], context[before:], own[length:]]
             sequences.append(torch.cat(parts))
         return sequences

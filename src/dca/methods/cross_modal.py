@@ -1,26 +1,26 @@
-"""Cross-Modal adaptation (Lin et al., CVPR 2023): sentences are training samples too.
+"""Cross-Modal adaptation (Lin et al., CVPR 2023): sentences are training samples, too.
 
-One linear layer without bias classifies unit image features and unit text features alike; half of
-each batch are images, half are sentences (all of them, where there are fewer sentences than that):
+One linear layer without bias classifies unit image features and unit text features; half of
+each batch are images, half are sentences (all sentences, if there are fewer than that):
 
     p(y | x) = softmax_y( τ w_y · x ),    x = f of an image or t of a sentence
     L = mean over both halves of CE(p, y)
 
 w_c starts at the normalised mean text feature of its class and is not normalised afterwards. An
 image has two views, the centre crop and its mirror image. In the linear form f is CLIP's own. With
-`form` = partial the end of the image tower is trained together with W, from CLIP's values on:
+`form` = partial the end of the image tower is trained together with W, starting at CLIP's values:
 
     f = unit( P ln_post( block_L(h)_CLS ) ),    h: the rows that enter the last block, frozen
 
-The text tower stays frozen, so sentences reach the tower's end only through W. The state that is
-best on the few-shot validation images is kept, W and the tower's end together; without such images
-the last one is. With `wise` = w the finished head is (1 - w) W + w W_0, W_0 the text features
-(WiSE-FT; the paper's w is 0.5). As in the authors' code that mixes heads only, never towers.
+The text tower stays frozen, so sentences affect the end of the image tower only through W. The state that is
+best on the few-shot validation images is kept, W and the end of the tower together; without such images
+the last state is. With `wise` = w the finished head is (1 - w) W + w W_0, W_0 the text features
+(WiSE-FT; the paper's w is 0.5). As in the authors' code, only heads are mixed, never towers.
 
 PAPER: rate, weight decay and batch are swept on the few-shot validation images (linear: 1e-3, 1e-4 ×
 0, 0.01, 1e-4 × 8, 32; partial: 1e-5, 1e-6, 1e-7 × 0, 1e-3, 1e-5 × 8); the defaults here are one
-point of each grid. The 50 warm-up iterations are one epoch here; an epoch has at least a hundred
-iterations, after which the authors validate, too.
+point of each grid. The 50 warm-up iterations are one epoch here. An epoch has at least 100
+iterations, the interval after which the authors validate.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.clip.vision import VisionTower, read_out
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support
+from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
-from dca.methods.shared.heads import Head
+from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.prompts import alphabetical
 
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
-# How many validation images go through the tower's end at once: bounds memory, not results.
+# Validation images that pass the end of the tower at once: bounds memory, not results.
 IMAGES = 64
-# What options left open become. A batch of the authors is half images, so 16 and 4 are their 32 and 8.
+# Values of options that are None. Half of the authors' batch are images, so 16 and 4 are their 32 and 8.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "linear": {"batch_size": 16, "learning_rate": 1e-4, "weight_decay": 0.01},
     "partial": {"batch_size": 4, "learning_rate": 1e-5, "weight_decay": 1e-3, "tau": math.exp(4.0)},
@@ -58,30 +58,38 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 class CrossModalOptions(FrozenOptions):
     """Settings of Cross-Modal adaptation."""
 
-    form: str = opt("linear", "partial trains the tower's end, too", choices=("linear", "partial"), source="paper")
-    init: str = opt("zeroshot", "first weights: text features, or random", choices=("zeroshot", "random"))
-    keep: str = opt("best", "state on validation images, or the last", choices=("best", "last"), source="paper")
+    form: str = opt(
+        "linear", "partial: the end of the image tower is trained, too", choices=("linear", "partial"), source="paper"
+    )
+    init: str = opt("zeroshot", "initial weights: text features, or random", choices=("zeroshot", "random"))
+    keep: str = opt(
+        "best", "keep the best state on validation images, or the last", choices=("best", "last"), source="paper"
+    )
     wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
     tau: float | None = opt(
         None, "τ, scale of the softmax; auto: the checkpoint's, partial e⁴", low=0, source="Cross-Modal's code"
     )
-    epochs: int | None = opt(None, "auto: what makes 12,800 iterations", low=0, source="paper")
-    optimizer: str = opt("adamw", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="paper")
+    epochs: int | None = opt(
+        None, "passes over the training images; auto: as many as make 12,800 iterations", low=0, source="paper"
+    )
+    optimizer: str = opt("adamw", "optimiser", choices=("sgd", "adam", "adamw"), source="paper")
     batch_size: int | None = opt(
-        None, "images a step, and as many sentences; auto: 16, partial 4", low=1, source="paper's grid"
+        None, "images per step, and as many sentences; auto: 16, partial 4", low=1, source="paper's grid"
     )
     learning_rate: float | None = opt(
-        None, "rate after warm-up; auto: 1e-4, partial 1e-5", low=0, source="paper's grid"
+        None, "learning rate after warm-up; auto: 1e-4, partial 1e-5", low=0, source="paper's grid"
     )
-    # Every other method has a number here; `resolve` makes it one before anybody reads it.
+    # A number in every other method; `resolve` makes it one before it is used.
     weight_decay: float | None = opt(  # type: ignore[assignment]
-        None, "on every trained tensor; auto: 0.01, partial 1e-3", low=0, source="paper's grid"
+        None, "weight decay of every trained tensor; auto: 0.01, partial 1e-3", low=0, source="paper's grid"
     )
-    schedule: str = opt("step", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="paper")
+    schedule: str = opt(
+        "step", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="paper"
+    )
 
 
 def repeats(rows: int, batch: int) -> int:
-    """How often the rows stand in an epoch, so that it has a hundred iterations."""
+    """How often an epoch repeats the rows, so that it has at least 100 iterations."""
     return max(1, math.ceil(BETWEEN_VALIDATIONS * batch / rows))
 
 
@@ -110,24 +118,24 @@ class TowerEnd(nn.Module):
             p.copy_(values.view_as(p))
 
 
-class CrossModal(FrozenMethod):
-    """A linear layer trained on images and sentences alike."""
+class CrossModal(FrozenMethod, TrainedMethod):
+    """A linear layer trained on images and on sentences."""
 
     name = "cross_modal"
     paper = "Lin et al., Multimodality Helps Unimodality: Cross-Modal Few-Shot Learning, CVPR 2023"
     trains_on = "features"
-    habit = "few"
+    validation = "few"
     Options = CrossModalOptions
-    # What the finished model multiplies with, and its accuracy on the validation images (-1: unknown).
-    results = MappingProxyType({"head": torch.float32, "validated": torch.float32})
+    # Weights of the finished model, and their accuracy on the validation images (-1: unknown).
+    results = MappingProxyType({"final_weight": torch.float32, "validated": torch.float32})
     options: CrossModalOptions
-    head: Tensor
+    final_weight: Tensor
     validated: Tensor
     best_end: Tensor | None
 
     @classmethod
     def resolve(cls, chosen: CrossModalOptions, problem: Problem) -> CrossModalOptions:
-        """The form's recipe, and as many whole epochs as come nearest to the paper's 12,800 iterations."""
+        """The recipe of the form, with the number of epochs nearest to the paper's 12,800 iterations."""
         chosen = chosen.settled(**RECIPES[chosen.form])
         batch, rows = chosen.batch_size or 1, 2 * len(problem.names) * problem.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
@@ -137,7 +145,7 @@ class CrossModal(FrozenMethod):
         super().__init__(clip, problem, chosen)
         self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
         self.end = TowerEnd(clip.visual) if chosen.form == "partial" else None
-        # The best end so far: in the state of an unfinished run; a finished model has it as its parameters.
+        # The best end so far, in the state of an unfinished run; in a finished model it is the parameters.
         self.register_buffer("best_end", None)
 
     @property
@@ -147,24 +155,23 @@ class CrossModal(FrozenMethod):
 
     @property
     def frozen_images(self) -> bool:
-        """Only the linear form leaves the image tower alone."""
+        """Only the linear form leaves the image tower unchanged."""
         return self.end is None
 
     def rows(self, pixels: Tensor) -> Tensor:
-        """What is computed once of an image: its unit feature (B, D), or what enters the last block (B, T, W)."""
+        """Computed once per image: unit features (B, D), or the rows that enter the last block (B, T, W)."""
         if self.end is None:
             return super().encode(pixels)
-        with self.clip.autocast():
-            return self.clip.visual.until_last(pixels.to(self.clip.device)).float()
+        return self.clip.image_rows(pixels)
 
     def _rows_of(self, support: Support, *, mirrored: bool = False) -> Tensor:
         """`rows` of all images, or of their mirror images."""
         if self.end is None:
-            return self.from_frozen(support.frozen_features(self.clip, mirrored=mirrored))
+            return self.from_frozen(support.frozen_features(mirrored=mirrored))
         return support.map(lambda pixels: self.rows(pixels.flip(-1) if mirrored else pixels))
 
     def features(self, rows: Tensor) -> Tensor:
-        """Unit image features (B, D) of `rows`. The trained end calculates in float32, as the authors do."""
+        """Unit image features (B, D) of `rows`. The trained end computes in float32, as in the authors' code."""
         return rows if self.end is None else F.normalize(self.end(rows), dim=-1)
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -175,12 +182,12 @@ class CrossModal(FrozenMethod):
         """Rows of the images and of their mirror images, (R, D) or (R, T, W), repeated to fill an epoch."""
         rows = torch.cat([self._rows_of(support), self._rows_of(support, mirrored=True)])
         times = repeats(len(rows), self.options.batch_size or 1)
-        # One picture's rows of a ViT-B/16 take 0.6 MB: where they suffice, they are not copied.
+        # The rows of one image take 0.6 MB for a ViT-B/16: avoid a copy if they are not repeated.
         repeated = rows if times == 1 else torch.cat([rows] * times)
         return repeated, support.labels.repeat(2 * times)
 
     def prepare(self, support: Support) -> None:
-        """First weights, the sentences as samples, and the validation images."""
+        """Initial weights, the sentences as samples, and the validation images."""
         texts = self.texts()
         self._text = first = F.normalize(texts.mean(dim=0), dim=-1)
         order = torch.tensor(alphabetical(self.problem.names), device=texts.device)
@@ -196,17 +203,17 @@ class CrossModal(FrozenMethod):
             self.best_end = None if self.end is None else self.end.vector()
         with torch.no_grad():
             self.weight.copy_(first)
-        self.head, self.validated = first.clone(), first.new_tensor(-1.0)
+        self.final_weight, self.validated = first.clone(), first.new_tensor(-1.0)
 
     def step(self, batch: Batch) -> Step:
-        """Cross-entropy of the images and of as many sentences, as far as there are."""
+        """Cross-entropy of the images and of as many sentences, or of all sentences."""
         drawn = torch.randperm(len(self._sentences), generator=batch.generator)[: len(batch.labels)]
         drawn = drawn.to(self._sentences.device)
         x = torch.cat([self.features(batch.inputs), self._sentences[drawn]])
         labels = torch.cat([batch.labels, self._sentence_labels[drawn]])
         logits = self.tau * x @ self.weight.T
-        shown = logits[: len(batch.labels)].detach().softmax(dim=-1)
-        return Step({"cls": F.cross_entropy(logits, labels)}, shown)
+        probabilities = logits[: len(batch.labels)].detach().softmax(dim=-1)
+        return Step({"cls": F.cross_entropy(logits, labels)}, probabilities)
 
     @torch.no_grad()
     def epoch_done(self, epoch: int, epochs: int) -> None:
@@ -218,25 +225,25 @@ class CrossModal(FrozenMethod):
         # As a tensor of the same type, so that an equally good state never looks better by rounding.
         found = self.validated.new_tensor(accuracy(features @ self.weight.T, labels))
         if found > self.validated:
-            self.head, self.validated = self.weight.detach().clone(), found
+            self.final_weight, self.validated = self.weight.detach().clone(), found
             self.best_end = None if self.end is None else self.end.vector()
 
     def finish(self, support: Support) -> None:
-        """The last state where none was kept; then WiSE-FT of the head."""
-        best = self.weight.detach() if float(self.validated) < 0 else self.head
-        self.head = (1 - self.options.wise) * best + self.options.wise * self._text
+        """The best state, or the last if none was kept; then WiSE-FT of the head."""
+        best = self.weight.detach() if float(self.validated) < 0 else self.final_weight
+        self.final_weight = (1 - self.options.wise) * best + self.options.wise * self._text
         if self.end is not None and self.best_end is not None:
             self.end.take(self.best_end)
         self.best_end = self._unseen = None
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of τ W f: (B, C)."""
-        return Head(self.head[None], self.tau).probabilities(features)
+    def make_head(self) -> Head:
+        """Softmax of τ W f."""
+        return LinearHead.cosine(self.final_weight, self.tau)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One weight vector a class, and one accuracy."""
+        """One weight vector per class, and one accuracy."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
-        return shape_problems({"head": (state["head"], (C, D)), "validated": (state["validated"], ())})
+        return shape_problems({"final_weight": (state["final_weight"], (C, D)), "validated": (state["validated"], ())})
 
 
 METHOD = CrossModal

@@ -1,14 +1,14 @@
 """DAPT: distribution-aware prompt tuning (Cho et al., ICCV 2023).
 
-A text context of 16 tokens, shared by the classes, and 16 visual tokens behind CLS are learned
-together. Images are drawn to their class's prototype, classes pushed apart in text:
+A text context of 16 tokens, shared by the classes, and 16 visual tokens after CLS are learned
+together. One loss pulls images to the prototype of their class, one pushes the texts of classes apart:
 
     L = CE(softmax_y( τ cos(f, t_y) ), y) + β_v L_v + β_t L_t
     L_v = mean over images and dimensions of (f_i - p_{y_i})²
     L_t = mean over pairs i < j of exp( -2 ‖t_i - t_j‖² )
 
 The prototype p_c is the mean of the unit features that CLIP without tokens gives the images of
-class c; it is not brought back to unit length and stays as it is during training.
+class c; it is not normalised and stays constant during training.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.interface import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared import metric
-from dca.methods.shared.prompts import TextPrompts, VisualTokens, ladder
+from dca.methods.shared.prompts import TextPrompts, VisualTokens, coop_epochs
 from dca.methods.shared.shots import Shots
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -42,7 +42,7 @@ PAPER_TABLE = {
     "sun397": (20.0, 100.0, 0.01),
     "ucf101": (20.0, 0.1, 0.1),
 }
-# The medians of that table: what a set that is not in it starts from.
+# The medians of that table, for datasets that are not in it.
 OWN_VISUAL, OWN_TEXT = 10.0, 0.01
 SHARPNESS = 2.0
 
@@ -52,33 +52,35 @@ class DAPTOptions(TextHeadOptions):
     """Settings of DAPT."""
 
     recipe: str = opt(
-        "paper", "paper: its table for sets it knows; own: medians, rate found by the loop", choices=("paper", "own")
+        "paper",
+        "paper: its table, for datasets in it; own: medians, learning rate from the gradient",
+        choices=("paper", "own"),
     )
     text_tokens: int = opt(16, "length of the text context", low=1, high=1024, source="paper")
     visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
     beta_visual: float | None = opt(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
     beta_text: float | None = opt(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
-    # The authors take one augmented view, so that a random crop decides where a class lies.
+    # The authors take one augmented view, so their prototypes depend on a random crop.
     prototypes: str = opt("evaluation", "view of the images in prototypes", choices=("evaluation", "augmented"))
 
 
 class DAPT(TextHead):
-    """Text and visual prompts, with prototypes for images and repulsion for texts."""
+    """Text and visual prompts, with class prototypes for images and a loss that separates texts."""
 
     name = "dapt"
     paper = "Cho et al., Distribution-Aware Prompt Tuning for Vision-Language Models, ICCV 2023"
     trains_on = "images"
     Options = DAPTOptions
-    term_words = in_words(visual="to prototypes", text="between texts")
+    term_words = describe_terms(visual="to prototypes", text="between texts")
     options: DAPTOptions
 
     @classmethod
     def resolve(cls, chosen: DAPTOptions, problem: Problem) -> Any:
-        """Rate and weights by dataset, epochs by shots."""
+        """Learning rate and weights by dataset, epochs by shots."""
         own = (None, OWN_VISUAL, OWN_TEXT)
         rate, visual, text = PAPER_TABLE.get(problem.dataset, own) if chosen.recipe == "paper" else own
         settled = chosen.settled(
-            learning_rate=rate, beta_visual=visual, beta_text=text, epochs=ladder(problem), batch_size=32
+            learning_rate=rate, beta_visual=visual, beta_text=text, epochs=coop_epochs(problem), batch_size=32
         )
         return super().resolve(settled, problem)
 
@@ -91,7 +93,7 @@ class DAPT(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, self.visual.extra()), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
 
     def encode_text(self) -> Tensor:
         """t: unit text features under the learned context, (C, D)."""
@@ -101,7 +103,7 @@ class DAPT(TextHead):
         """The prototypes p: (C, D)."""
         super().prepare(support)
         views = int(self.options.prototypes == "augmented")
-        features = F.normalize(support.frozen_features(self.clip, views=views), dim=-1)
+        features = F.normalize(support.frozen_features(views=views), dim=-1)
         self._prototypes = Shots.group(features, support.labels, len(self.problem.names)).means()
 
     def step(self, batch: Batch) -> Step:

@@ -1,7 +1,7 @@
 """DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
 
-M text contexts of different lengths and V visual tokens are learned. Training measures the
-squared Euclidean distance d_e, each prompt on its own:
+M text contexts of different lengths and V visual tokens are learned. Training uses the
+squared Euclidean distance d_e, separately for each prompt:
 
     p_m(y | x) = softmax_y( τ / (d_e(f, u_{m,y}) + ε) )
     L = Σ_m CE(p_m, y) + α L_in + β L_ts
@@ -25,15 +25,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.clip import CLIP
+from dca.core.actions import set_option
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Method, Problem, Step, Support
+from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
 from dca.methods.recipe import Recipe
 from dca.methods.shared import losses
 from dca.methods.shared.gaussian import COVARIANCES, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
-from dca.methods.shared.heads import Head
-from dca.methods.shared.intra_class import Within
+from dca.methods.shared.heads import Head, PromptHead, prompt_logits
+from dca.methods.shared.intra_class import IntraClass
+from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import METRICS, SCORES
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
 from dca.methods.shared.shots import Shots, shots_problems
@@ -53,8 +55,8 @@ PAPER_TABLE = {
     "imagenet": (10.0, 0.1, 2.0),
     "eurosat": (100.0, 2.0, 20.0),
 }
-LARGE_SETS = {"imagenet", "sun397"}
-# The medians of that table: what a set that is not in it starts from.
+LARGE_DATASETS = {"imagenet", "sun397"}
+# The medians of that table, for datasets that are not in it.
 OWN_ALPHA, OWN_BETA = 10.0, 0.1
 
 
@@ -62,44 +64,52 @@ OWN_ALPHA, OWN_BETA = 10.0, 0.1
 class DCAOptions(Recipe):
     """Settings of DCA; symbols as in the paper."""
 
-    recipe: str = opt("own", "own: works without tuning; paper: its table, by dataset", choices=("own", "paper"))
+    recipe: str = opt("own", "own: for any dataset; paper: its table, by dataset", choices=("own", "paper"))
     n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
-    phrases: tuple[str, ...] = opt(PHRASES, "words the contexts start from; further ones are random", source="paper")
-    random_length: int = opt(4, "tokens of a context that starts from no phrase", low=1, high=1024)
-    contexts: str = opt("unified", "shared by the classes, or one set a class", choices=("unified", "class"))
-    suffix: str = opt(".", "text behind the class name", source="CoOp")
+    phrases: tuple[str, ...] = opt(
+        PHRASES, "initial words of the contexts; further contexts are random", source="paper"
+    )
+    random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
+    contexts: str = opt(
+        "unified", "contexts shared by all classes, or M contexts per class", choices=("unified", "class")
+    )
+    suffix: str = opt(".", "text after the class name", source="CoOp")
     visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
     tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0)
     eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
     score: str = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", choices=SCORES, source="paper, eq. 8")
-    train_metric: str = opt("euclidean", "distance while training", choices=METRICS, source="paper")
+    train_metric: str = opt("euclidean", "distance in training", choices=METRICS, source="paper")
     test_metric: str = opt("mahalanobis", "distance of the finished model", choices=METRICS, source="paper")
     alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0)
     beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0)
     intra: str = opt("mahalanobis", "form of L_in", choices=losses.INTRA, source="paper")
     intra_features: str = opt(
-        "clip", "centres of L_in without or with the first visual tokens", choices=("clip", "prompted")
+        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", choices=("clip", "prompted")
     )
-    intra_reduction: str = opt("element", "of L_in over images and dimensions", choices=losses.INTRA_REDUCTIONS)
-    separation_reduction: str = opt("mean", "of L_ts over pairs", choices=losses.SEPARATION_REDUCTIONS)
-    separation_pairs: int = opt(0, "random pairs of L_ts a step; 0: all", low=0)
-    covariance: str = opt("class", "of the head: a class's own, shrunk by γ, or one for all", choices=COVARIANCES)
-    center: str = opt("text", "what a class's covariance is centred on", choices=("text", "visual"))
+    intra_reduction: str = opt(
+        "element", "reduction of L_in over images and dimensions", choices=losses.INTRA_REDUCTIONS
+    )
+    separation_reduction: str = opt("mean", "reduction of L_ts over pairs", choices=losses.SEPARATION_REDUCTIONS)
+    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0)
+    covariance: str = opt(
+        "class", "of the head: one covariance per class, shrunk by γ, or one for all", choices=COVARIANCES
+    )
+    center: str = opt("text", "centre of the covariance of a class", choices=("text", "visual"))
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0)
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
     normalize: bool = opt(True, "turn covariances into correlations", source="paper")
-    head_views: int = opt(0, "augmented views a training image in the head; 0: the evaluation view", low=0)
+    head_views: int = opt(0, "augmented views per training image in the head; 0: the evaluation view", low=0)
     epochs: int | None = opt(
         None,
-        "passes over the images; auto: 80 for one shot, 100 up to four, 200 beyond; never over 100 for own images",
+        "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
         low=0,
         source="paper",
     )
-    batch_size: int | None = opt(None, "images a step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
+    batch_size: int | None = opt(None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
     learning_rate: float | None = opt(
-        None, "rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)", low=0
+        None, "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)", low=0
     )
-    warmup_epochs: int = opt(5, "first epochs at the warm-up rate", low=0, source="paper")
+    warmup_epochs: int = opt(5, "epochs of warm-up", low=0, source="paper")
 
 
 def epochs(shots: int) -> int:
@@ -108,11 +118,11 @@ def epochs(shots: int) -> int:
 
 
 def own_epochs(shots: int) -> int:
-    """For sets of one's own: at most 100, which cost a third of a point where 200 were measured (docs/methods.md)."""
+    """For other datasets: at most 100, which cost a third of a point against 200 (docs/methods.md)."""
     return min(epochs(shots), 100)
 
 
-class DCA(Method):
+class DCA(TrainedMethod):
     """Diversity and covariance-aware prompt learning."""
 
     name = "dca"
@@ -129,13 +139,13 @@ class DCA(Method):
 
     @classmethod
     def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
-        """Settle what depends on shots and dataset. The learning rate of `own` is the loop's to find."""
+        """Values by shots and dataset. The training loop finds the learning rate of the recipe `own`."""
         alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
         if chosen.recipe == "paper":
             if problem.dataset not in PAPER_TABLE:
                 raise UserError(
-                    f"recipe=paper has no values for the dataset '{problem.dataset}'",
-                    hint=f"it knows {', '.join(PAPER_TABLE)}; use recipe=own for any other",
+                    f"recipe=paper has no values for {problem.dataset or 'data that is no public dataset'}",
+                    hint=[f"it has values for {', '.join(PAPER_TABLE)}", set_option("recipe", "own")],
                 )
             alpha, beta, rate = PAPER_TABLE[problem.dataset]
         gamma1, gamma2 = gammas(problem.shots)
@@ -144,7 +154,7 @@ class DCA(Method):
             "beta": beta,
             "learning_rate": rate,
             "epochs": epochs(problem.shots) if problem.dataset in PAPER_TABLE else own_epochs(problem.shots),
-            "batch_size": 64 if problem.dataset in LARGE_SETS else 32,
+            "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
         }
@@ -165,24 +175,24 @@ class DCA(Method):
 
     @property
     def tau(self) -> float:
-        """τ: the option's, or the checkpoint's."""
+        """τ: the option, or the value of the checkpoint."""
         return self.clip.tau if self.options.tau is None else self.options.tau
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, self.visual.extra()), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
 
     def encode_text(self) -> Tensor:
         """u: unit text features, (M, C, D)."""
         return F.normalize(self.text.encode(self.clip), dim=-1)
 
     def prepare(self, support: Support) -> None:
-        """Centres and covariances of L_in: constants of the whole training."""
+        """Centres and covariances of L_in, constant during training."""
         if self.options.intra_features == "prompted":
             features = self.encode_all(support)
-            self._within = Within.of(features, support.labels, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of(features, support.labels, self.problem.names, self._gaussian("class"))
         else:
-            self._within = Within.of_backbone(support, self.clip, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self._gaussian("class"))
 
     def _gaussian(self, covariance: str) -> Gaussian:
         chosen = self.options
@@ -194,10 +204,10 @@ class DCA(Method):
         """L_cls, α L_in and β L_ts of one batch."""
         chosen = self.options
         f, u = self.encode(batch.inputs), self.encode_text()
-        logits = self._train_head(u).logits(f)
+        logits = self._train_logits(f, u)
         terms = {"cls": losses.classification(logits, batch.labels)}
         if chosen.alpha:
-            terms["in"] = chosen.alpha * self._within(f, batch.labels, chosen.intra, chosen.intra_reduction)
+            terms["in"] = chosen.alpha * self._intra_class(f, batch.labels, chosen.intra, chosen.intra_reduction)
         if chosen.beta:
             flat = u.flatten(0, 1)
             pairs = None
@@ -213,53 +223,52 @@ class DCA(Method):
         shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.problem.names))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts
-        with naming_classes(self.problem.names):
-            self.head().probabilities(features[:1])
 
     def class_parameters(self) -> set[str]:
-        """The contexts, where each class has its own."""
+        """The contexts, if each class has its own."""
         own = self.options.contexts == "class"
         return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """Prompts on the new names; covariances by class, or Euclidean distances where one is missing."""
+        """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
         other = self.moved(problem, sources)
         other.text_features = other.encode_text().detach()
         shots = Shots(self.shot_features, self.shot_counts).carried(sources)
         if shots is None:
             if self.options.test_metric == "mahalanobis":
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")
-            shots = Shots(self.shot_features[:0], self.shot_counts[:0])
+            shots = Shots.none(len(problem.names), other.text_features)
         other.shot_features, other.shot_counts = shots.features, shots.counts
-        return other
+        return other.seal()
 
-    def head(self, metric: str | None = None) -> Head:
-        """The finished model's head, or another metric over the same statistics."""
-        return Head(
-            text=self.text_features,
+    def _train_logits(self, f: Tensor, u: Tensor) -> Tensor:
+        """Logits (M, B, C) of a training step: f (B, D) under text features u (M, C, D)."""
+        chosen = self.options
+        return prompt_logits(
+            f,
+            u,
             tau=self.tau,
-            metric=metric or self.options.test_metric,
-            score=self.options.score,
-            eps=self.options.eps,
-            center=self.options.center,
-            shots=Shots(self.shot_features, self.shot_counts),
-            gaussian=self._gaussian(self.options.covariance),
+            metric_name=chosen.train_metric,
+            score=chosen.score,
+            eps=chosen.eps,
+            precisions=self._intra_class.precisions,
         )
 
-    def _train_head(self, u: Tensor) -> Head:
-        """The head of a training step over text features u (M, C, D)."""
-        return Head(
-            text=u,
-            tau=self.tau,
-            metric=self.options.train_metric,
-            score=self.options.score,
-            eps=self.options.eps,
-            fixed=self._within.covariances,
-        )
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Probabilities (B, C) under the test metric, averaged over the prompts."""
-        return self.head().probabilities(features)
+    def make_head(self) -> Head:
+        """Probabilities under the test metric, averaged over the prompts."""
+        u, chosen = self.text_features, self.options
+        if chosen.test_metric != "mahalanobis":
+            return PromptHead.of(u, self.tau, chosen.test_metric, chosen.score, chosen.eps)
+        with naming_classes(self.problem.names):
+            return MahalanobisHead.of(
+                u,
+                Shots(self.shot_features, self.shot_counts),
+                self._gaussian(chosen.covariance),
+                tau=self.tau,
+                center=chosen.center,
+                score=chosen.score,
+                eps=chosen.eps,
+            )
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""

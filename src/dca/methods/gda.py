@@ -8,10 +8,10 @@ the covariance within the classes:
     w_c = P μ_c,    b_c = log 1/C - ½ μ_cᵀ P μ_c
     p(y | x) = softmax_y( τ f·t_y + α (f·w_y + b_y) )
 
-The shrinkage fades by itself as n grows. α is the best of seven powers of ten on the validation
-images; where there are none it follows the shots, by the values that the authors' search found:
-the scale of P changes with n, and α with it. `shrinkage` exchanges the estimate of the inverse
-covariance and keeps the factor D / (n - 1), so that α means the same.
+The shrinkage decreases as n grows. α is the best of seven powers of ten on the validation
+images; without such images it depends on the shots, with the values that the authors' search found,
+since the scale of P changes with n. `shrinkage` selects the estimate of the inverse
+covariance and keeps the factor D / (n - 1), so that α has the same scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dca.core.options import opt
 from dca.methods.interface import Support
@@ -37,22 +36,23 @@ from dca.methods.shared.frozen import (
     shape_problems,
     unit_mean,
 )
+from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.shots import Shots
 
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-# Shots -> α where nothing can be searched: the middle of what the search gave by shots.
+# Shots -> α without validation images: the middle of the values that the search found.
 ALPHA_BY_SHOTS = {1: 1e-3, 2: 1e-2, 4: 1e-1, 8: 1.0, 16: 10.0}
 ESTIMATES = ("gda", "ledoit_wolf", "oas", "convex")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GDAOptions(FrozenOptions):
-    """Settings of GDA. It has no epochs: of the training recipe nothing is used."""
+    """Settings of GDA. The training recipe is not used."""
 
-    views: int = opt(10, "augmented views an image, each a sample; 0: the evaluation view", low=0, source="paper")
+    views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
     alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: validation images, or by shots", low=0)
     shrinkage: str = opt("gda", "estimate of the inverse covariance", choices=ESTIMATES, source="paper")
-    rho: float = opt(0.1, "ρ of shrinkage=convex", low=1e-6, high=1)
+    rho: float = opt(0.1, "ρ, for shrinkage=convex", low=1e-6, high=1)
 
 
 def gaussian_part(features: Tensor, labels: Tensor, classes: int, chosen: GDAOptions) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ class GDA(FrozenMethod):
     name = "gda"
     paper = "Wang et al., A Hard-to-Beat Baseline for Training-free CLIP-based Adaptation, ICLR 2024"
     trains_on = "nothing"
-    habit = "full"
+    validation = "full"
     Options = GDAOptions
     results = MappingProxyType(dict.fromkeys(("text_features", "weight", "bias", "alpha"), torch.float32))
     options: GDAOptions
@@ -81,7 +81,7 @@ class GDA(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Statistics of the training images, then α."""
-        features = self.from_frozen(image_views(support, self.clip, self.options.views))
+        features = self.from_frozen(image_views(support, self.options.views))
         labels = support.labels.repeat_interleave(features.shape[1])
         weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.problem.names), self.options)
         self.text_features = unit_mean(self.texts())
@@ -89,24 +89,26 @@ class GDA(FrozenMethod):
         self.alpha = features.new_tensor(self._alpha(support.validation))
 
     def _alpha(self, validation: Support | None) -> float:
-        """The option, the best on validation images, or by shots."""
+        """α: the option, the best on validation images, or by shots."""
         if self.options.alpha is not None:
             return self.options.alpha
         if validation is None:
             return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.problem.shots, 1))]
         features, labels = self.encode_all(validation), validation.labels
-        return first_best(ALPHAS, lambda alpha: accuracy(self._logits(features, alpha), labels))[0]
+        return first_best(ALPHAS, lambda alpha: accuracy(self._linear(alpha).logits(features), labels))[0]
 
-    def _logits(self, features: Tensor, alpha: float | Tensor) -> Tensor:
-        """τ f·t + α (f·w + b): (B, C)."""
-        return self.clip.tau * features @ self.text_features.T + alpha * F.linear(features, self.weight, self.bias)
+    def _linear(self, alpha: float | Tensor) -> LinearHead:
+        """τ f·t + α (f·w + b) as one linear head."""
+        weight = self.clip.tau * self.text_features.double() + alpha * self.weight.double()
+        bias = alpha * self.bias.double()
+        return LinearHead(weight.to(self.weight.dtype), bias.to(self.bias.dtype))
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of text and Gaussian part: (B, C)."""
-        return self._logits(features, self.alpha).softmax(dim=-1)
+    def make_head(self) -> Head:
+        """Softmax of text and Gaussian part."""
+        return self._linear(self.alpha)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature, one weight vector and one bias a class, and one α."""
+        """One text feature, one weight vector and one bias per class, and one α."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
         shapes = {"text_features": (C, D), "weight": (C, D), "bias": (C,), "alpha": ()}
         return shape_problems({name: (state[name], shape) for name, shape in shapes.items()})

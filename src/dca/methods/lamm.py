@@ -2,15 +2,15 @@
 
 The class names themselves are learned. The first ℓ tokens of each name (ℓ: the length of the
 shortest one) become vectors A_c, which start as the embeddings A°_c of those tokens; "a photo of
-a", the rest of the name and the image tower stay as they are:
+a", the rest of the name and the image tower are not changed:
 
     t_c = g([SOS] a photo of a A_c [rest of name c] [.] [EOT]),    t°_c = t_c at A° ,    z = τ cos(f, t)
     L = CE(z) + λ ‖A - A°‖² + mean_i (1 - cos(t_{y_i}, t°_{y_i})) + 0.05 T² H(softmax(z/T), softmax(z°/T))
 
 H(p, q) = -Σ p log q, mean over the batch, T = 2; i runs over the batch, and that term is dropped
-when all its labels are equal. Paper and published code differ twice, and the published figures
-come from the code, whose form is the default: λ is 1 there and 1/K for K shots in the paper
-(`anchor`), and the student is H's first argument there, the teacher in distillation
+if all its labels are equal. Paper and published code differ twice, and the published figures
+come from the code, which is the default here: λ is 1 in the code and 1/K for K shots in the paper
+(`anchor`), and the first argument of H is the student in the code, the teacher in distillation
 (`distillation`).
 """
 
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, in_words
+from dca.methods.interface import Batch, Problem, Step, describe_terms
 from dca.methods.shared.prompts import name_ids, require_room
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -35,19 +35,23 @@ from dca.methods.shared.text_head import TextHead, TextHeadOptions
 class LAMMOptions(TextHeadOptions):
     """Settings of LAMM."""
 
-    epochs: int = opt(50, "passes over the few-shot images", low=0, source="LAMM's code")
-    batch_size: int = opt(32, "images a step", low=1, source="LAMM's code")
-    learning_rate: float | None = opt(0.002, "rate after warm-up; none: from the gradient", low=0, source="LAMM's code")
-    n_tokens: int | None = opt(None, "ℓ, learned tokens of a name; auto: all of the shortest name", low=1)
-    phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
-    suffix: str = opt(".", "text behind the class name", source="LAMM's code")
-    anchor: str = opt("code", "λ: 1 as in the code, 1/shots as in the paper", choices=("code", "paper"))
-    feature_weight: float = opt(1.0, "of the term that holds text features", low=0, source="LAMM's code")
-    distillation_weight: float = opt(0.05, "of the distillation term", low=0, source="LAMM's code")
-    distillation: str = opt(
-        "student", "whose probabilities weigh H: the code's student, or the teacher", choices=("student", "teacher")
+    epochs: int = opt(50, "passes over the training images", low=0, source="LAMM's code")
+    batch_size: int = opt(32, "images per step", low=1, source="LAMM's code")
+    learning_rate: float | None = opt(
+        0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="LAMM's code"
     )
-    temperature: float = opt(2.0, "T of the distillation", low=1e-6, source="LAMM's code")
+    n_tokens: int | None = opt(None, "ℓ, learned tokens per name; auto: as many as the shortest name has", low=1)
+    phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
+    suffix: str = opt(".", "text after the class name", source="LAMM's code")
+    anchor: str = opt("code", "λ: 1 as in the code, 1/shots as in the paper", choices=("code", "paper"))
+    feature_weight: float = opt(
+        1.0, "weight of the term that keeps text features near their start", low=0, source="LAMM's code"
+    )
+    distillation_weight: float = opt(0.05, "weight of the distillation term", low=0, source="LAMM's code")
+    distillation: str = opt(
+        "student", "first argument of H: the student, as in the code, or the teacher", choices=("student", "teacher")
+    )
+    temperature: float = opt(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
 
 
 class LAMM(TextHead):
@@ -57,18 +61,18 @@ class LAMM(TextHead):
     paper = "Gao et al., LAMM: Label Alignment for Multi-Modal Prompt Learning, AAAI 2024"
     trains_on = "images"
     Options = LAMMOptions
-    term_words = in_words(names="drift of names", features="drift of texts", distillation="distillation")
+    term_words = describe_terms(names="drift of names", features="drift of texts", distillation="distillation")
     options: LAMMOptions
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: LAMMOptions) -> None:
         super().__init__(clip, problem, chosen)
-        names = name_ids(clip, problem.names, chosen.suffix)
+        ids = name_ids(clip, problem.names, chosen.suffix)
         shortest = min(len(words) for words in name_ids(clip, problem.names, "")) - 1
         length = min(chosen.n_tokens or shortest, shortest)
-        self.options = dataclasses.replace(chosen, n_tokens=length)  # so that some of the classes keep it
-        require_room(clip, problem.names, names, len(clip.tokenizer.words(chosen.phrase)))
-        self.rest = [ids[length:] for ids in names]
-        self._start = torch.stack([clip.text.embed(ids[:length]) for ids in names]).detach()
+        self.options = dataclasses.replace(chosen, n_tokens=length)  # kept when some of the classes are selected
+        require_room(clip, problem.names, ids, len(clip.tokenizer.words(chosen.phrase)))
+        self.rest = [own[length:] for own in ids]
+        self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach()
         self.labels = nn.Parameter(self._start.clone())
 
     def class_parameters(self) -> set[str]:
@@ -86,13 +90,13 @@ class LAMM(TextHead):
             return self._with_names(self._start)
 
     def _with_names(self, labels: Tensor) -> Tensor:
-        """Unit text features (C, D) where the names begin with `labels` (C, ℓ, W)."""
+        """Unit text features (C, D) of names that begin with the vectors `labels` (C, ℓ, W)."""
         phrase = self.clip.text.embed(self.clip.tokenizer.words(self.options.phrase))
         context = torch.cat([phrase.expand(len(labels), -1, -1), labels], dim=1)
         return F.normalize(self.clip.encode_prompts([context], self.rest)[0], dim=-1)
 
     def step(self, batch: Batch) -> Step:
-        """Cross-entropy, and the three terms that hold names, text features and probabilities."""
+        """Cross-entropy, and the terms that keep names, text features and probabilities near their start."""
         chosen, y = self.options, batch.labels
         f, t = self.encode(batch.inputs), self.encode_text()
         z, z0 = self.clip.tau * f @ t.mT, self.clip.tau * f @ self.teacher.mT

@@ -3,14 +3,14 @@
     p(y | x) = softmax_y( W f + b )
     min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
 
-f is the image feature as the encoder gives it, not normalised; no text is used. The problem is
+f is the image feature of the encoder, not normalised; no text is used. The problem is
 convex and is solved to its minimum by L-BFGS in float64 (no scikit-learn is needed; the tests
 compare with it). W lies in the span of the features, so the solver works in their N dimensions
 where the images are fewer than D.
 
 c is searched as in CoOp's comparison: seven powers of ten on the few-shot validation images, then
 eight halvings, on a logarithmic scale, of a window of two decades around the best. Where there are
-no validation images, c is the value that CLIP's authors give.
+no validation images, c is the value of CLIP's authors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from dca.core.options import opt
 from dca.methods.interface import Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
+from dca.methods.shared.heads import Head, LinearHead
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
-# Largest entry of the gradient at which a fit counts as found: while searching, and at last.
+# Largest entry of the gradient at which a fit stops: during the search, and for the final fit.
 ROUGH, FINE = 1e-4, 1e-8
 
 Solution = tuple[Tensor, Tensor]
@@ -39,12 +40,14 @@ Solution = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearProbeOptions(Recipe):
-    """Settings of the linear probe. It has no epochs: the training recipe is not used."""
+    """Settings of the linear probe. The training recipe is not used."""
 
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
     default_c: float = opt(0.316, "c where there are no validation images", low=1e-9, source="CLIP")
-    features: str = opt("raw", "of the encoder, as they are or normalised", choices=("raw", "unit"), source="CoOp")
-    iterations: int = opt(1000, "of L-BFGS, at most", low=1, source="CoOp")
+    features: str = opt(
+        "raw", "image features of the encoder: raw, or normalised", choices=("raw", "unit"), source="CoOp"
+    )
+    iterations: int = opt(1000, "most iterations of L-BFGS", low=1, source="CoOp")
 
 
 def objective(W: Tensor, b: Tensor, features: Tensor, labels: Tensor, c: float) -> Tensor:
@@ -85,7 +88,7 @@ def solve(
 
 
 def best_decade(score: Callable[[float], float]) -> float:
-    """The logarithm of c: the better end of the last window; of equal powers of ten or ends the first."""
+    """The logarithm of c: the better end of the last window; of equal scores the first."""
     peak, _ = first_best(DECADES, score)
     left, right, best = peak - 1.0, peak + 1.0, float(peak)
     for _ in range(HALVINGS):
@@ -100,8 +103,8 @@ class LinearProbe(FrozenMethod):
 
     name = "linear_probe"
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
-    trains_on = "nothing"  # of the loop; a convex solver finds the weights
-    habit = "few"
+    trains_on = "nothing"  # by the training loop; a convex solver finds the weights
+    validation = "few"
     Options = LinearProbeOptions
     options: LinearProbeOptions
 
@@ -112,7 +115,7 @@ class LinearProbe(FrozenMethod):
         self.bias = nn.Parameter(torch.zeros(C, device=clip.device))
 
     def from_frozen(self, features: Tensor) -> Tensor:
-        """Image features f (B, D) as the encoder gives them, unit vectors only where the option says so."""
+        """Image features f (B, D) of the encoder, normalised only with features=unit."""
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
 
     def finish(self, support: Support) -> None:
@@ -129,7 +132,7 @@ class LinearProbe(FrozenMethod):
         return solve(features, labels, classes, c, iterations=most, tolerance=tolerance)
 
     def _search(self, features: Tensor, labels: Tensor, validation: Support | None) -> float:
-        """The c that does best on the validation images; CLIP's where there are none."""
+        """The best c on the validation images; CLIP's if there are none."""
         if validation is None:
             return self.options.default_c
         unseen, truth = self.encode_all(validation).double(), validation.labels
@@ -143,9 +146,9 @@ class LinearProbe(FrozenMethod):
 
         return math.pow(10.0, best_decade(score))
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of W f + b: (B, C)."""
-        return F.linear(features, self.weight, self.bias).softmax(dim=-1)
+    def make_head(self) -> Head:
+        """Softmax of W f + b."""
+        return LinearHead(self.weight.detach().clone(), self.bias.detach().clone())
 
 
 METHOD = LinearProbe

@@ -4,7 +4,7 @@ n text tokens are learned for the input and for each of the next J - 1 blocks; a
 its own turns the tokens of each depth into visual ones, so that the two towers move together:
 
     text, block i < J:    [SOS, P_i, W_i, EOT]    P_i replaces what block i - 1 made of P_{i-1}
-    image, block i < J:   [x_i, E_i, A_i P_i + b_i]    behind the patches, at i = 0 before ln_pre
+    image, block i < J:   [x_i, E_i, A_i P_i + b_i]    after the patches, at i = 0 before ln_pre
     p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
 
 P_0 starts from the first n tokens of "a photo of a"; the others stay, fixed, in front of the
@@ -28,14 +28,16 @@ from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 @dataclass(frozen=True, kw_only=True)
 class MaPLeOptions(TextHeadOptions):
-    """Settings of MaPLe. Its few-shot recipe is not published: this is the one for 16 shots of base classes."""
+    """Settings of MaPLe. Its few-shot recipe is not published: this is the recipe for 16 shots of base classes."""
 
-    epochs: int | None = opt(5, "passes over the few-shot images", low=0, source="paper")
-    batch_size: int | None = opt(4, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(0.0035, "rate after warm-up; auto: found by the loop", low=0, source="paper")
-    tokens: int = opt(2, "n, learned tokens a block", low=1, high=1024, source="paper")
-    depth: int = opt(9, "J, blocks with tokens of their own, at most all", low=1, high=1024, source="paper")
-    phrase: str = opt("a photo of a", "words that P_0 starts from; too few: random", source="paper")
+    epochs: int | None = opt(5, "passes over the training images", low=0, source="paper")
+    batch_size: int | None = opt(4, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(
+        0.0035, "learning rate after warm-up; auto: from the gradient", low=0, source="paper"
+    )
+    tokens: int = opt(2, "n, learned tokens per block", low=1, high=1024, source="paper")
+    depth: int = opt(9, "J, blocks with tokens of their own; at most all", low=1, high=1024, source="paper")
+    phrase: str = opt("a photo of a", "initial words of P_0; random if too few", source="paper")
 
 
 class MaPLe(TextHead):
@@ -51,8 +53,8 @@ class MaPLe(TextHead):
         super().__init__(clip, problem, chosen)
         n, words = chosen.tokens, clip.tokenizer.words(chosen.phrase)
         fixed = words[n:] if len(words) > n else []
-        self.names = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
-        require_room(clip, problem.names, self.names, n)
+        self.name_ids = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
+        require_room(clip, problem.names, self.name_ids, n)
         width, J = clip.config.text.width, min(chosen.depth, clip.config.text.layers, clip.config.vision.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:
@@ -72,12 +74,12 @@ class MaPLe(TextHead):
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features (B, D)."""
         extra = ExtraTokens(dict(enumerate(self.visual_tokens())), place="end", before_norm=True)
-        return F.normalize(self.clip.encode_image(pixels, extra), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=extra), dim=-1)
 
     def encode_text(self) -> Tensor:
         """t: unit text features (C, D)."""
         first, *deeper = self.prompts
-        features = self.clip.encode_prompts([first], self.names, [dict(enumerate(deeper, 1))])
+        features = self.clip.encode_prompts([first], self.name_ids, [dict(enumerate(deeper, 1))])
         return F.normalize(features[0], dim=-1)
 
     def step(self, batch: Batch) -> Step:

@@ -1,8 +1,8 @@
 """PromptSRC: self-regulating prompts (Khattak et al., ICCV 2023).
 
-Tokens are learned in both towers, at the input and anew before each of the next blocks, to a
-depth of 9; from there on the outputs of the last ones flow on. The first text tokens start from
-"a photo of a". What CLIP gives without any, f° and t°, holds what they learn:
+Tokens are learned in both towers, at the input and before each of the next blocks, to a
+depth of 9; deeper blocks see the outputs of the last ones. The first text tokens start from
+"a photo of a". The features of CLIP without tokens, f° and t°, regularise them:
 
     z = τ cos(f, t),    z° = τ cos(f°, t°)
     L = CE(z) + 25 mean|t - t°| + 10 mean|f - f°| + 1/(B·C) Σ KL(softmax z° ‖ softmax z)
@@ -27,14 +27,14 @@ from torch.nn import functional as F
 from dca.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, in_words
+from dca.methods.interface import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared.prompts import name_ids, random_tokens, require_room, sentences, start_context
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 EPOCHS = 50
 # (μ, σ) of 50 epochs; shorter and longer runs stretch them.
 EVEN, LATE = (30.0, 30.0), (45.0, 5.0)
-# The authors' 60 sentences of t°, in parts: what stands before "a NAME" and "the NAME" ...
+# The authors' 60 sentences of t°, in parts: the words before "a NAME" and "the NAME" ...
 BEFORE = {
     "a the": "a photo of,a bad photo of,a cropped photo of,a bright photo of,a close-up photo of,a pixelated photo of,"
     "a blurry photo of,a low resolution photo of,a sculpture of,a rendering of,a painting of,a doodle of,a sketch of,"
@@ -42,10 +42,10 @@ BEFORE = {
     "a": "a jpeg corrupted photo of,a drawing of,a tattoo of,graffiti of,art of",
     "the": "a dark photo of,a black and white photo of,a good photo of,itap of",
 }
-# ... which words stand between "a photo of a" (or "the") and the name, and which between a bare "a" and it.
+# ... the words between "a photo of a" (or "the") and the name, and those between "a" (or "the") and the name.
 PICTURED = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the": "cool"}
 MADE = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
-LATE_SETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
+LATE_DATASETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +53,27 @@ class PromptSRCOptions(TextHeadOptions):
     """Settings of PromptSRC."""
 
     epochs: int = opt(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
-    batch_size: int = opt(4, "images a step", low=1, source="paper")
-    learning_rate: float | None = opt(0.0025, "rate after warm-up; none: from the gradient", low=0, source="paper")
-    phrase: str | None = opt("a photo of a", "words the first text tokens start from; none: random", source="paper")
-    text_tokens: int = opt(4, "text tokens a block where no phrase is given", low=1, high=1024, source="paper")
-    visual_tokens: int = opt(4, "visual tokens a block", low=0, high=4096, source="paper")
-    depth: int = opt(9, "blocks with tokens of their own, in each tower at most all", low=1, source="paper")
-    text_weight: float = opt(25.0, "of mean|t - t°|", low=0, source="paper")
-    image_weight: float = opt(10.0, "of mean|f - f°|", low=0, source="paper")
-    logit_weight: float = opt(1.0, "of the divergence of z from z°", low=0, source="paper")
+    batch_size: int = opt(4, "images per step", low=1, source="paper")
+    learning_rate: float | None = opt(
+        0.0025, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
+    )
+    phrase: str | None = opt(
+        "a photo of a", "initial words of the first text tokens; none: random", empty="none", source="paper"
+    )
+    text_tokens: int = opt(4, "text tokens per block if there is no phrase", low=1, high=1024, source="paper")
+    visual_tokens: int = opt(4, "visual tokens per block", low=0, high=4096, source="paper")
+    depth: int = opt(9, "blocks with tokens of their own; at most all of a tower", low=1, source="paper")
+    text_weight: float = opt(25.0, "weight of mean|t - t°|", low=0, source="paper")
+    image_weight: float = opt(10.0, "weight of mean|f - f°|", low=0, source="paper")
+    logit_weight: float = opt(1.0, "weight of the divergence of z from z°", low=0, source="paper")
     teacher_templates: tuple[str, ...] = opt(
         (), "sentences of t°, {} for the name; none: the authors' 60", source="PromptSRC's code"
     )
-    average_mean: float | None = opt(None, "μ, epoch that weighs most; auto: by dataset", source="PromptSRC's code")
+    average_mean: float | None = opt(
+        None, "μ, epoch with the largest weight; auto: by dataset", source="PromptSRC's code"
+    )
     average_spread: float | None = opt(
-        None, "σ, epochs around it; auto: by dataset", low=1e-3, source="PromptSRC's code"
+        None, "σ, spread of the weights in epochs; auto: by dataset", low=1e-3, source="PromptSRC's code"
     )
 
     def __post_init__(self) -> None:
@@ -97,20 +103,20 @@ def epoch_weights(epochs: int, mean: float, spread: float) -> Tensor:
 
 
 class PromptSRC(TextHead):
-    """Deep prompts in both towers, held near CLIP's own features and averaged over epochs."""
+    """Deep prompts in both towers, regularised by CLIP's own features and averaged over epochs."""
 
     name = "promptsrc"
     paper = "Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting, ICCV 2023"
     trains_on = "images"
     Options = PromptSRCOptions
-    term_words = in_words(text="drift of texts", image="drift of images", logits="drift of answers")
+    term_words = describe_terms(text="drift of texts", image="drift of images", logits="drift of answers")
     options: PromptSRCOptions
     average: Tensor | None
 
     @classmethod
     def resolve(cls, chosen: PromptSRCOptions, problem: Problem) -> PromptSRCOptions:
-        """Settle, from the dataset, how epochs are weighted."""
-        mean, spread = LATE if problem.dataset in LATE_SETS else EVEN
+        """Weights of the epochs by dataset."""
+        mean, spread = LATE if problem.dataset in LATE_DATASETS else EVEN
         share = max(chosen.epochs, 1) / EPOCHS
         resolved: PromptSRCOptions = super().resolve(chosen, problem)
         return resolved.settled(average_mean=mean * share, average_spread=spread * share)
@@ -124,19 +130,19 @@ class PromptSRC(TextHead):
         self.context = nn.Parameter(first)
         self.deep = nn.Parameter(random_tokens(clip, deeper, self.generator("deep")))
         self.visual = nn.Parameter(random_tokens(clip, seen, self.generator("visual")))
-        self.names = name_ids(clip, problem.names, ".")
-        require_room(clip, problem.names, self.names, len(first))
-        # The sum of w_e θ_e so far. It is state only while training lasts: see `prepare` and `finish`.
+        self.name_ids = name_ids(clip, problem.names, ".")
+        require_room(clip, problem.names, self.name_ids, len(first))
+        # The sum of w_e θ_e so far; in the state only during training: see `prepare` and `finish`.
         self.register_buffer("average", None)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
         extra = ExtraTokens(dict(enumerate(self.visual)), place="end", before_norm=True)
-        return F.normalize(self.clip.encode_image(pixels, extra), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=extra), dim=-1)
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
-        features = self.clip.encode_prompts([self.context], self.names, [dict(enumerate(self.deep, 1))])
+        features = self.clip.encode_prompts([self.context], self.name_ids, [dict(enumerate(self.deep, 1))])
         return F.normalize(features[0], dim=-1)
 
     @cached_property
@@ -148,7 +154,7 @@ class PromptSRC(TextHead):
             return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
 
     def step(self, batch: Batch) -> Step:
-        """Cross-entropy, and the three terms that hold text, image and probabilities."""
+        """Cross-entropy, and the terms that keep text, image and probabilities near those of CLIP."""
         chosen = self.options
         with torch.no_grad():
             f0 = F.normalize(self.clip.encode_image(batch.inputs), dim=-1)
@@ -166,7 +172,7 @@ class PromptSRC(TextHead):
         return Step(terms, z.detach().softmax(dim=-1))
 
     def prepare(self, support: Support) -> None:
-        """Nothing averaged yet."""
+        """Start the average over epochs."""
         super().prepare(support)
         self.average = torch.zeros(self.trained(), device=self.clip.device)
 

@@ -1,4 +1,4 @@
-"""How methods are trained: options that all of them share."""
+"""Options of the training recipe, which all methods share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from dca.core.options import opt
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a method is trained; each method's options begin with these."""
+    """The training recipe; the options of every method begin with these."""
 
-    epochs: int | None = opt(None, "passes over the few-shot images", low=0)
-    batch_size: int | None = opt(None, "images a step", low=1)
-    learning_rate: float | None = opt(None, "rate after warm-up", low=0)
-    optimizer: str = opt("sgd", "how gradients become updates", choices=("sgd", "adam", "adamw"), source="CoOp")
-    momentum: float = opt(0.9, "of SGD", low=0, high=1, source="CoOp")
-    adam_eps: float = opt(1e-8, "of Adam and AdamW", low=0, source="torch")
-    weight_decay: float = opt(5e-4, "on every trained tensor", low=0, source="CoOp")
-    warmup_epochs: int = opt(1, "first epochs at the warm-up rate", low=0, source="CoOp")
-    warmup_rate: float = opt(1e-5, "constant rate of those epochs", low=0, source="CoOp")
-    schedule: str = opt("epoch", "cosine falls once an epoch, or every step", choices=("epoch", "step"), source="CoOp")
-    final_rate: float = opt(0.0, "where the cosine ends", low=0, source="CoOp")
-    augment: bool = opt(True, "random resized crop (0.08, 1) and flip", source="CoOp")
+    epochs: int | None = opt(None, "passes over the training images", low=0)
+    batch_size: int | None = opt(None, "images per step", low=1)
+    learning_rate: float | None = opt(None, "learning rate after warm-up", low=0)
+    optimizer: str = opt("sgd", "optimiser", choices=("sgd", "adam", "adamw"), source="CoOp")
+    momentum: float = opt(0.9, "momentum of SGD", low=0, high=1, source="CoOp")
+    adam_eps: float = opt(1e-8, "ε of Adam and AdamW", low=0, source="torch")
+    weight_decay: float = opt(5e-4, "weight decay of every trained tensor", low=0, source="CoOp")
+    warmup_epochs: int = opt(1, "epochs of warm-up", low=0, source="CoOp")
+    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="CoOp")
+    schedule: str = opt(
+        "epoch", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="CoOp"
+    )
+    final_rate: float = opt(0.0, "learning rate at the end of the cosine schedule", low=0, source="CoOp")
+    augment: bool = opt(True, "random resized crops of scale (0.08, 1) and flips", source="CoOp")
 
     def __post_init__(self) -> None:
         options.check(self)
 
     def settled(self, **auto: Any) -> Self:
-        """The same, with options that were left open (None) taken from `auto`."""
+        """The same, with options that are None taken from `auto`."""
         return dataclasses.replace(self, **{name: v for name, v in auto.items() if getattr(self, name) is None})

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 
+from dca.core.actions import list_methods
 from dca.core.errors import unknown_name
+from dca.core.wording import fold
 from dca.methods.interface import Method
 
 log = logging.getLogger(__name__)
@@ -31,12 +33,12 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 def _outside() -> Iterator[type[Method]]:
-    """Methods of other packages. A broken one is reported and left out, so that the others still work."""
+    """Methods of other packages. One that cannot be imported is logged and left out."""
     for point in entry_points(group="dca.methods"):
         package = point.dist.name if point.dist else point.value
         try:
             method = point.load()
-        except Exception as error:  # whatever a foreign module does wrong while it is imported
+        except Exception as error:  # importing a foreign module may raise anything
             log.warning("method '%s' of %s cannot be loaded: %s", point.name, package, error)
             continue
         if isinstance(method, type) and issubclass(method, Method):
@@ -48,9 +50,8 @@ def _outside() -> Iterator[type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method called `name`; hyphens and underscores are alike."""
-    methods = all_methods()
-    wanted = name.strip().lower().replace("-", "_")
-    if wanted not in methods:
-        raise unknown_name("method", name, methods, hint="dca methods lists them")
-    return methods[wanted]
+    """The method called `name`; names are compared folded, so hyphens and underscores are alike."""
+    methods = {fold(known): method for known, method in all_methods().items()}
+    if fold(name) not in methods:
+        raise unknown_name("method", name, all_methods(), hint=list_methods())
+    return methods[fold(name)]

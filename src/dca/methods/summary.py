@@ -1,4 +1,4 @@
-"""What a method would train on a given backbone, without its weights."""
+"""Tables of methods: what they train, on a backbone of a given shape."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from dca.methods.interface import Method, Problem
 CLASSES = 100
 
 
-def trained_on(
+def parameter_count(
     method: type[Method], config: CLIPConfig = VIT_B_16, classes: int = CLASSES, shots: int = 16, **chosen: Any
 ) -> int:
-    """Number of trained values on a backbone of this shape; `chosen`: options that are not the default.
+    """Number of trained values on a backbone of this shape, whose weights are not needed.
 
-    One name is a single token, as in nearly every dataset: LAMM learns that many tokens a name.
+    chosen: options other than the defaults. One class name is a single token, as in nearly every
+    dataset, since LAMM learns as many tokens per name as the shortest name has.
     """
     names = ("class", *(f"class {c}" for c in range(1, classes)))
     return method.build(blank(config), Problem(names=names, shots=shots), method.Options(**chosen)).trained()
 
 
 def summary(method: type[Method]) -> dict[str, Any]:
-    """A method's row in the tables."""
-    trained = trained_on(method)
+    """One row of the tables."""
+    trained = parameter_count(method)
     return {
         "name": method.name,
         "paper": method.paper,
@@ -37,14 +38,14 @@ def summary(method: type[Method]) -> dict[str, Any]:
 
 
 def learns_from(method: type[Method], trained: int) -> str:
-    """What a method takes its trained values from; `trains_on` only says what the loop hands it."""
+    """What the trained values come from; `trains_on` names only the input of the training loop."""
     if method.trains_on == "nothing":
         return "frozen features, solved" if trained else "nothing is trained"
     return "frozen features" if method.trains_on == "features" else method.trains_on
 
 
 def table(methods: Iterable[type[Method]]) -> str:
-    """Markdown: one row a method, with what it learns and from what."""
+    """Markdown with one row per method: what it learns, and from what."""
     lines = ["| method | what it is | learns from | trained values | paper |", "|---|---|---|---:|---|"]
     for row in map(summary, methods):
         what, learns = row["summary"].rstrip("."), row["learns_from"]

@@ -9,10 +9,10 @@ normalised; the values L (N, C) are their labels, one-hot:
 up to, not including, the end of its range; of equal values the first wins. Where there are no
 validation images they keep their starting values.
 
-Under the protocol `paper` range and starting values go by dataset, as published, and the search sees
-the whole validation part, as the authors' does (on ImageNet theirs saw the test set). `strict` knows
-nothing about the dataset and takes the medians of that table for all; so do datasets that are not in
-it; its search sees the validation images of the draw. Crops are those of every method here, (0.08, 1);
+With `selection` = paper the range and the starting values depend on the dataset, as published, and the
+search uses the whole validation split, as the authors' code does (on ImageNet theirs used the test set).
+With `strict`, and for datasets that are not in the table, they are the medians of that table, and the
+search uses the validation images of the draw. Crops are those of every method here, (0.08, 1);
 the authors' are (0.5, 1).
 """
 
@@ -21,18 +21,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Problem, Support
+from dca.methods.interface import Problem, Support, TrainsOn
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
+from dca.methods.shared.heads import CacheHead, Head
 
-# Dataset -> (first α, end of β's range, end of α's range).
+# Dataset -> (initial α, end of the range of β, end of the range of α).
 PAPER_TABLE = {
     "imagenet": (1.17, 7.0, 3.0),
     "caltech101": (3.0, 12.0, 5.0),
@@ -52,19 +52,21 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class TipAdapterOptions(FrozenOptions):
-    """Settings of Tip-Adapter, symbols as in the paper. Of the training recipe nothing is used."""
+    """Settings of Tip-Adapter, symbols as in the paper. The training recipe is not used."""
 
-    protocol: str | None = opt(
-        None, "range and start of α and β: by dataset, or one for all; auto: the run's", choices=("paper", "strict")
+    selection: str | None = opt(
+        None,
+        "range and start of α and β: by dataset, or one for all; auto: that of the run",
+        choices=("paper", "strict"),
     )
-    views: int = opt(10, "augmented views averaged in a key; 0: the evaluation view", low=0, source="paper")
-    alpha: float | None = opt(None, "α, weight of the cache; auto: by protocol, then searched", low=0)
+    views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
+    alpha: float | None = opt(None, "α, weight of the cache; auto: by selection, then searched", low=0)
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
-def settings(problem: Problem, protocol: str | None) -> tuple[float, float, float]:
-    """First α, and where the ranges of β and α end."""
-    return PAPER_TABLE.get(problem.dataset, MEDIANS) if protocol == "paper" else MEDIANS
+def settings(problem: Problem, selection: str | None) -> tuple[float, float, float]:
+    """Initial α, and the ends of the ranges of β and α."""
+    return PAPER_TABLE.get(problem.dataset, MEDIANS) if selection == "paper" else MEDIANS
 
 
 def grid(end: float, steps: int) -> list[float]:
@@ -78,15 +80,15 @@ def cache_logits(affinity: Tensor, labels: Tensor, classes: int, beta: float | T
     return near.new_zeros(len(near), classes).index_add(1, labels, near)
 
 
-def cache_keys(support: Support, clip: CLIP, views: int) -> Tensor:
+def cache_keys(support: Support, views: int) -> Tensor:
     """F: raw features averaged over the views of an image, then normalised. (N, D)."""
-    return F.normalize(image_views(support, clip, views).mean(dim=1), dim=-1)
+    return F.normalize(image_views(support, views).mean(dim=1), dim=-1)
 
 
 def search(
     text: Tensor, affinity: Tensor, labels: Tensor, truth: Tensor, alphas: Sequence[float], betas: Sequence[float]
 ) -> tuple[float, float]:
-    """The α and β with the most hits on images of labels `truth` (V,).
+    """The α and β with the highest accuracy on images with labels `truth` (V,).
 
     text: (V, C) zero-shot logits. affinity: (V, N). labels: (N,), of the keys.
     """
@@ -94,9 +96,9 @@ def search(
     for beta in betas:
         cache = cache_logits(affinity, labels, text.shape[1], beta)
         for alpha in alphas:
-            hits = accuracy(text + alpha * cache, truth)
-            if hits > best:
-                best, found = hits, (alpha, beta)
+            score = accuracy(text + alpha * cache, truth)
+            if score > best:
+                best, found = score, (alpha, beta)
     return found
 
 
@@ -105,8 +107,8 @@ class TipAdapter(FrozenMethod):
 
     name = "tip_adapter"
     paper = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV 2022"
-    trains_on = "nothing"
-    habit = "full"
+    trains_on: ClassVar[TrainsOn] = "nothing"
+    validation = "full"
     Options = TipAdapterOptions
     results = MappingProxyType(
         {
@@ -124,18 +126,18 @@ class TipAdapter(FrozenMethod):
 
     @classmethod
     def resolve(cls, chosen: Any, problem: Problem) -> Any:
-        """The run's protocol."""
-        return chosen.settled(protocol=problem.protocol)
+        """The selection of the run."""
+        return chosen.settled(selection=problem.selection)
 
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
-        self.keys = cache_keys(support, self.clip, self.options.views)
+        self.keys = cache_keys(support, self.options.views)
         self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
 
     def strengths(self, validation: Support | None) -> tuple[float, float]:
         """α and β: the options, the best on validation images, or the starting values."""
-        first, beta_end, alpha_end = settings(self.problem, self.options.protocol)
+        first, beta_end, alpha_end = settings(self.problem, self.options.selection)
         alpha, beta = self.options.alpha, self.options.beta
         if validation is None:
             return first if alpha is None else alpha, 1.0 if beta is None else beta
@@ -145,18 +147,13 @@ class TipAdapter(FrozenMethod):
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 
-    def logits(self, features: Tensor) -> Tensor:
-        """τ f T + α exp(-β (1 - f Fᵀ)) L: (B, C)."""
-        alpha, beta = self.alpha_beta[0], self.alpha_beta[1]
-        cache = cache_logits(features @ self.keys.T, self.key_labels, len(self.text_features), beta)
-        return self.clip.tau * features @ self.text_features.T + alpha * cache
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of text and cache: (B, C)."""
-        return self.logits(features).softmax(dim=-1)
+    def make_head(self) -> Head:
+        """Softmax of text and cache."""
+        alpha, beta = self.alpha_beta.tolist()
+        return CacheHead.of(self.text_features, self.keys.detach(), self.key_labels, self.clip.tau, alpha, beta)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Text features for the classes, keys with labels below their number, α and β."""
+        """One text feature per class, keys with labels of these classes, α and β."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
         N = max(len(state["key_labels"]), C) if state["key_labels"].dim() else C
         shapes = {"text_features": (C, D), "keys": (N, D), "key_labels": (N,), "alpha_beta": (2,)}

@@ -1,20 +1,20 @@
 """VPT: visual prompt tuning (Jia et al., ECCV 2022) on CLIP.
 
-n learned tokens P stand beside CLS x and the patches E of the image tower; the text features
-t_y of one fixed sentence a class are the classifier:
+n learned tokens P join CLS x and the patches E of the image tower; the text features
+t_y of one fixed sentence per class are the classifier:
 
     [x_1, Z_1, E_1] = block_1([x_0, P_0, E_0])
     [x_i, Z_i, E_i] = block_i([x_{i-1}, P_{i-1}, E_{i-1}])    2 <= i <= depth: fresh tokens
     [x_i, Z_i, E_i] = block_i([x_{i-1}, Z_{i-1}, E_{i-1}])    i > depth
     p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
 
-Depth 1 is VPT-shallow. Three placements are published. The tokens have no positions and the tower
-looks both ways, so where they stand does not matter; what they start from, and whether ln_pre
-acts on P_0, does:
+Depth 1 is VPT-shallow. Three placements are published. The tokens have no positions and attention
+is not causal, so their place does not matter; their initial values do, and whether ln_pre
+acts on P_0:
 
-    original  behind CLS, as they leave the embedding; uniform start; dropout
-    maple     behind the patches, before ln_pre; normal start
-    dapt      behind CLS, after ln_pre; uniform start
+    original  after CLS, before ln_pre; uniform start; dropout
+    maple     after the patches, before ln_pre; normal start
+    dapt      after CLS, after ln_pre; uniform start
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dca.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support
-from dca.methods.shared.prompts import dropout, ladder, random_tokens, sentences, visual_start
+from dca.methods.shared.prompts import coop_epochs, dropout, random_tokens, sentences, visual_start
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
 # Placement -> (tokens, depth) as published.
@@ -39,12 +39,14 @@ SIZES = {"original": (5, 12), "maple": (8, 12), "dapt": (16, 1)}
 
 @dataclass(frozen=True, kw_only=True)
 class VPTOptions(TextHeadOptions):
-    """Settings of VPT. MaPLe's authors publish rate, batch and epochs of theirs; others take CoOp's, rate apart."""
+    """Settings of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
 
-    placement: str = opt("dapt", "whose tokens: start, place, and ln_pre or not", choices=SIZES, source="DAPT")
-    tokens: int | None = opt(None, "n, learned tokens a block; auto: by placement", low=0, high=4096)
-    depth: int | None = opt(None, "blocks with tokens of their own, at most all; auto: by placement", low=1, high=1024)
-    dropout: float = opt(0.0, "share of token entries zeroed while training", low=0, high=0.99, source="paper")
+    placement: str = opt(
+        "dapt", "initial values, place and ln_pre of the tokens, by paper", choices=SIZES, source="DAPT"
+    )
+    tokens: int | None = opt(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
+    depth: int | None = opt(None, "blocks with tokens of their own; auto: by placement, at most all", low=1, high=1024)
+    dropout: float = opt(0.0, "share of token entries zeroed in training", low=0, high=0.99, source="paper")
     template: str | None = opt("a photo of a {}.", "sentence around the name; auto: the dataset's", source="MaPLe")
 
     def __post_init__(self) -> None:
@@ -65,9 +67,9 @@ class VPT(TextHead):
 
     @classmethod
     def resolve(cls, chosen: VPTOptions, problem: Problem) -> Any:
-        """Sizes and recipe of the placement. Without a published rate the loop finds one."""
+        """Sizes and recipe of the placement. The training loop finds a learning rate that is not published."""
         tokens, depth = SIZES[chosen.placement]
-        auto: dict[str, Any] = {"epochs": ladder(problem), "batch_size": 32, "learning_rate": None}
+        auto: dict[str, Any] = {"epochs": coop_epochs(problem), "batch_size": 32, "learning_rate": None}
         if chosen.placement == "maple":
             auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
         return super().resolve(chosen.settled(tokens=tokens, depth=depth, **auto), problem)
@@ -85,7 +87,7 @@ class VPT(TextHead):
         self.tokens = nn.Parameter(start)
 
     def extra(self, generator: torch.Generator | None = None) -> ExtraTokens:
-        """The tokens of each block; with dropout where there is a generator."""
+        """The tokens of each block; with dropout if there is a generator."""
         tokens = dropout(self.tokens, self.options.dropout, generator)
         return ExtraTokens(
             dict(enumerate(tokens)),
@@ -95,10 +97,10 @@ class VPT(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, self.extra()), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.extra()), dim=-1)
 
     def encode_text(self) -> Tensor:
-        """t: unit text features (C, D), which nothing trains."""
+        """t: unit text features (C, D), not trained."""
         texts = sentences(self.problem.names, self.options.template or self.problem.template)
         return F.normalize(self.clip.encode_text(texts), dim=-1)
 
@@ -110,7 +112,7 @@ class VPT(TextHead):
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch."""
         noise = batch.noise if self.options.dropout else None
-        f = F.normalize(self.clip.encode_image(batch.inputs, self.extra(noise)), dim=-1)
+        f = F.normalize(self.clip.encode_image(batch.inputs, tokens=self.extra(noise)), dim=-1)
         logits = self.clip.tau * f @ self._text.T
         terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, self._text, batch.labels)}
         return Step(terms, logits.detach().softmax(dim=-1))

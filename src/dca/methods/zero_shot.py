@@ -14,12 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Method, Problem, Step, Support
+from dca.methods.interface import Method, Problem, Support
 from dca.methods.recipe import Recipe
-from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
-from dca.methods.shared.heads import Head
+from dca.methods.shared.frozen import SEVEN, class_texts, shape_problems, unit_mean
+from dca.methods.shared.heads import Head, LinearHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,10 @@ class ZeroShotOptions(Recipe):
 
     templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
     ensemble: str = opt(
-        "none", "the dataset's own sentence, or the seven of CLIP's authors", choices=("none", "seven"), source="CLIP"
+        "none",
+        "the sentence of the dataset, or the seven of CLIP's authors",
+        choices=("none", "seven"),
+        source="CLIP",
     )
 
     def __post_init__(self) -> None:
@@ -38,7 +42,7 @@ class ZeroShotOptions(Recipe):
 
 
 class ZeroShot(Method):
-    """CLIP as it comes, asked with a sentence for each class."""
+    """CLIP without training: one sentence per class."""
 
     name = "zero_shot"
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
@@ -48,9 +52,12 @@ class ZeroShot(Method):
     options: ZeroShotOptions
     text_features: Tensor
 
-    def step(self, batch: Batch) -> Step:
-        """Nothing is trained."""
-        raise TypeError("zero-shot CLIP has no training step")
+    @classmethod
+    def of(cls, clip: CLIP, problem: Problem) -> Self:
+        """Zero-shot CLIP for a problem, sealed: what other methods are compared with."""
+        method = cls.build(clip, problem, ZeroShotOptions())
+        method.finish()
+        return method.seal()
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
@@ -61,17 +68,16 @@ class ZeroShot(Method):
         """The same sentences for other names."""
         other = self.moved(problem, sources)
         other.finish()
-        return other
+        return other.seal()
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of τ cos: (B, C)."""
-        return Head(self.text_features[None], self.clip.tau).probabilities(features)
+    def make_head(self) -> Head:
+        """Softmax of τ cos."""
+        return LinearHead.cosine(self.text_features, self.clip.tau)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature a class."""
+        """One text feature per class."""
         expected = (len(self.problem.names), self.clip.config.embed_dim)
-        found = tuple(state["text_features"].shape)
-        return [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
+        return shape_problems({"text_features": (state["text_features"], expected)})
 
 
 METHOD = ZeroShot

@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,40 +20,45 @@ from torch import Tensor
 import dca
 from dca.clip import CLIP
 from dca.core import options
+from dca.core.actions import choose_backbone, choose_output, fit_first, list_methods, resume_fit
 from dca.core.errors import UserError
-from dca.core.files import digest_of, publish, read_json, utf8, write_bytes, write_json, writing
+from dca.core.files import atomic_replace, digest_of, read_json, utf8, write_bytes, write_json, writing
+from dca.engine.resume import METRICS, STATE
 from dca.methods.interface import Method, Problem
 from dca.methods.registry import get_method
+from dca.model.card import LIBRARY, card
+from dca.model.record_checks import record_problems
 
-LIBRARY, FORMAT = "dca-prompt", 1
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-# Field, type, what JSON calls it.
-FIELDS = (
-    ("method", str, "string"),
-    ("options", dict, "object"),
-    ("problem", dict, "object"),
-    ("backbone", dict, "object"),
-    ("draw", list, "array"),
-    ("results", dict, "object"),
-    ("sha256", dict, "object"),
-    ("package", str, "string"),
-)
-NEEDED = ("method", "options", "problem", "backbone")
+FORMAT = 2
+CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+# Everything that a model folder, finished or not, may hold.
+FILES = frozenset({CONFIG, WEIGHTS, CARD, SPEC, RESULT, METRICS, STATE})
+PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Record:
     """Everything about a model but its tensors.
 
-    draw: label, name and content hash of each training image. results: figures of the fit.
-    sha256: of the weights and of the problem as they were written; empty in models of the first versions.
-    package: top module of the method's code, where it is not ours.
+    Attributes:
+        method: Name of the method.
+        options: Its options, all of them settled.
+        problem: What the method was told: class names that CLIP reads, shots, seed, ...
+        labels: What the user calls each class; `predict` returns these.
+        backbone: Source name, hash, sizes and preprocessing of the backbone.
+        given: Shots and options as the user gave them, so that the model can be fitted again.
+        draw: Class index, name and content hash of each training image.
+        results: Figures of the fit.
+        sha256: Hashes of the weights and of problem and labels as they were written.
+        package: Top module of the method's code, where it is not ours.
     """
 
     method: str
     options: dict[str, Any]
     problem: Problem
+    labels: list[Any]
     backbone: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)
     draw: list[dict[str, Any]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
@@ -66,11 +70,16 @@ class Record:
         return {**head, **dataclasses.asdict(self)}
 
 
+def stored_label(label: Any) -> Any:
+    """A label as JSON can hold it: text, numbers and booleans stay, anything else becomes text."""
+    return label if isinstance(label, str | bool | int | float) else str(label)
+
+
 def backbone_record(clip: CLIP) -> dict[str, Any]:
-    """Identity of a backbone: where it came from, what it is, how it sees images."""
+    """Identity of a backbone: what it is called, its hash, its sizes and how it sees images."""
     return {
         "source": clip.source,
-        "digest": clip.digest(),
+        "digest": clip.digest,
         "config": clip.config.to_dict(),
         "preprocess": clip.preprocess.to_dict(),
     }
@@ -80,10 +89,16 @@ def write(folder: Path, method: Method, record: Record) -> None:
     """Write a model's files into an existing folder that nobody takes for finished yet."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     weights = save(tensors)
-    sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "problem": digest_of(dataclasses.asdict(record.problem))}
+    sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
     write_bytes(folder / WEIGHTS, weights)
     write_bytes(folder / CARD, utf8(card(record)))
     write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
+
+
+def _classes_hash(raw: dict[str, Any]) -> str:
+    """Hash of the problem and the labels of a `config.json`."""
+    problem = {name: list(v) if isinstance(v, tuple) else v for name, v in raw["problem"].items()}
+    return digest_of([problem, list(raw["labels"])])
 
 
 def save_model(target: Path, method: Method, record: Record) -> None:
@@ -95,7 +110,7 @@ def save_model(target: Path, method: Method, record: Record) -> None:
         os.chmod(made, 0o755)
     try:
         write(made, method, record)
-        publish(made, target)
+        atomic_replace(made, target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -103,57 +118,42 @@ def save_model(target: Path, method: Method, record: Record) -> None:
 
 def require_replaceable(target: Path) -> None:
     """Raise where `target` is no name for a folder, or holds something that is not a model of ours."""
-    way_out = "choose another folder with -o DIR"
     if target.name in ("", ".."):
-        raise UserError(f"'{target}' is no name for a new folder", hint=way_out)
+        raise UserError(f"'{target}' is no name for a new folder", hint=choose_output())
     with writing(target):
-        if target.is_dir() and any(target.iterdir()) and not is_model(target):
-            raise UserError(f"{target} exists and is not a dca model", hint=way_out)
+        if target.is_dir() and any(target.iterdir()) and not holds_model(target):
+            raise UserError(f"{target} exists and is not a dca model", hint=choose_output())
         if target.exists() and not target.is_dir():
-            raise UserError(f"{target} exists and is a file", hint=way_out)
+            raise UserError(f"{target} exists and is a file", hint=choose_output())
 
 
-def is_model(folder: Path) -> bool:
-    """Whether the folder holds a model written here."""
-    if not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
+def holds_model(folder: Path) -> bool:
+    """Whether the folder holds a model written here, whole or damaged."""
+    if not folder.is_dir() or not (folder / CONFIG).is_file():
         return False
     try:
         return read_json(folder / CONFIG).get("library") == LIBRARY
-    except UserError:
-        return False
+    except UserError:  # a damaged file: known by what lies beside it
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        return WEIGHTS in names and names <= FILES
 
 
 def read_record(folder: Path) -> Record:
     """The record of a model folder, checked field by field."""
     raw = _read_config(folder)
-    problems = [
-        f"{name}: a JSON {word} expected"
-        for name, kind, word in FIELDS
-        if not isinstance(raw.get(name, kind()), kind) or (name in NEEDED and name not in raw)
-    ]
-    if not problems:
-        problems = _problem_faults(raw["problem"]) + _backbone_problems(raw["backbone"])
-        problems += _draw_problems(raw.get("draw", [])) + _result_problems(raw.get("results", {}))
-    if problems:
+    if problems := record_problems(raw):
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")
     kind = _method_of(folder, raw)
     try:
-        options.from_dict(kind.Options, raw["options"])
+        for values in (raw["options"], raw["given"]["options"]):
+            options.from_dict(kind.Options, values)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
-    problem, sha256 = raw["problem"], raw.get("sha256", {})
-    if sha256.get("problem", digest_of(problem)) != digest_of(problem):
-        raise _changed(folder / CONFIG, "its problem, with the classes,")
-    return Record(
-        method=raw["method"],
-        options=raw["options"],
-        problem=Problem(**{**problem, "names": tuple(problem["names"])}),
-        backbone=raw["backbone"],
-        draw=raw.get("draw", []),
-        results=raw.get("results", {}),
-        sha256=sha256,
-        package=raw.get("package", ""),
-    )
+    if raw["sha256"]["classes"] != _classes_hash(raw):
+        raise _changed(folder / CONFIG, "the list of classes")
+    problem = Problem(**{**raw["problem"], "names": tuple(raw["problem"]["names"])})
+    fields = {f.name: raw[f.name] for f in dataclasses.fields(Record)}
+    return Record(**{**fields, "problem": problem})
 
 
 def _changed(path: Path, what: str) -> UserError:
@@ -166,20 +166,22 @@ def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
     try:
         return get_method(raw["method"])
     except UserError as error:
-        package = raw.get("package")
+        package = raw["package"]
         wanted = f"the package that has the module '{package}'" if package else "the package that it comes from"
         raise UserError(
             f"{folder / CONFIG}: {error.problem}",
-            hint=f"if this is a method of another package, install {wanted}; `dca methods` lists those that are here",
+            hint=[f"if this is a method of another package, install {wanted}", list_methods()],
         ) from None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """The JSON of a model folder, if it is one of ours and of a format known here."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such model folder", hint="make one with: dca fit DATA -o DIR")
+        raise UserError(f"{folder}: no such model folder", hint=fit_first())
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
-        raise UserError(f"{folder} is not a dca model: {', '.join(missing)} missing", hint="make one with dca fit")
+        if (folder / SPEC).is_file() and not (folder / RESULT).is_file():
+            raise UserError(f"{folder} is an unfinished run, not a model yet", hint=resume_fit())
+        raise UserError(f"{folder} is not a dca model: {', '.join(missing)} missing", hint=fit_first())
     raw = read_json(folder / CONFIG, hint="copy the model again, or fit it again")
     if raw.get("library") != LIBRARY:
         raise UserError(f"{folder / CONFIG} was not written by dca", hint="this folder holds another kind of model")
@@ -188,48 +190,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / CONFIG} is damaged: its format is {found!r}", hint="fit the model again")
     if found > FORMAT:
         raise UserError(f"{folder}: format {found} is newer than this version knows ({FORMAT})", hint="upgrade dca")
+    if found < FORMAT:
+        raise UserError(f"{folder}: format {found} is of an early version ({FORMAT} is read)", hint="fit it again")
     return raw
-
-
-def _problem_faults(problem: dict[str, Any]) -> list[str]:
-    classes = problem.get("names")
-    problems = []
-    if not isinstance(classes, list) or len(classes) < 2 or not all(isinstance(c, str) for c in classes):
-        problems.append("problem.names: at least two names expected")
-    else:
-        problems += [f"problem.names: {fault}" for fault in unreadable_names(classes)]
-    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "protocol": str}
-    found = {"protocol": "strict", **problem}  # which models of the first versions do not name
-    problems += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(found.get(k)) is not v]
-    problems += [f"problem.{k}: unknown" for k in problem if k not in {*kinds, "names"}]
-    return problems
-
-
-def unreadable_names(classes: Sequence[str]) -> list[str]:
-    """Class names that are empty or hold what is no text: control characters, broken Unicode."""
-    return [
-        f"{name!r} is no readable name"
-        for name in classes
-        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
-    ]
-
-
-def _backbone_problems(backbone: dict[str, Any]) -> list[str]:
-    return [f"backbone.{k}: a text expected" for k in ("source", "digest") if not isinstance(backbone.get(k), str)]
-
-
-def _draw_problems(draw: list[Any]) -> list[str]:
-    kinds = {"label": int, "name": str, "sha256": str}
-    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw)
-    return [] if good else ["draw: label, name and sha256 of each image expected"]
-
-
-def _result_problems(results: dict[str, Any]) -> list[str]:
-    return [
-        f"results.{name}: a number expected"
-        for name in ("accuracy", "zero_shot_accuracy")
-        if type(results.get(name)) not in (int, float, type(None))
-    ]
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -247,7 +210,7 @@ def require_whole(folder: Path, record: Record) -> None:
     """Raise where the weights are not, byte for byte, those that were written with the record."""
     with (folder / WEIGHTS).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if record.sha256.get("weights", found) != found:
+    if record.sha256["weights"] != found:
         raise _changed(folder / WEIGHTS, "its content")
 
 
@@ -262,61 +225,21 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
             method.restore(tensors)
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
-    require_whole(folder, record)  # last: what is wrong with a tensor says more than that the file is another
+    require_whole(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
     return method
 
 
 def require_same_backbone(folder: Path, record: Record, clip: CLIP) -> None:
     """Raise unless `clip` is, bit for bit, what the model was trained on."""
-    wanted, found = record.backbone["digest"], clip.digest()
+    wanted, found = record.backbone["digest"], clip.digest
     if wanted != found:
         raise UserError(
             f"{folder} was made with backbone {record.backbone['source']} (sha256 {wanted[:8]}); "
             f"{clip.source} is another one (sha256 {found[:8]})",
-            hint="pass the original weights with --backbone, or fit again on the new ones",
+            hint=[choose_backbone(), "fit again on the new one"],
         )
 
 
-def card(record: Record) -> str:
-    """README.md of a model: what it is, how it was made, how to use it."""
-    results, problem = record.results, record.problem
-    base = record.backbone["source"]
-    shots = ", ".join(sorted({str(n) for n in _shots_per_class(record)})) or str(problem.shots)
-    images = "training image" if shots == "1" else "training images"
-    figures = [
-        f"| {label} | {100 * results[key]:.1f} % |"
-        for key, label in (("zero_shot_accuracy", "zero-shot CLIP"), ("accuracy", f"this model ({record.method})"))
-        if results.get(key) is not None
-    ]
-    table = ["", "| on the test images | accuracy |", "|---|---|", *figures] if figures else []
-    lines = [
-        "---",
-        f"library_name: {LIBRARY}",
-        "pipeline_tag: image-classification",
-        f"base_model: {base if base.count('/') == 1 else Path(base).name}",
-        "---",
-        "",
-        f"# {problem.dataset or 'Image classifier'}: {len(problem.names)} classes, "
-        f"{record.method} on {Path(base).name}",
-        "",
-        f"A few-shot image classifier: {shots} {images} a class, seed {problem.seed}. The folder holds only what "
-        "was learned; the CLIP backbone is found by its name and checked by its hash.",
-        *table,
-        "",
-        "```python",
-        "from dca import Classifier",
-        'model = Classifier.from_pretrained("path/to/this/folder")',
-        'model.predict("photo.jpg")',
-        "```",
-        "",
-        f"Classes: {', '.join(problem.names)}.",
-        "",
-        f"Backbone sha256 {record.backbone['digest']}; dca {dca.__version__}; options in config.json.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _shots_per_class(record: Record) -> set[int]:
-    labels = [row["label"] for row in record.draw]
-    return {labels.count(label) for label in set(labels)}
+def image_names(images: Sequence[Any]) -> list[str]:
+    """Short names of images for records: the last two parts of a path."""
+    return ["/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory" for image in images]

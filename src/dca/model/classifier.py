@@ -9,31 +9,27 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from dca.clip import CLIP
-from dca.core.device import compute_dtype, require_usable, resolve_device
-from dca.core.errors import UserError, counted
-from dca.core.progress import Progress, of_stage, shown, silent
-from dca.data.dataset import Dataset, Item
-from dca.data.decode import Picture
-from dca.data.feature_store import FeatureCache
-from dca.data.hashing import sha256_of
-from dca.data.image_store import ImageStore
-from dca.data.protocols import Mode, training_part
-from dca.data.splits import short_classes
+from dca.clip.places import find_backbone
+from dca.core.actions import choose_backbone
+from dca.core.device import require_usable
+from dca.core.errors import UserError
+from dca.core.progress import Progress, shown, silent
+from dca.data.dataset import Dataset, ImageLike
+from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
-from dca.engine.loop import Row, Tick, Trainer
-from dca.engine.training_images import TrainingImages
-from dca.methods.interface import Method, Problem
+from dca.engine.fit import fit
+from dca.engine.session import Session
+from dca.methods.interface import Method
 from dca.methods.registry import get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
-from dca.model.inputs import as_dataset, as_pictures, is_one, match_classes, require_learnable
+from dca.model.inputs import as_dataset, as_images, is_one, match_classes, require_learnable, require_shots
 
-Pictures = str | Path | Image.Image | Iterable[str | Path | Image.Image]
+Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
 Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
 # Parameters of every classifier; the others belong to its method.
 OWN = ("method", "shots", "seed", "backbone", "device", "precision")
@@ -42,16 +38,27 @@ OWN = ("method", "shots", "seed", "backbone", "device", "precision")
 class Classifier:
     """A few-shot image classifier.
 
-    >>> model = Classifier("dca", shots=16, seed=1)             # doctest: +SKIP
-    >>> model.fit("photos/")                                    # doctest: +SKIP
-    >>> model.predict("new.jpg")                                # doctest: +SKIP
-    'dog'
+    Args:
+        method: Name of the method; `dca.list_methods()` has all of them.
+        shots: Images per class to draw for training; None takes all.
+        seed: Decides the draw and the initial values.
+        backbone: A short name ("mini", "vit-b-16"), a hub id, a folder, or a loaded `CLIP`.
+        device: "auto", "cpu", "cuda", ...
+        precision: "auto", "fp32" or "bf16".
+        **settings: Options of the method. All arguments are checked by `fit`.
 
-    shots: images a class to draw for training; None takes all. Further keywords are options of
-    the method, as `dca methods show NAME` lists them. All of them are checked by `fit`.
+    Attributes:
+        classes_: After `fit`, the labels in the order of the columns of `predict_proba`: labels as they were given
+            (numbers stay numbers), or folder names where a folder was given.
+        method_: After `fit`, the finished method.
+        history_: After `fit`, one row of metrics per epoch.
 
-    After `fit`, `classes_` holds the classes in the order of the columns of `predict_proba`: labels
-    as they were given (numbers stay numbers), or names where a folder or dataset was given.
+    Example:
+        >>> from dca import Classifier, load_dataset
+        >>> sample = load_dataset("sample")
+        >>> model = Classifier("gda", shots=4, views=0, device="cpu").fit(sample)
+        >>> model.predict(sample.test[0].image) in list(model.classes_)
+        True
     """
 
     _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
@@ -89,7 +96,7 @@ class Classifier:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn wants to know, for `cross_val_score`, `GridSearchCV` and the like; only it asks."""
+        """What scikit-learn's `cross_val_score`, `GridSearchCV` and the like ask for."""
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
@@ -110,98 +117,71 @@ class Classifier:
         y: Iterable[Any] | None = None,
         *,
         progress: Progress | None = None,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
+        session: Session | None = None,
     ) -> Self:
-        """Learn from a folder, an image list or a dataset, or from pictures X and labels y.
+        """Learn from labelled images.
 
-        progress: told how far it has come; None draws bars where stderr is a terminal.
-        folder: where the state of training is kept, so that an interrupted fit continues.
+        Args:
+            X: A folder, an image list, a dataset, or images.
+            y: Labels, where X are images.
+            progress: Told how far it has come; None draws bars where stderr is a terminal.
+            folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
+            session: Shared backbones and images; its device is used, not this classifier's.
+
+        Returns:
+            The classifier itself.
+
+        Raises:
+            UserError: If settings or data cannot be used.
         """
-        return self.fit_drawn(self.draw(X, y), progress=progress, folder=folder)
-
-    def fit_drawn(
-        self,
-        dataset: Dataset,
-        *,
-        mode: Mode = "strict",
-        progress: Progress | None = None,
-        folder: Path | None = None,
-    ) -> Self:
-        """Learn from all training images of `dataset`, in their order: what `draw` gave in this mode."""
-        require_learnable(dataset)
-        kind = get_method(self.method)
-        chosen = kind.choose(self.settings)
-        method = kind.build(self._clip(), problem_of(dataset, _whole("seed", self.seed, 0), mode), chosen)
-        with shown(progress) as told:
-            images = self._read(dataset, method.clip, told)
-            history = self._train(method, images, told, folder)
-            method.finish(images)
-        self._adopt(method)
-        self.classes_ = _array(dataset.labels or dataset.classes)
-        self.dataset_, self.history_ = dataset, history
-        self.results_: dict[str, Any] = {}
-        self.draw_ = [
-            {"label": i.label, "name": _name(i.picture), "sha256": sha256_of(i.picture)} for i in dataset.train
-        ]
-        return self
-
-    def draw(self, X: Labelled, y: Iterable[Any] | None = None, *, mode: Mode = "strict") -> Dataset:
-        """The dataset that `fit` would learn from: the shots of this seed, and the test images.
-
-        mode: on which validation images the method may select, as `data/protocols.py` has them;
-        `selection_` then says in words which they are.
-        """
-        habit, seed = get_method(self.method).habit, _whole("seed", self.seed, 0)
-        shots = None if self.shots is None else _whole("shots", self.shots, 1)
+        kind, seed = get_method(self.method), whole_number("seed", self.seed, 0)
+        shots = None if self.shots is None else whole_number("shots", self.shots, 1)
         dataset = as_dataset(X, y)
         require_learnable(dataset)
-        if shots is not None and (short := short_classes(dataset, shots)):
-            least = min(n for _, n in short)
-            raise UserError(
-                f"{counted(len(short), 'class', 'have', of=len(dataset.classes))} fewer than {shots} training images",
-                details=[f"{name}: {n}" for name, n in short],
-                hint=f"add images, or use --shots {least}" if least else "add images to the empty classes",
-            )
-        source, self.selection_ = training_part(dataset, shots, seed, mode=mode, habit=habit)
-        return dataclasses.replace(source, test=dataset.test)
+        require_shots(dataset, shots)
+        source, _ = training_part(dataset, shots, seed, selection="strict", validation=kind.validation)
+        with shown(progress) as told:
+            session = (session or Session(device=self.device)).reporting(told)
+            return self.learn(source, session, folder=None if folder is None else Path(folder))
 
-    def _read(self, dataset: Dataset, clip: CLIP, progress: Progress) -> TrainingImages:
-        validation = self._images(dataset.val, clip, progress) if dataset.val else None
-        return self._images(dataset.train, clip, progress, validation)
+    def learn(
+        self,
+        source: Dataset,
+        session: Session,
+        *,
+        selection: Selection = "strict",
+        folder: Path | None = None,
+    ) -> Self:
+        """Learn from all training images of `source`, which was drawn already: what `fit` and experiments share.
 
-    def _images(
-        self, items: Sequence[Item], clip: CLIP, progress: Progress, validation: TrainingImages | None = None
-    ) -> TrainingImages:
-        pictures = [item.picture for item in items]
-        store = ImageStore(pictures, clip.preprocess.size, progress=of_stage(progress, "reading"))
-        labels = torch.tensor([item.label for item in items])
-        return TrainingImages(store, labels, clip, int(self.seed), validation, cache=FeatureCache(), progress=progress)
+        Args:
+            source: Training and validation images; test images are ignored.
+            session: Where backbones, images and features come from.
+            selection: Whether values that authors chose by dataset may be used.
+            folder: Where the state of training is kept.
 
-    def _train(self, method: Method, images: TrainingImages, progress: Progress, folder: Path | None) -> list[Row]:
-        if method.trains_on == "nothing":
-            method.prepare(images)
-            return []
-        trainer = Trainer(method, images, method.options, int(self.seed))
+        Returns:
+            The classifier itself.
+        """
+        require_learnable(source)
+        kind = get_method(self.method)
+        chosen = kind.choose(self.settings)
+        clip = session.backbone(self.backbone, self.precision)
+        session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
+        method, self.history_ = fit(
+            kind, chosen, source, session, clip, seed=int(self.seed), selection=selection, folder=folder
+        )
+        self._adopt(method, session, source.labels)
+        images = [item.image for item in source.train]
+        rows = zip(source.train, checkpoint.image_names(images), session.sha256_all(images), strict=True)
+        self.draw_ = [{"label": item.label, "name": name, "sha256": sha256} for item, name, sha256 in rows]
+        self.results_: dict[str, Any] = {}
+        return self
 
-        def show(tick: Tick) -> None:
-            note = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.3f}  accuracy {100 * tick.accuracy:.0f} %"
-            progress("training", tick.done, tick.total, note)
-
-        rows = trainer.run(folder, show)
-        method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
-        return rows
-
-    def _clip(self) -> CLIP:
-        """The backbone on its device, in its precision."""
-        clip = self.backbone if isinstance(self.backbone, CLIP) else CLIP.from_pretrained(self.backbone)
-        device = resolve_device(self.device)
-        clip.to(device)
-        clip.compute_dtype = compute_dtype(device, self.precision)
-        return clip
-
-    def _adopt(self, method: Method) -> None:
-        self.method_ = method
-        self.classes_ = np.array(method.problem.names)
+    def _adopt(self, method: Method, session: Session, labels: Sequence[Any]) -> None:
+        self.method_, self._session = method, session.reporting(silent)
+        self.classes_ = _array(labels)
 
     def _fitted(self) -> Method:
         if not hasattr(self, "method_"):
@@ -210,59 +190,100 @@ class Classifier:
             )
         return self.method_
 
-    def predict_proba(self, X: Pictures, *, progress: Progress = silent) -> NDArray[np.float64]:
-        """Probabilities (n, C), columns in the order of `classes_`."""
-        return probabilities([self._fitted()], as_pictures(X), progress=progress)[0]
+    def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
+        """Probabilities of images.
 
-    def predict(self, X: Pictures) -> Any:
-        """The likeliest class as `classes_` has it: one label for one picture, an array for several."""
+        Args:
+            X: One image or several (paths or PIL images), or a folder of images.
+            progress: Told how far it has come.
+
+        Returns:
+            (n, C), columns in the order of `classes_`; every row sums to one.
+
+        Raises:
+            UserError: If the classifier is not fitted, or an image cannot be read.
+        """
+        method = self._fitted()
+        return self._probabilities(method, as_images(X), progress, stored=False)
+
+    def predict(self, X: Images) -> Any:
+        """The likeliest class as `classes_` has it.
+
+        Args:
+            X: As for `predict_proba`.
+
+        Returns:
+            One label for one image, an array for several.
+        """
         best = self.predict_proba(X).argmax(axis=1)
         found = self.classes_[best]
         return found.tolist()[0] if is_one(X) else found
 
-    def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
-        """Accuracy, accuracy of each class and calibration on labelled pictures."""
-        method = self._fitted()
-        items = match_classes(as_dataset(X, y, measuring=True), method.problem.names)
-        pictures = [item.picture for item in items]
-        probs = probabilities([method], pictures, progress=progress, cache=FeatureCache())[0]
-        report = evaluation(probs, np.array([item.label for item in items]), method.problem.names)
-        return dataclasses.replace(report, trained_on=self._trained_on(pictures))
+    def _probabilities(
+        self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool
+    ) -> NDArray[np.float64]:
+        return probabilities([method], images, self._session.reporting(progress), stored=stored)[0]
 
-    def _trained_on(self, pictures: Sequence[Picture]) -> int:
-        """How many of the pictures are among those of the fit, by their content."""
-        known = {row["sha256"] for row in getattr(self, "draw_", [])}
-        return sum(sha256_of(picture) in known for picture in pictures) if known else 0
+    def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
+        """Measure the model on labelled images.
+
+        Args:
+            X: A folder, an image list or a dataset (its test part, or else its validation part, is used), or images.
+            y: Labels, where X are images.
+            progress: Told how far it has come.
+
+        Returns:
+            Accuracy, accuracy per class and calibration.
+
+        Raises:
+            UserError: If a class is not one of the model's, or an image cannot be read.
+        """
+        method = self._fitted()
+        items = match_classes(as_dataset(X, y, measuring=True), list(self.classes_), method.problem.names)
+        images = [item.image for item in items]
+        probs = self._probabilities(method, images, progress, stored=True)
+        report = evaluation(probs, np.array([item.label for item in items]), self.classes_.tolist())
+        return dataclasses.replace(report, seen_in_training=self._seen(images))
+
+    def _seen(self, images: Sequence[ImageLike]) -> int:
+        """How many of the images are among those of the fit, by their content."""
+        known = {row["sha256"] for row in self.draw_}
+        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
-        """Accuracy on labelled pictures, a fraction."""
+        """Accuracy on labelled images, a fraction; see `evaluate`."""
         return self.evaluate(X, y).accuracy
 
     def zero_shot(self) -> ZeroShot:
         """Zero-shot CLIP for the same classes on the same backbone, to compare with."""
         method = self._fitted()
-        plain = ZeroShot.build(method.clip, method.problem, ZeroShot.Options())
-        plain.finish()
-        return plain
+        return ZeroShot.of(method.clip, method.problem)
 
     def record(self) -> checkpoint.Record:
         """What is saved beside the tensors."""
         method = self._fitted()
         module = type(method).__module__.partition(".")[0]
+        given = {"shots": self.shots if self.shots is None else int(self.shots), "options": _plain(self.settings)}
         return checkpoint.Record(
             method=method.name,
             options=dataclasses.asdict(method.options),
             problem=method.problem,
+            labels=[checkpoint.stored_label(label) for label in self.classes_.tolist()],
             backbone=checkpoint.backbone_record(method.clip),
-            draw=getattr(self, "draw_", []),
-            results=getattr(self, "results_", {}),
+            given=given,
+            draw=self.draw_,
+            results=self.results_,
             package="" if module == "dca" else module,
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model: prompts, head, class names, options; never backbone weights.
+        """Write the model: prompts, head, classes, options; never backbone weights.
 
-        Class names are text there: a model of the labels 0 and 1 says '0' and '1' when it is read again.
+        Args:
+            folder: Where to; a model that is there is replaced, nothing else ever is.
+
+        Raises:
+            UserError: If the classifier is not fitted, or the folder cannot be written.
         """
         checkpoint.save_model(Path(folder), self._fitted(), self.record())
 
@@ -274,63 +295,61 @@ class Classifier:
         backbone: str | Path | CLIP | None = None,
         device: str = "auto",
         precision: str = "auto",
+        session: Session | None = None,
     ) -> Self:
-        """Read a model; its backbone is found by its recorded source unless another place is given."""
+        """Read a model that `save_pretrained` or an experiment wrote.
+
+        Args:
+            folder: The model folder.
+            backbone: Where its backbone is now; found by its recorded name and hash by default.
+            device: "auto", "cpu", "cuda", ...
+            precision: "auto", "fp32" or "bf16".
+            session: Shared backbones; its device is used.
+
+        Returns:
+            A fitted classifier with the settings it was made with: `fit` learns with them again.
+
+        Raises:
+            UserError: If the folder holds no whole model, or the backbone cannot be loaded or is another one.
+        """
         path = Path(folder)
         require_usable(device, precision)
         record = checkpoint.read_record(path)
-        model = cls(
-            record.method,
-            shots=record.problem.shots,
-            seed=record.problem.seed,
-            backbone=record.backbone["source"] if backbone is None else backbone,
-            device=device,
-            precision=precision,
-            **record.options,
-        )
+        session = session or Session(device=device)
+        source = backbone if backbone is not None else find_backbone(**_named(record.backbone))
         try:
-            clip = model._clip()
+            clip = session.backbone(source, precision)
         except UserError as error:
             if backbone is not None:
                 raise
-            raise UserError(
-                f"the backbone of {path} cannot be loaded: {error.problem}",
-                details=error.details,
-                hint="say where it lies now: --backbone PLACE, in Python from_pretrained(..., backbone=PLACE)",
-            ) from None
-        model._adopt(checkpoint.load_model(path, record, clip))
-        model.draw_, model.results_ = record.draw, record.results
+            problem = f"the backbone of {path} cannot be loaded: {error.problem}"
+            raise UserError(problem, details=error.details, hint=choose_backbone()) from None
+        model = cls(
+            record.method,
+            shots=record.given["shots"],
+            seed=record.problem.seed,
+            backbone=source,
+            device=device,
+            precision=precision,
+            **record.given["options"],
+        )
+        model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
+        model.draw_, model.results_, model.history_ = record.draw, record.results, []
         return model
 
 
-def problem_of(dataset: Dataset, seed: int, mode: Mode = "strict") -> Problem:
-    """The problem a drawn dataset poses; its shots are the images a class has on average."""
-    return Problem(
-        names=dataset.classes,
-        shots=max(len(dataset.train) // len(dataset.classes), 1),
-        seed=seed,
-        dataset=dataset.name,
-        template=dataset.template,
-        protocol=mode,
-    )
+def _named(backbone: dict[str, Any]) -> dict[str, str]:
+    return {"source": backbone["source"], "digest": backbone["digest"]}
 
 
-def backbones() -> dict[str, str | None]:
-    """Short names of backbones, each with where it lies now; None for one yet to be fetched."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from dca.clip.weights import HUB_IDS, MINI, mini_folder
-
-    places: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
-    for name, repo in HUB_IDS.items():
-        found = try_to_load_from_cache(repo, "config.json")
-        places[name] = str(Path(found).parent) if isinstance(found, str) else None
-    return places
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as JSON holds them: numbers of numpy as Python's."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
 
 
-def _whole(name: str, value: Any, low: int) -> int:
-    """A whole number, numpy's too; anything else is the user's to change."""
-    hint = "shots=16, say, or shots=None for all images" if name == "shots" else f"{name}=1, say"
+def whole_number(name: str, value: Any, low: int) -> int:
+    """A whole number, numpy's too; raises a UserError for anything else."""
+    hint = "shots=16, for example, or shots=None for all images" if name == "shots" else f"{name}=1, for example"
     try:
         number = operator.index(value)
     except TypeError:
@@ -341,13 +360,9 @@ def _whole(name: str, value: Any, low: int) -> int:
 
 
 def _array(labels: Sequence[Any]) -> NDArray[Any]:
-    """Labels as an array of their own type; of objects, where they have several or numpy would change them."""
+    """Labels as an array of their own type; of objects, where they have several types or numpy would change them."""
     array = np.array(labels)
     if array.tolist() != list(labels):
         array = np.empty(len(labels), dtype=object)
         array[:] = labels
     return array
-
-
-def _name(picture: Picture) -> str:
-    return "/".join(picture.parts[-2:]) if isinstance(picture, Path) else "in memory"

@@ -1,13 +1,13 @@
-"""The pictures: plain numbers and images in, one PNG or SVG out. Knows no model.
+"""Charts: from plain numbers and images to one PNG or SVG file. Knows no model.
 
 Everything is drawn with matplotlib's `Figure`, never through pyplot, so that nothing global changes
-and no window opens. matplotlib is loaded when the first picture is drawn.
+and no window opens. matplotlib is loaded when the first chart is drawn.
 """
 
 from __future__ import annotations
 
 from dca.plots.charts import ClassResult, accuracy_bars, class_results, confusion, reliability, training_curves
-from dca.plots.pictures import demo_figure, prediction_grid
+from dca.plots.image_grid import demo_figure, prediction_grid
 from dca.plots.stats import wilson
 
 __all__ = [

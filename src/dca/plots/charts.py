@@ -1,4 +1,4 @@
-"""Charts of how good a model is: accuracy, training, confusion, calibration."""
+"""Charts about a model: accuracy per class, training curves, confusion matrix, calibration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dca.core.calibration import BINS, Bins, binned, calibration_error
 from dca.plots import style
-from dca.plots.stats import Bins, binned, wilson
+from dca.plots.stats import wilson
 from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, percent, plain, save
 
 if TYPE_CHECKING:
@@ -20,64 +21,84 @@ if TYPE_CHECKING:
 
 MOST_BARS = 30
 MOST_ROWS = 30
-# Bars of fewer images are drawn pale.
+# Bars that stand for fewer images are drawn pale.
 FEW = 5
 _ROW = 0.36
 
 
 class ClassResult(NamedTuple):
-    """Test images of one class: how many there were and how many each model got right."""
+    """Test images of one class: how many there are and how many each model got right.
+
+    zero_shot: None where zero-shot CLIP was not measured.
+    """
 
     name: str
     images: int
-    zero_shot: int
+    zero_shot: int | None
     adapted: int
 
 
 def class_results(
-    labels: ArrayLike, zero_shot: ArrayLike, adapted: ArrayLike, classes: Sequence[str]
+    labels: ArrayLike, zero_shot: ArrayLike | None, adapted: ArrayLike, classes: Sequence[str]
 ) -> list[ClassResult]:
-    """Count per class what two models got right.
+    """Count the correct predictions per class.
 
-    labels, zero_shot, adapted: (N,) label of each test image and what each model said.
+    Args:
+        labels: (N,) class of each test image.
+        zero_shot: (N,) predictions of zero-shot CLIP; None if it was not measured.
+        adapted: (N,) predictions of the adapted model.
+        classes: Names of the classes.
     """
-    truth, before, after = (np.asarray(one) for one in (labels, zero_shot, adapted))
+    truth, after = np.asarray(labels), np.asarray(adapted)
+    before = None if zero_shot is None else np.asarray(zero_shot)
     results = []
     for label, name in enumerate(classes):
         own = truth == label
-        results.append(
-            ClassResult(name, int(own.sum()), int((before[own] == label).sum()), int((after[own] == label).sum()))
-        )
+        plain_right = None if before is None else int((before[own] == label).sum())
+        results.append(ClassResult(name, int(own.sum()), plain_right, int((after[own] == label).sum())))
     return results
 
 
-def everything(zero_shot: float, adapted: float, per_class: Sequence[ClassResult]) -> ClassResult:
-    """All classes together."""
-    total = sum(row.images for row in per_class)
-    return ClassResult(f"all {len(per_class)} classes", total, round(zero_shot * total), round(adapted * total))
+def everything(per_class: Sequence[ClassResult]) -> ClassResult:
+    """The sum over all classes that have images."""
+    tested = [row for row in per_class if row.images]
+    plain_right = [row.zero_shot for row in tested if row.zero_shot is not None]
+    return ClassResult(
+        f"all {len(tested)} classes",
+        sum(row.images for row in tested),
+        sum(plain_right) if plain_right else None,
+        sum(row.adapted for row in tested),
+    )
 
 
 def hardest(per_class: Sequence[ClassResult], most: int) -> list[ClassResult]:
-    """At most `most` classes, those with the lowest adapted accuracy; best of them first."""
+    """At most `most` classes, those with the lowest adapted accuracy; the best of these first."""
     tested = [row for row in per_class if row.images]
     return sorted(tested, key=lambda row: (row.adapted / row.images, row.name))[:most][::-1]
 
 
-def accuracy_bars(
-    zero_shot: float, adapted: float, per_class: Sequence[ClassResult], path: Path | str, *, label: str = "DCA"
-) -> Path:
-    """Draw zero-shot against adapted accuracy, overall and per class, with 95 % intervals.
+def accuracy_bars(per_class: Sequence[ClassResult], path: Path | str, *, label: str = "DCA") -> Path:
+    """Draw the accuracy of a model, overall and per class, with 95 % intervals.
 
-    zero_shot, adapted: accuracies over all test images, as fractions.
-    label: name of the adapted model.
+    Zero-shot CLIP is drawn beside it where the rows have its counts.
+
+    Args:
+        per_class: Counts per class, as `class_results` gives them.
+        path: Where to write the chart, a .png or .svg file.
+        label: Name of the model.
     """
-    overall, shown = everything(zero_shot, adapted, per_class), hardest(per_class, MOST_BARS)
-    height = 1.45 + _ROW * (len(shown) + 1.4)
-    below = f"{100 * (adapted - zero_shot):+.1f} points on {overall.images:,} test images"
-    if len(shown) < len(per_class):
-        below += f"; the {len(shown)} hardest of {len(per_class)} classes"
+    overall, shown = everything(per_class), hardest(per_class, MOST_BARS)
+    share = overall.adapted / max(1, overall.images)
+    tested = sum(row.images > 0 for row in per_class)
+    title, below = f"Accuracy {percent(share)}", f"{plain(label)} on {overall.images:,} test images"
+    if overall.zero_shot is not None:
+        before = overall.zero_shot / max(1, overall.images)
+        title = f"{percent(before)} zero-shot, {percent(share)} with {plain(label)}"
+        below = f"{100 * (share - before):+.1f} points on {overall.images:,} test images"
+    if len(shown) < tested:
+        below += f"; the {len(shown)} hardest of {tested} classes"
+    height = 1.45 + (_ROW if overall.zero_shot is not None else 0.75 * _ROW) * (len(shown) + 1.4)
     with drawing(7.4, height) as figure:
-        title = f"{percent(zero_shot)} zero-shot, {percent(adapted)} with {plain(label)}"
         style.headline(figure, title, below + "; lines are 95 % intervals")
         bars_panel(figure, (0.3, 0.82, 6.8, height - 0.95), overall, shown, label)
         return save(figure, path)
@@ -90,17 +111,20 @@ def bars_panel(
     rows: Sequence[ClassResult],
     label: str,
 ) -> None:
-    """Pairs of bars inside `place` (left, top, width, height in inches): all classes first, then each."""
+    """Bars inside `place` (left, top, width, height in inches): all classes first, then each class."""
     left, top, width, height = place
     names = style.room((plain(row.name, 24) for row in (overall, *rows)), 1.9)
     inner = width - names - 0.75
     axes = style.box(figure, left + names, top + 0.3, inner, height - 0.55)
     beside = axes.get_yaxis_transform()
-    # The overall pair stands apart from the classes by a gap.
+    # The overall bars stand apart from the classes by a gap.
     for y, row in [(-0.4, overall), *((k + 1.0, row) for k, row in enumerate(rows))]:
         whole = row is overall
-        _bar(axes, y - 0.2, row.zero_shot, row.images, PALE, fine=whole)
-        _bar(axes, y + 0.2, row.adapted, row.images, BLUE, fine=whole)
+        if row.zero_shot is None:
+            _bar(axes, y, row.adapted, row.images, BLUE, thick=0.6, fine=whole)
+        else:
+            _bar(axes, y - 0.2, row.zero_shot, row.images, PALE, fine=whole)
+            _bar(axes, y + 0.2, row.adapted, row.images, BLUE, fine=whole)
         axes.text(-2, y, plain(row.name, 24), ha="right", va="center", weight="bold" if whole else "normal")
         at = 1 + 0.75 / inner
         axes.text(at, y, f"{row.images:,}", transform=beside, ha="right", va="center", size=8, color=MUTED)
@@ -109,16 +133,22 @@ def bars_panel(
     axes.set_xticklabels(["0", "25", "50", "75", "100 %"])
     axes.grid(axis="x", color=RULE, lw=0.8)
     style.note(figure, left + width, top + 0.085, "images", size=8, color=MUTED, ha="right")
+    if overall.zero_shot is not None:
+        _legend(figure, left + names, top, label)
+
+
+def _legend(figure: Figure, left: float, top: float, label: str) -> None:
+    """The colours of the two models, placed in inches."""
     for shift, words, colour in ((0.0, "zero-shot", PALE), (0.95, plain(label, 18), BLUE)):
-        style.note(figure, left + names + shift, top + 0.06, "■", color=colour, size=10)
-        style.note(figure, left + names + shift + 0.15, top + 0.075, words)
+        style.note(figure, left + shift, top + 0.06, "■", color=colour, size=10)
+        style.note(figure, left + shift + 0.15, top + 0.075, words)
 
 
-def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, fine: bool) -> None:
-    """One bar with its interval and its value, with a decimal when `fine`."""
+def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, thick: float = 0.36, fine: bool) -> None:
+    """One bar with its interval and its value, with one decimal if `fine`."""
     share = right / max(1, count)
     low, high = wilson(right, count)
-    axes.barh(y, 100 * share, height=0.36, color=colour)
+    axes.barh(y, 100 * share, height=thick, color=colour)
     axes.plot([100 * low, 100 * high], [y, y], color=TEXT, lw=0.9, alpha=0.75, solid_capstyle="butt")
     look: Any = {"color": BLUE, "weight": "bold"} if colour == BLUE else {"color": MUTED}
     value = f"{100 * share:.1f}" if fine else f"{100 * share:.0f}"
@@ -127,7 +157,7 @@ def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, fine: boo
 
 # Training
 
-# Inches from panel to panel, and how many of them belong to the numbers at the left of one.
+# Distance in inches from panel to panel, and the part of it that the tick labels take.
 _PANEL, _TICKS = 2.75, 0.85
 _NOT_LOSSES = {"epoch", "step", "steps", "accuracy", "lr", "learning_rate", "seconds", "time", "left", "eta"}
 
@@ -137,13 +167,15 @@ def training_curves(
 ) -> Path:
     """Draw the training accuracy and each loss term by epoch, each on its own scale.
 
-    metrics: rows with `epoch`, `accuracy` (a fraction), `loss` and any further named terms, either
-    beside them or in a mapping. Several rows of one epoch are averaged.
-    term_words: what the names of terms mean, without their prefix `loss_`.
+    Args:
+        metrics: Rows with `epoch`, `accuracy` (a fraction), `loss` and any further loss terms, beside
+            these or in a mapping. Several rows of one epoch are averaged.
+        path: Where to write the chart, a .png or .svg file.
+        term_words: Readable names of the loss terms, without their prefix `loss_`.
     """
     epochs, curves = _by_epoch(metrics)
     accuracy = curves.pop("accuracy", None)
-    # A single term is the total: one line says it.
+    # A single term equals the total: one line is enough.
     if len(curves) == 2:
         curves.pop("loss", None)
     panels = [(name, y) for name, y in curves.items() if np.isfinite(y).any()]
@@ -171,7 +203,7 @@ def _term(name: str, term_words: Mapping[str, str]) -> str:
 
 
 def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str, colour: str) -> None:
-    """One line with what it shows, in per cent where the words say so, and where it ended."""
+    """One curve with its title and its last value, in per cent if the title ends with %."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     last = float(y[np.isfinite(y)][-1])
@@ -185,7 +217,7 @@ def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-    # One point has no width of its own.
+    # A single point would make an empty range.
     axes.set_xlim(epochs[0] - (len(epochs) == 1), epochs[-1])
     if share:
         axes.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
@@ -219,36 +251,51 @@ def _flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Path:
-    """Draw who is taken for whom, the classes with most errors first.
+    """Draw the confusion matrix, the classes with the highest error rate first.
 
-    matrix: (C, C) counts, row = truth, column = prediction.
+    Classes that are neither tested nor predicted are left out.
+
+    Args:
+        matrix: (C, C) counts; row = true class, column = predicted class.
+        classes: Names of the C classes.
+        path: Where to write the chart, a .png or .svg file.
     """
     counts = np.asarray(matrix, dtype=int)
     if counts.shape != (len(classes), len(classes)):
         raise ValueError(f"matrix of shape {counts.shape} for {len(classes)} classes")
-    total = np.maximum(1, counts.sum(axis=1))
-    # A class without images has no errors to show and comes last.
-    error = np.where(counts.sum(axis=1) > 0, 1 - counts.diagonal() / total, -np.inf)
-    order = np.lexsort((np.arange(len(classes)), -error))[:MOST_ROWS]
+    order, present = _by_error(counts)
+    images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
-    rest = counts[order].sum(axis=1) - shown.sum(axis=1)
     cell = min(0.42, max(0.26, 7.5 / len(order)))
     side, words = cell * len(order), style.room((plain(classes[k], 20) for k in order), 1.7)
     names = 0.3 + words
-    with drawing(max(5.0, names + side + 1.4), 1.2 + side + words + 0.2) as figure:
+    with drawing(max(5.0, names + side + 1.4), 1.2 + side + words + 0.1) as figure:
         right, n = int(counts.diagonal().sum()), int(counts.sum())
-        below = f"{n - right:,} of {n:,} wrong; row: what it is, column: what was said"
-        if len(order) < len(classes):
-            below += f"\nthe {len(order)} classes with most errors, of {len(classes)}"
-        style.headline(figure, "Confusion", below)
+        below = f"{n - right:,} of {n:,} images wrong; rows: true class, columns: predicted class"
+        if len(order) < present:
+            below += f"\nthe {len(order)} classes with the highest error rate, of {present}"
+        style.headline(figure, "Confusion matrix", below)
         axes = style.box(figure, names, 1.2, side, side)
-        _cells(axes, shown, total[order], annotate=cell > 0.27)
-        _rows(axes, [classes[k] for k in order], 1 - error[order], rest if len(order) < len(classes) else None, cell)
+        _cells(axes, shown, np.maximum(1, images), size=7.5 if cell > 0.3 else 6)
+        elsewhere = images - shown.sum(axis=1) if len(order) < present else None
+        _rows(axes, [classes[k] for k in order], shown.diagonal(), images, elsewhere, cell)
         return save(figure, path)
 
 
-def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, annotate: bool) -> None:
-    """Squares coloured by share of the row: blue on the diagonal, orange off it, so that errors stand out."""
+def _by_error(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Classes to show, the highest error rate first and classes without images last; and how many there are."""
+    images = counts.sum(axis=1)
+    present = np.flatnonzero(images + counts.sum(axis=0))
+    present = present if len(present) else np.arange(len(counts))
+    error = np.where(images > 0, 1 - counts.diagonal() / np.maximum(1, images), -1.0)[present]
+    return present[np.argsort(-error, kind="stable")][:MOST_ROWS], len(present)
+
+
+def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, size: float) -> None:
+    """Squares coloured by their share of the row's images: blue on the diagonal, orange off it.
+
+    size: font size of the counts.
+    """
     from matplotlib.colors import to_rgb
 
     share = shown / total[:, None]
@@ -260,25 +307,30 @@ def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, an
     axes.set_yticks(np.arange(len(shown) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=1.5)
     axes.tick_params(which="minor", length=0)
-    if annotate:
-        for row, column in np.argwhere(shown):
-            colour = "white" if share[row, column] > 0.35 else TEXT
-            axes.text(column, row, f"{shown[row, column]}", ha="center", va="center", size=7.5, color=colour)
+    for row, column in np.argwhere(shown):
+        colour = "white" if share[row, column] > 0.35 else TEXT
+        axes.text(column, row, f"{shown[row, column]}", ha="center", va="center", size=size, color=colour)
 
 
 def _rows(
-    axes: Axes, names: Sequence[str], accuracy: NDArray[np.float64], rest: NDArray[np.int64] | None, cell: float
+    axes: Axes,
+    names: Sequence[str],
+    right: NDArray[np.int64],
+    images: NDArray[np.int64],
+    elsewhere: NDArray[np.int64] | None,
+    cell: float,
 ) -> None:
-    """Names on two sides, and at the right each row's accuracy and how many went outside the picture.
+    """Names on two sides; at the right the accuracy of each row and its predictions outside the chart.
 
     cell: side of a square in inches.
     """
     labels = [plain(name, 20) for name in names]
     axes.set_yticks(range(len(labels)), labels, color=TEXT)
     axes.set_xticks(range(len(labels)), labels, rotation=90, color=TEXT)
-    columns = [("right", 0.52, [f"{100 * share:.0f} %" if share <= 1 else "–" for share in accuracy])]
-    if rest is not None:
-        columns.append(("elsewhere", 1.2, [str(n) if n else "" for n in rest]))
+    shares = [f"{100 * hit / n:.0f} %" if n else "–" for hit, n in zip(right, images, strict=True)]
+    columns = [("correct", 0.55, shares)]
+    if elsewhere is not None:
+        columns.append(("elsewhere", 1.2, [str(n) if n else "" for n in elsewhere]))
     for title, at, values in columns:
         for row, value in enumerate([title, *values], start=-1):
             axes.text(len(labels) - 0.5 + at / cell, row, value, ha="right", va="center", size=8, color=MUTED)
@@ -287,24 +339,29 @@ def _rows(
 # Calibration
 
 
-def reliability(probabilities: ArrayLike, correct: ArrayLike, path: Path | str, *, bins: int = 15) -> Path:
-    """Draw accuracy against confidence, with the calibration error.
+def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int = BINS) -> Path:
+    """Draw accuracy against confidence, with the expected calibration error.
 
-    probabilities: (N,) probability of the class that was said. correct: (N,) whether it was right.
+    Args:
+        confidence: (N,) probability of the predicted class.
+        right: (N,) whether the prediction is correct.
+        path: Where to write the chart, a .png or .svg file.
+        bins: Number of equal bins of the confidence.
     """
     style.need_matplotlib()
     from matplotlib.ticker import MaxNLocator
 
-    table = binned(probabilities, correct, bins)
+    table, ece = binned(confidence, right, bins), calibration_error(confidence, right, bins)
     n = int(table.count.sum())
-    with drawing(5.2, 5.7) as figure:
-        mean, share = (float(np.dot(table.count, table.confidence)) / max(1, n), float(table.right.sum()) / max(1, n))
-        below = f"{n:,} images in {bins} bins, pale under {FEW}; says {percent(mean)}, is right {percent(share)}"
-        style.headline(figure, f"Calibration error (ECE) {table.ece:.3f}", below)
-        axes = style.box(figure, 0.75, 1.0, 4.1, 3.0)
+    mean, share = float(np.dot(table.count, table.confidence)) / max(1, n), float(table.right.sum()) / max(1, n)
+    with drawing(5.2, 5.75) as figure:
+        below = f"mean confidence {percent(mean)}, accuracy {percent(share)} on {n:,} images"
+        below += f"\n{bins} bins, pale with fewer than {FEW} images; lines are 95 % intervals"
+        style.headline(figure, f"Calibration error (ECE) {ece:.3f}", below)
+        axes = style.box(figure, 0.75, 1.15, 4.1, 3.0)
         _reliability_bars(axes, table)
         axes.set_ylabel("accuracy, %")
-        counts = style.box(figure, 0.75, 4.2, 4.1, 0.8)
+        counts = style.box(figure, 0.75, 4.35, 4.1, 0.8)
         counts.bar(_middles(table), table.count, width=88 / bins, color=PALE)
         counts.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100], ylabel="images", xlabel="confidence, %")
         counts.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
@@ -318,16 +375,18 @@ def _middles(table: Bins) -> NDArray[np.float64]:
 
 
 def _reliability_bars(axes: Axes, table: Bins) -> None:
-    """Accuracy of each bin with its interval, against the diagonal of honest confidence."""
+    """Accuracy of each bin with its interval, and the diagonal of perfect calibration."""
     axes.plot([0, 100], [0, 100], color=MUTED, lw=1, ls=(0, (4, 3)), zorder=3)
-    axes.text(1.5, 5, "as sure as right", rotation=35.5, rotation_mode="anchor", size=7.5, color=MUTED)
+    axes.text(1.5, 5, "perfect calibration", rotation=35.5, rotation_mode="anchor", size=7.5, color=MUTED)
     for middle, count, right in zip(_middles(table), table.count, table.right, strict=True):
         if count == 0:
             continue
         low, high = wilson(right, count)
-        share = 100 * right / count
-        axes.bar(middle, share, width=88 / len(table.count), color=BLUE, alpha=1 if count >= FEW else 0.4)
-        axes.plot([middle, middle], [100 * low, 100 * high], color=TEXT, lw=0.9, alpha=0.75)
+        few = count < FEW
+        # A bin in which nothing is right still shows a thin bar.
+        height = max(0.8, 100 * right / count)
+        axes.bar(middle, height, width=88 / len(table.count), color=BLUE, alpha=0.4 if few else 1)
+        axes.plot([middle, middle], [100 * low, 100 * high], color=TEXT, lw=0.9, alpha=0.25 if few else 0.75)
     axes.set(xlim=(0, 100), ylim=(0, 102), xticks=[0, 25, 50, 75, 100], yticks=[0, 25, 50, 75, 100])
     axes.set_xticklabels([])
     axes.grid(axis="y", color=RULE, lw=0.8)

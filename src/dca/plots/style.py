@@ -1,4 +1,4 @@
-"""One look for all pictures: colours, type, measured boxes, safe text, atomic saving."""
+"""The common style of all charts: colours, fonts, boxes in inches, safe text, atomic saving."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# The colours of Okabe and Ito, which can be told apart with any colour vision.
 BLUE, GREEN, RED = "#0072b2", "#009e73", "#d55e00"
 SERIES = (BLUE, "#e69f00", GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
 TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
@@ -44,18 +44,18 @@ _MORE_FONTS = (
 
 
 def need_matplotlib() -> None:
-    """Stop with the way out when the pictures' one dependency is missing."""
+    """Raise a UserError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError(
-            "pictures need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
+            "charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
         ) from None
 
 
 @cache
 def _fonts() -> tuple[str, ...]:
-    """Font families to draw with: DejaVu, which travels with matplotlib, then what this machine has."""
+    """Font families to draw with: DejaVu, which comes with matplotlib, then those installed here."""
     need_matplotlib()
     from matplotlib import font_manager
 
@@ -75,7 +75,7 @@ def _letters() -> frozenset[int]:
 
 
 def plain(text: str, most: int = 28) -> str:
-    """Text that can be drawn on one line: no control letters, no missing ones, at most `most` long."""
+    """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long."""
     words = " ".join(text.split())
     kept = "".join(c for c in words if unicodedata.category(c)[0] != "C")
     kept = "".join(c if ord(c) in _letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
@@ -84,7 +84,7 @@ def plain(text: str, most: int = 28) -> str:
 
 @contextmanager
 def drawing(width: float, height: float) -> Iterator[Figure]:
-    """Make a figure of the given inches in our style. Use it, and save it, inside the context."""
+    """Make a figure of this size in inches in the common style. Use and save it inside the context."""
     need_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
         "font.family": list(_fonts()),
         "font.size": 9,
         "text.color": TEXT,
-        # Class names are not formulas, whatever dollar signs they hold.
+        # Class names with dollar signs are not formulas.
         "text.parse_math": False,
         "axes.edgecolor": RULE,
         "axes.labelcolor": MUTED,
@@ -130,28 +130,28 @@ def note(figure: Figure, left: float, top: float, words: str, **look: Any) -> No
 
 
 def room(words: Iterable[str], most: float) -> float:
-    """Inches that the longest of some labels takes at body size, at most `most`."""
+    """Width in inches of the longest label at body size, at most `most`."""
     return min(most, 0.15 + 0.078 * max(map(len, words), default=0))
 
 
 def headline(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
-    """Title, and a quieter line under it."""
+    """Title, and a muted line below it."""
     note(figure, left, top, title, size=13, weight="bold")
     if below:
         note(figure, left, top + 0.3, below, size=9, color=MUTED)
 
 
 def percent(share: float) -> str:
-    """Share as the screen says it elsewhere."""
+    """A fraction as text, in per cent."""
     return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
 
 
 def save(figure: Figure, path: Path | str) -> Path:
-    """Write the figure whole or not at all, as PNG or SVG by the name's ending; returns the path."""
+    """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in _SUFFIXES:
-        raise UserError(f"{path}: pictures are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+        raise UserError(f"{path}: charts are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.

@@ -1,4 +1,4 @@
-"""Looking over anyone's own images: readability, copies, leaks, label conflicts, names."""
+"""Checking a folder of images: unreadable files, copies, leaks, label conflicts, names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from dca.core.errors import UserError, counted
+from dca.core.errors import UserError
+from dca.core.wording import counted
 from dca.data.check.public import Finding, Level, Report, from_error, unreadable_finding
 from dca.data.dataset import Dataset, Item
-from dca.data.decode import Progress, Unreadable, attempt
+from dca.data.decode import Count, Unreadable, attempt, is_image
 from dca.data.hashing import near_copies, sha256_of, thumbnail
-from dca.data.sources.folder import NAMES, idle_names, image_files, load_folder, split_folders, unnamed_files
+from dca.data.sources.folder import NAMES, boundary_of, load_folder, split_folders, unused_names
+from dca.data.sources.walk import Boundary, class_folders, files, image_files, is_named_image, links_besides
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +33,7 @@ MOST_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one pass over a readable picture keeps."""
+    """What is kept of a readable image."""
 
     size: tuple[int, int]
     thumb: NDArray[np.uint8]
@@ -39,16 +41,16 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A picture with its part, for telling where copies lie."""
+    """An image with its part, to say where copies are."""
 
     part: str
     item: Item
 
 
-def check_folder(path: str | Path, *, open_images: bool = True, progress: Progress | None = None) -> Report:
-    """Read a folder or list as `load_folder` does and look for what will hurt.
+def check_folder(path: str | Path, *, open_images: bool = True, progress: Count | None = None) -> Report:
+    """Read a folder or list as `load_folder` does and look for problems.
 
-    open_images: open every picture; without it only names and counts are looked at.
+    open_images: open every image; otherwise only names and counts are checked.
     """
     path = Path(path).expanduser()
     try:
@@ -58,17 +60,15 @@ def check_folder(path: str | Path, *, open_images: bool = True, progress: Progre
     return check_dataset(dataset, path, open_images=open_images, progress=progress)
 
 
-def check_dataset(
-    dataset: Dataset, path: Path, *, open_images: bool = True, progress: Progress | None = None
-) -> Report:
-    """Look over a dataset that could be read."""
+def check_dataset(dataset: Dataset, path: Path, *, open_images: bool = True, progress: Count | None = None) -> Report:
+    """Look for problems in a dataset that could be read."""
     placed = [_Placed(part, item) for part in ("train", "val", "test") for item in getattr(dataset, part)]
-    findings = [*_few_images(dataset), *_names(dataset), *_idle_names(dataset), *_strays(dataset, path)]
+    findings = [*_few_images(dataset), *_names(dataset), *_unused_names(dataset), *_left_out(dataset, path)]
     if open_images:
-        findings = [*_pictures(dataset, placed, progress), *findings]
+        findings = [*_images(dataset, placed, progress), *findings]
     have = Counter(item.label for item in dataset.train)
     facts: dict[str, object] = {
-        "classes": len(dataset.classes),
+        "classes": len(dataset.labels),
         **dataset.counts(),
         "fewest_per_class": min(have.values()),
         "most_per_class": max(have.values()),
@@ -78,9 +78,9 @@ def check_dataset(
     return Report(dataset.name, str(path), facts, tuple(sorted(findings, key=lambda f: order[f.level])))
 
 
-def _pictures(dataset: Dataset, placed: Sequence[_Placed], progress: Progress | None) -> list[Finding]:
-    """Findings that need every picture opened."""
-    outcomes = attempt([p.item.picture for p in placed], _look, progress=progress)
+def _images(dataset: Dataset, placed: Sequence[_Placed], progress: Count | None) -> list[Finding]:
+    """Findings for which every image is opened."""
+    outcomes = attempt([p.item.image for p in placed], _look, progress=progress)
     readable = [(p, seen) for p, seen in zip(placed, outcomes, strict=True) if not isinstance(seen, Unreadable)]
     findings = unreadable_finding(outcomes, dataset)
     findings += _copies(dataset, [p for p, _ in readable], [seen.thumb for _, seen in readable])
@@ -108,8 +108,8 @@ _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] =
 
 
 def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
-    """Pictures that are there twice: across train and test, under two labels, or merely repeated."""
-    content = [sha256_of(p.item.picture) for p in placed]
+    """Images that occur twice: in train and test, under two labels, or within a part."""
+    content = [sha256_of(p.item.image) for p in placed]
     exact: dict[str, list[int]] = defaultdict(list)
     for position, digest in enumerate(content):
         exact[digest].append(position)
@@ -117,7 +117,7 @@ def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArra
     near = sorted(near_copies(np.stack(thumbs))) if thumbs else []
     near = [(a, b) for a, b in near if content[a] != content[b]]
     findings = []
-    for pairs, how in ((same, "the same file"), (near, "nearly the same picture")):
+    for pairs, how in ((same, "the same file"), (near, "nearly the same image")):
         kinds: dict[str, list[str]] = defaultdict(list)
         for a, b in pairs:
             first, second = placed[a], placed[b]
@@ -136,7 +136,7 @@ _COPIES: dict[str, tuple[Level, str, str, str]] = {
         "warning",
         "image pair",
         "under different labels",
-        "keep each picture in one class only",
+        "keep each image in one class only",
     ),
     "leak": (
         "warning",
@@ -150,40 +150,40 @@ _COPIES: dict[str, tuple[Level, str, str, str]] = {
 
 def _few_images(dataset: Dataset) -> list[Finding]:
     have = Counter(item.label for item in dataset.train)
-    few = [f"{dataset.keys[y]}: {counted(n, 'image')}" for y, n in sorted(have.items()) if n < FEW]
+    few = [f"{dataset.labels[y]}: {counted(n, 'image')}" for y, n in sorted(have.items()) if n < FEW]
     if not few:
         return []
-    what = f"{counted(len(few), 'class', 'have', of=len(dataset.classes))} fewer than {FEW} training images"
+    what = f"{counted(len(few), 'class', 'have', of=len(dataset.labels))} fewer than {FEW} training images"
     return [
         Finding("warning", what, len(few), tuple(few[:MOST_EXAMPLES]), "a class covariance needs at least 2, better 8")
     ]
 
 
 def _names(dataset: Dataset) -> list[Finding]:
-    """Class names that CLIP has not read about."""
-    keyed = zip(dataset.keys or dataset.classes, dataset.classes, strict=True)
-    odd = [(key, name, reason) for key, name in keyed if (reason := odd_name(name))]
+    """Class names that CLIP probably does not know."""
+    pairs = zip(dataset.labels, dataset.names, strict=True)
+    odd = [(label, name, reason) for label, name in pairs if (reason := odd_name(name))]
     if not odd:
         return []
-    example = json.dumps({odd[0][0]: "bike rack"}, ensure_ascii=False)
+    example = json.dumps({str(odd[0][0]): "bike rack"}, ensure_ascii=False)
     advice = f"say what it is in English in {NAMES}, e.g. {example}"
-    text = f"{counted(len(odd), 'class name', 'are', of=len(dataset.classes))} not words CLIP knows"
+    text = f"{counted(len(odd), 'class name', 'are', of=len(dataset.names))} not words CLIP knows"
     lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
     return [Finding("warning", text, len(odd), lines, advice)]
 
 
-def _idle_names(dataset: Dataset) -> list[Finding]:
-    """Entries of classnames.json that change nothing: slips, unless every class has an entry of its own."""
-    idle, slips = idle_names(dataset)
-    if not idle:
+def _unused_names(dataset: Dataset) -> list[Finding]:
+    """Entries of classnames.json without a class: a warning if they are probably misspelled."""
+    unused, misspelled = unused_names(dataset)
+    if not unused:
         return []
-    text = f"{counted(len(idle), 'name')} in {NAMES} without a class"
+    text = f"{counted(len(unused), 'name')} in {NAMES} without a class"
     advice = "spell them as the classes are spelled, or remove them"
-    return [Finding("warning" if slips else "note", text, len(idle), tuple(idle[:MOST_EXAMPLES]), advice)]
+    return [Finding("warning" if misspelled else "note", text, len(unused), tuple(unused[:MOST_EXAMPLES]), advice)]
 
 
 def odd_name(name: str) -> str:
-    """Why CLIP will not understand a class name; empty if it should.
+    """Why CLIP probably does not understand a class name; empty if it should.
 
     >>> odd_name("n01440764"), odd_name("bkr"), odd_name("sea lake"), odd_name("737-800")
     ('a code', 'not a word', '', '')
@@ -210,38 +210,57 @@ def _latin(letters: str) -> bool:
     return all(ord(letter) < 0x250 for letter in letters)
 
 
-def _strays(dataset: Dataset, path: Path) -> list[Finding]:
-    """Files that look as if they should be used and are not."""
+def _left_out(dataset: Dataset, path: Path) -> list[Finding]:
+    """Files and links in the folder that are not used."""
     if not path.is_dir():
         return []
-    taken = {item.picture for part in (dataset.train, dataset.val, dataset.test) for item in part}
-    loose = [str(file.relative_to(path)) for file in image_files(path) if file not in taken]
     places = list(split_folders(path).values()) or [path]
-    findings = _unnamed(path, [file for place in places for file in unnamed_files(place) if file not in taken])
-    if not loose:
-        return findings
-    text = f"{counted(len(loose), 'image', 'are')} in no class and not used"
-    return [*findings, Finding("note", text, len(loose), tuple(loose[:MOST_EXAMPLES]), "move them into a class folder")]
+    classes = [sub for place in places for sub in class_folders(place)]
+    boundary = boundary_of(places)
+    used = {item.image for part in (dataset.train, dataset.val, dataset.test) for item in part}
+    others = [f for sub in classes for f in files(sub, boundary) if f not in used and not is_named_image(f)]
+    stray = [file for file in image_files(path, boundary) if file not in used]
+    return [
+        *_not_regular(path, classes, boundary),
+        *_links(path, places, classes, boundary),
+        *_not_named(path, sorted(others)),
+        *_listed(path, stray, "note", "{} in no class and not used", "image", "move them into a class folder"),
+    ]
 
 
-def _unnamed(path: Path, files: Sequence[Path]) -> list[Finding]:
-    """Files in the class folders that are left out for their names, pictures first."""
-    if not files:
+def _not_regular(path: Path, classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+    """Pipes, sockets and devices in the class folders."""
+    special = sorted(file for sub in classes for file in files(sub, boundary, "special"))
+    text = "{} not used: not a regular file (a pipe, socket or device)"
+    return _listed(path, special, "warning", text, "file", "replace them by image files, or remove them")
+
+
+def _links(path: Path, places: Sequence[Path], classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+    """Links to folders that are not followed."""
+    links = set(links_besides(path, [*places, *classes]))
+    links |= {link for place in places for link in links_besides(place, classes)}
+    links |= {link for sub in classes for link in files(sub, boundary, "link")}
+    text = "{} not followed: they lead to another class or to a folder above"
+    return _listed(path, sorted(links), "warning", text, "link", "remove them, or link to folders outside the dataset")
+
+
+def _listed(path: Path, found: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
+    """One finding about these paths, if there are any."""
+    if not found:
         return []
-    pictures = [file for file in files if _is_picture(file)]
-    rest = [file for file in files if file not in pictures]
-    lines = [f"{file.relative_to(path)} (a picture)" for file in pictures] + [str(f.relative_to(path)) for f in rest]
-    text = f"{counted(len(files), 'file', 'are')} not used: no image by the ending of the name"
-    if pictures:
-        advice = "give the pictures their ending, e.g. .jpg"
-        return [Finding("warning", text, len(files), tuple(lines[:MOST_EXAMPLES]), advice)]
-    return [Finding("note", text, len(files), tuple(lines[:MOST_EXAMPLES]))]
+    lines = tuple(str(file.relative_to(path)) for file in found[:MOST_EXAMPLES])
+    return [Finding(level, text.format(counted(len(found), noun, "are")), len(found), lines, advice)]
 
 
-def _is_picture(file: Path) -> bool:
-    """Whether a file begins like a picture, whatever it is called."""
-    try:
-        with Image.open(file):
-            return True
-    except Exception:  # whatever a decoder does with bytes that are no picture
-        return False
+def _not_named(path: Path, found: Sequence[Path]) -> list[Finding]:
+    """Files in the class folders that are left out because of their names, images first."""
+    if not found:
+        return []
+    images = [file for file in found if is_image(file)]
+    rest = [file for file in found if file not in images]
+    lines = [f"{file.relative_to(path)} (an image)" for file in images] + [str(f.relative_to(path)) for f in rest]
+    text = f"{counted(len(found), 'file', 'are')} not used: no image by the end of the name"
+    if images:
+        advice = "give the images their file extension, e.g. .jpg"
+        return [Finding("warning", text, len(found), tuple(lines[:MOST_EXAMPLES]), advice)]
+    return [Finding("note", text, len(found), tuple(lines[:MOST_EXAMPLES]))]

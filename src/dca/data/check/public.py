@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, and what to do about it, before any training."""
+"""Checking a public dataset: what is missing or different, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from dca.core.errors import UserError, counted
+from dca.core.actions import Audience, Hint, render
+from dca.core.errors import UserError
+from dca.core.wording import counted
 from dca.data.dataset import Dataset, Item
-from dca.data.decode import Progress, Unreadable, attempt
+from dca.data.decode import Count, Unreadable, attempt
 from dca.data.sources.entry import Entry
 from dca.data.splits import few_shot
 
@@ -23,13 +25,13 @@ MOST_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of thing that was found: how bad, how often, where, and what to do."""
+    """One kind of problem: how bad, how often, where, and what to do."""
 
     level: Level
     what: str
     count: int = 1
     examples: tuple[str, ...] = ()
-    advice: str = ""
+    advice: Hint = ""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Report:
         """Whether training can start."""
         return not any(finding.level == "blocker" for finding in self.findings)
 
-    def describe(self) -> dict[str, object]:
-        """The report, ready for JSON."""
-        return {**asdict(self), "ok": self.ok}
+    def describe(self, audience: Audience = "python") -> dict[str, object]:
+        """The report, ready for JSON; advice in the words of `audience`."""
+        worded = [{**asdict(finding), "advice": render(finding.advice, audience)} for finding in self.findings]
+        return {**asdict(self), "findings": worded, "ok": self.ok}
 
 
-def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progress: Progress | None = None) -> Report:
+def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progress: Count | None = None) -> Report:
     """Compare a folder with what the catalog knows: files, counts per split, class names.
 
     open_images: also open every image that is there.
@@ -68,7 +71,7 @@ def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progr
         "listed": dataset.counts(),
         "present": {part: sum(found) for part, found in there.items()},
         "whole_parts": [part for part, found in there.items() if found and all(found)],
-        "classes": len(dataset.classes),
+        "classes": len(dataset.names),
         "split": dataset.split,
         "layout": _layout(entry),
         "complete_draws": draws,
@@ -83,29 +86,29 @@ def check_public(entry: Entry, folder: Path, *, open_images: bool = False, progr
         findings.append(Finding("warning", f"the split is {dataset.split}: numbers will not compare with papers"))
     if open_images:
         present = [item for part in PARTS for item, yes in zip(getattr(dataset, part), there[part], strict=True) if yes]
-        outcomes = attempt([item.picture for item in present], lambda image: None, progress=progress)
+        outcomes = attempt([item.image for item in present], lambda image: None, progress=progress)
         findings += unreadable_finding(outcomes, dataset)
     return Report(entry.name, str(folder), facts, tuple(findings))
 
 
 def from_error(error: UserError) -> Finding:
-    """A problem that keeps the dataset from being read at all."""
-    return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.hint)
+    """A problem because of which the dataset cannot be read at all."""
+    return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.steps)
 
 
 def unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Finding]:
-    """The pictures that cannot be opened, with the reason for each."""
+    """The images that cannot be opened, with the reason for each."""
     faults = [fault for fault in outcomes if isinstance(fault, Unreadable)]
     if not faults:
         return []
-    lines = tuple(f"{dataset.path_of(Item(f.picture, 0))}: {f.reason}" for f in faults)
+    lines = tuple(f"{dataset.path_of(Item(f.image, 0))}: {f.reason}" for f in faults)
     what = f"{counted(len(faults), 'image')} cannot be read"
     return [Finding("blocker", what, len(faults), lines[:20], "replace or remove these files")]
 
 
 def is_there(item: Item) -> bool:
     """Whether an item's file exists (an image in memory always does)."""
-    return not isinstance(item.picture, Path) or item.picture.is_file()
+    return not isinstance(item.image, Path) or item.image.is_file()
 
 
 def _official(entry: Entry) -> dict[str, int]:
@@ -113,12 +116,12 @@ def _official(entry: Entry) -> dict[str, int]:
 
 
 def _layout(entry: Entry) -> list[str]:
-    """Where things belong, under the data root."""
+    """Files and folders that the data root should hold."""
     return [f"{entry.folder}/{line}" for line in entry.layout.tree()]
 
 
 def _complete_draws(dataset: Dataset, there: dict[str, list[bool]]) -> list[str]:
-    """The usual draws (K = 1 to 16, seeds 1 to 3) of which every image is there."""
+    """The usual draws (K = 1 to 16, seeds 1 to 3) of which every image exists."""
     present = {
         id(i) for part in ("train", "val") for i, yes in zip(getattr(dataset, part), there[part], strict=True) if yes
     }
@@ -150,7 +153,7 @@ _ENOUGH = (
     "every image that the public draws (K = 1, 2, 4, 8, 16; seeds 1, 2, 3) take is here; other draws, "
     "and training on all images, need the rest"
 )
-_NOT_ENOUGH = "copy the missing files into place, or check that the images lie where the split expects them"
+_NOT_ENOUGH = "copy the missing files into place, or check that the images are where the split expects them"
 
 
 def _wrong_counts(entry: Entry, dataset: Dataset) -> list[Finding]:
@@ -182,15 +185,15 @@ def _uneven(entry: Entry, dataset: Dataset) -> list[str]:
 
 def _wrong_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
     official = [words for _, words in entry.class_list()]
-    if not official or tuple(official) == dataset.classes:
+    if not official or tuple(official) == dataset.names:
         return []
     wrong = [
         f"label {y}: '{a}', expected '{b}'"
-        for y, (a, b) in enumerate(zip(dataset.classes, official, strict=False))
+        for y, (a, b) in enumerate(zip(dataset.names, official, strict=False))
         if a != b
     ]
-    if len(dataset.classes) != len(official):
-        wrong.append(f"{counted(len(dataset.classes), 'class')}, expected {len(official)}")
+    if len(dataset.names) != len(official):
+        wrong.append(f"{counted(len(dataset.names), 'class')}, expected {len(official)}")
     advice = "class names decide the prompts; take the official split file"
     what = f"{counted(len(wrong), 'class', 'are')} wrong"
     return [Finding("blocker", what, len(wrong), tuple(wrong[:20]), advice)]
@@ -199,10 +202,11 @@ def _wrong_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
 def _empty_classes(entry: Entry, dataset: Dataset) -> list[Finding]:
     """Classes that have no image in a part that should have some of every class."""
     findings = []
+    titles = [f"{key} ({label})" for key, label in zip(dataset.keys or dataset.labels, dataset.labels, strict=True)]
     for part, official in zip(PARTS, entry.sizes, strict=True):
         have = Counter(item.label for item in getattr(dataset, part))
-        empty = [f"{dataset.keys[y]} ({words})" for y, words in enumerate(dataset.classes) if not have[y]]
+        empty = [title for y, title in enumerate(titles) if not have[y]]
         if official and empty:
-            what = f"{counted(len(empty), 'class', 'have', of=len(dataset.classes))} no {part} images"
+            what = f"{counted(len(empty), 'class', 'have', of=len(dataset.names))} no {part} images"
             findings.append(Finding("blocker", what, len(empty), tuple(empty[:MOST_EXAMPLES]), "add their folders"))
     return findings

@@ -1,4 +1,4 @@
-"""Checking whatever the user named: a public dataset, a folder, a list, the sample."""
+"""Checking any data: a public dataset, a folder, a list or the sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dca.data.check.folder import check_dataset, check_folder
 from dca.data.check.public import Report, check_public
-from dca.data.decode import Progress
+from dca.data.decode import Count
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, find_dataset, place_of, recognise
 
@@ -16,9 +16,12 @@ def check_source(
     root: str | Path | None = None,
     *,
     open_images: bool | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Report:
-    """Look over whatever `find_dataset` would find. open_images: None opens those of one's own folders."""
+    """Check what `find_dataset` would find.
+
+    open_images: whether to open every image; by default only those of folders and lists, not of public datasets.
+    """
     path = Path(source).expanduser()
     entry = recognise(path) if root is None and path.exists() else None
     if entry is None and not (root is None and path.exists()) and isinstance(source, str):

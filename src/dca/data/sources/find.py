@@ -1,4 +1,4 @@
-"""From what the user wrote to a dataset: a path, a public name, or the built-in sample."""
+"""Find a dataset by what the user wrote: a path, a public name, or the name of the built-in sample."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from dca.core.actions import list_datasets, set_data_root, show_dataset
 from dca.core.errors import UserError, unknown_name
 from dca.data.dataset import Dataset
 from dca.data.sources import catalog
 from dca.data.sources.entry import Entry
-from dca.data.sources.folder import NAMES, idle_names, load_folder, neighbours
+from dca.data.sources.folder import NAMES, load_folder, neighbours, unused_names
 from dca.data.sources.layouts import adopt
 
 SAMPLE = "sample"
@@ -35,11 +36,11 @@ def find_dataset(source: str | Path, root: str | Path | None = None, *, measurin
     if isinstance(source, Path) or path.suffix or source != path.name:
         return load_folder(path)  # says what is missing
     known = [*catalog.entries(), SAMPLE, *neighbours(path)]
-    raise unknown_name("dataset or folder", str(source), known, hint="give a folder of images, or see `dca datasets`")
+    raise unknown_name("dataset or folder", str(source), known, hint=["give a folder of images", list_datasets()])
 
 
 def recognise(path: Path) -> Entry | None:
-    """The public dataset whose layout a folder has, if any."""
+    """The public dataset that a folder holds by its split file or layout, if any; its name does not count."""
     if not path.is_dir():
         return None
     return next((entry for entry in catalog.entries().values() if entry.layout.recognises(path)), None)
@@ -51,8 +52,7 @@ def place_of(entry: Entry, root: str | Path | None) -> Path:
     if given is None:
         raise UserError(
             f"where is {entry.title}? Only its name was given.",
-            hint=f"give the path of its folder instead, or set DCA_DATA=DIR, the folder that holds {entry.folder}/ "
-            "(`dca datasets` has --root DIR for that)",
+            hint=["give the path of its folder instead", set_data_root(entry.folder)],
         )
     base = Path(given).expanduser()
     names = (entry.folder, entry.name, entry.title, *entry.aliases)
@@ -64,7 +64,7 @@ def place_of(entry: Entry, root: str | Path | None) -> Path:
     raise UserError(
         f"{base}: no folder {entry.folder}/ here.",
         details=[f"expected {entry.folder}/{line}" for line in entry.layout.tree()],
-        hint=f"`dca datasets show {entry.name}` says where to get it",
+        hint=show_dataset(entry.name),
     )
 
 
@@ -73,10 +73,10 @@ def _at_path(path: Path, measuring: bool) -> Dataset:
     if entry is not None:
         return entry.build(path)
     dataset = load_folder(path, measuring=measuring)
-    idle, slips = idle_names(dataset)
-    if slips and idle and not measuring:  # part of the classes may be measured on, with the names of all
-        _log.warning("%s of %s: no class is called %s", NAMES, path, ", ".join(idle[:5]))
+    unused, misspelled = unused_names(dataset)
+    if unused and misspelled and not measuring:  # a model may be measured on some of its classes, with all names
+        _log.warning("%s of %s: no class is called %s", NAMES, path, ", ".join(unused[:5]))
     for entry in catalog.entries().values():
-        if len(dataset.classes) == entry.classes and (named := adopt(entry, dataset)) is not None:
+        if len(dataset.labels) == entry.classes and (named := adopt(entry, dataset)) is not None:
             return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")
     return dataset

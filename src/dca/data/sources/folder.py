@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import json
-import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dca.core.errors import UserError, counted, nearest
-from dca.data.dataset import Dataset, Item, printable
-from dca.data.sources.table import IMAGE_SUFFIXES, SPLIT_NAMES, Row, has_labels, read_rows
+from dca.core.errors import UserError, nearest
+from dca.core.wording import counted, fold, printable
+from dca.data.dataset import Dataset, Item
+from dca.data.sources.table import SPLIT_NAMES, Row, has_labels, read_rows
+from dca.data.sources.walk import Boundary, class_folders, hidden, image_files, scan, subfolders
 
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
 NAMES = "classnames.json"
 _METADATA = ("metadata.csv", "metadata.jsonl")
-_Labelled = dict[str, dict[str, list[Path]]]  # part -> class key -> pictures
+_Labelled = dict[str, dict[str, list[Path]]]  # part -> label -> images
 
 
 def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
-    """Read labelled pictures from a folder or an image list.
+    """Read labelled images from a folder or an image list.
 
     Understood: `<class>/*.jpg`; `train/`, `val/` and `test/` of those; a CSV or JSON Lines file
     with `path,label[,split]`; a folder with Hugging Face's `metadata.csv` or `metadata.jsonl`.
-    `classnames.json` beside the class folders (or the list) maps their names to words.
-    measuring: nothing will be learned from them, so one part, one class, classes without training
-    pictures will do; of divided folders only the part to measure on is read.
+    A class has its folder name, or its label in the list, as label. Its name is the same with spaces
+    for underscores, or what `classnames.json` beside the class folders (or the list) says.
 
-    Raises UserError with all problems of a kind together.
+    Args:
+        path: a folder or a list.
+        measuring: accept images that could not be learned from (a single part or class, classes
+            without training images); of train/, val/ and test/ only the part to measure on is read.
+
+    Raises:
+        UserError: with all problems of one kind together.
     """
     path = Path(path).expanduser()
     if not path.exists():
         raise _missing(path)
-    if path.is_file():
-        if path.suffix.lower() not in (*LIST_SUFFIXES, ".txt"):
+    if not path.is_dir():
+        if not path.is_file() or path.suffix.lower() not in (*LIST_SUFFIXES, ".txt"):
             raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
         return _dataset(path, _from_rows(read_rows(path)), f"list {path.name}", measuring, listed=True)
     if tables := _metadata_files(path, measuring):
@@ -42,7 +48,8 @@ def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
         return _dataset(path, _from_rows(rows), "metadata files", measuring, listed=True)
     parts = split_folders(path, measuring=measuring)
     if not parts:
-        return _dataset(path, {"train": _class_folders(path)}, "folders, all training", measuring)
+        labelled = {"train": _images_by_class(path, boundary_of([path]))}
+        return _dataset(path, labelled, "folders, all training", measuring)
     labelled = _to_measure(parts) if measuring else _to_learn(path, parts)
     return _dataset(path, labelled, f"folders {', '.join(f.name for f in parts.values())}", measuring)
 
@@ -50,43 +57,32 @@ def load_folder(path: str | Path, *, measuring: bool = False) -> Dataset:
 def split_folders(path: Path, *, measuring: bool = False) -> dict[str, Path]:
     """Folders named train, val or test, if the images are divided that way; else empty.
 
-    A class may be called "train": the names count only when no other folder stands beside them.
-    Without train/, which only measuring can do without, they must hold class folders.
+    A class may be called "train": the names count only if there is no other folder beside them.
+    Without train/, which is enough for measuring only, they must hold class folders.
     """
-    folders = _subfolders(path)
+    folders = subfolders(path)
     parts = {SPLIT_NAMES.get(folder.name.lower(), ""): folder for folder in folders}
     if "" in parts or len(parts) < len(folders):
         return {}
-    if "train" not in parts and not (measuring and any(_subfolders(folder) for folder in folders)):
+    if "train" not in parts and not (measuring and any(subfolders(folder) for folder in folders)):
         return {}
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
+def boundary_of(places: Iterable[Path]) -> Boundary:
+    """The boundary between all class folders inside these folders."""
+    return Boundary([sub for place in places for sub in class_folders(place)])
+
+
 def _to_measure(parts: Mapping[str, Path]) -> _Labelled:
-    """The part to measure on; the others give only names, as all together may be those of a public dataset."""
+    """The part to measure on. The classes of all parts count: together they may be a public dataset's."""
     part = next(part for part in ("test", "val", "train") if part in parts)
-    named: dict[str, list[Path]] = {sub.name: [] for folder in parts.values() for sub in _subfolders(folder)}
-    return {part: named | _class_folders(parts[part])}
-
-
-def image_files(folder: Path) -> list[Path]:
-    """All images under a folder, nested ones too, sorted; hidden files and link loops left out."""
-    return sorted(file for file in _walk(folder, frozenset()) if is_named_image(file))
-
-
-def unnamed_files(folder: Path) -> list[Path]:
-    """The other files in the folders inside a folder, sorted: those whose names do not end like an image's."""
-    inside = (file for sub in _subfolders(folder) for file in _walk(sub, frozenset()))
-    return sorted(file for file in inside if not is_named_image(file))
-
-
-def is_named_image(file: Path) -> bool:
-    """Whether a file's name ends like an image's."""
-    return file.suffix.lower() in IMAGE_SUFFIXES
+    named: dict[str, list[Path]] = {sub.name: [] for folder in parts.values() for sub in class_folders(folder)}
+    return {part: named | _images_by_class(parts[part], boundary_of(parts.values()))}
 
 
 def words_of(key: str) -> str:
-    """Words for a folder name: underscores are spaces.
+    """Words for a folder name, with spaces for underscores.
 
     >>> words_of("sea_or_lake")
     'sea or lake'
@@ -94,45 +90,15 @@ def words_of(key: str) -> str:
     return " ".join(unicodedata.normalize("NFC", key).replace("_", " ").split())
 
 
-def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    for entry in _scan(folder):
-        if hidden(entry.name):
-            continue
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), above | {real})
-        else:
-            yield Path(entry.path)
-
-
-def hidden(name: str) -> bool:
-    """Whether a file or folder is the system's own (.DS_Store, ._cat.jpg, __MACOSX, Thumbs.db)."""
-    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    entries = (Path(e.path) for e in _scan(folder) if e.is_dir() and not hidden(e.name))
-    return sorted(entries, key=lambda entry: entry.name)
-
-
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except PermissionError as error:
-        raise UserError(f"{folder}: no permission to read this folder.") from error
-
-
-def _class_folders(folder: Path) -> dict[str, list[Path]]:
-    """Pictures of each class folder; an error when there are none."""
-    classes = {sub.name: image_files(sub) for sub in _subfolders(folder)}
+def _images_by_class(folder: Path, boundary: Boundary) -> dict[str, list[Path]]:
+    """Images of each class folder. Raises UserError if there are none."""
+    classes = {sub.name: image_files(sub, boundary) for sub in class_folders(folder)}
     if any(classes.values()):
         return classes
     loose = image_files(folder)
     hint = _LAYOUT_HINT.format(folder.name or "photos")
     if loose:
-        lists = [entry.name for entry in _scan(folder) if entry.name.lower().endswith(LIST_SUFFIXES)]
+        lists = [entry.name for entry in scan(folder) if entry.name.lower().endswith(LIST_SUFFIXES)]
         if lists:
             hint = f"if {lists[0]} holds the labels, name it instead of the folder: {folder / lists[0]}"
         raise UserError(
@@ -144,26 +110,27 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
 
 
 def _inventory(folder: Path) -> list[str]:
-    """What lies in a folder instead of images."""
-    names = sorted(entry.name for entry in os.scandir(folder) if not hidden(entry.name))
+    """What a folder holds instead of images."""
+    names = sorted(entry.name for entry in scan(folder) if not hidden(entry.name))
     return [f"found: {', '.join(names[:5])}{' ...' * (len(names) > 5)}" if names else "the folder is empty"]
 
 
 def _to_learn(path: Path, parts: Mapping[str, Path]) -> _Labelled:
     """All parts; validation or test classes that training does not have are refused."""
-    labelled = {part: _class_folders(folder) for part, folder in parts.items()}
+    boundary = boundary_of(parts.values())
+    labelled = {part: _images_by_class(folder, boundary) for part, folder in parts.items()}
     train = labelled["train"]
     strangers = [
-        f"{part}/{key} ({counted(len(pictures), 'image')})"
+        f"{part}/{label} ({counted(len(images), 'image')})"
         for part, classes in labelled.items()
-        for key, pictures in classes.items()
-        if pictures and key not in train
+        for label, images in classes.items()
+        if images and label not in train
     ]
     if strangers:
         raise UserError(
             f"{path}: {counted(len(strangers), 'class', 'have')} no folder in train/.",
             details=strangers,
-            hint="name the class folders alike in train/ and test/, or add training images",
+            hint="use the same folder names in train/ and test/, or add training images",
         )
     return labelled
 
@@ -175,7 +142,7 @@ def _metadata_files(path: Path, measuring: bool) -> list[Path]:
 
 
 def _metadata_rows(path: Path, table: Path) -> list[Row]:
-    """Rows with their split filled in from the folder they lie in."""
+    """Rows whose split, where it is not given, is that of their folder."""
     rows = []
     for row in read_rows(table):
         place = row.path.relative_to(path).parts if row.path.is_relative_to(path) else ()
@@ -186,36 +153,36 @@ def _metadata_rows(path: Path, table: Path) -> list[Row]:
 
 def _from_rows(rows: Sequence[Row]) -> _Labelled:
     numeric = all(row.label.isdecimal() for row in rows)
-    keys = sorted({row.label for row in rows}, key=lambda key: (int(key), key) if numeric else (0, key))
-    labelled: _Labelled = {part: {key: [] for key in keys} for part in ("train", "val", "test")}
+    labels = sorted({row.label for row in rows}, key=lambda label: (int(label), label) if numeric else (0, label))
+    labelled: _Labelled = {part: {label: [] for label in labels} for part in ("train", "val", "test")}
     for row in rows:
         labelled[row.split or "train"][row.label].append(row.path)
     return labelled
 
 
 def _dataset(place: Path, labelled: _Labelled, split: str, measuring: bool, *, listed: bool = False) -> Dataset:
-    """Number the classes, find their words, and refuse what cannot be learned from if it is to be.
+    """Number and name the classes; unless `measuring`, refuse what cannot be learned from.
 
-    place: the folder or list that the user named. listed: labels come from a list, not from folders.
+    place: the folder or list that the user gave. listed: labels come from a list, not from folders.
     """
     if not measuring:
         _require_training(place, labelled["train"], "rows" if listed else "folders")
     root, name = (place.parent, place.stem) if place.is_file() else (place, _name(place))
-    keys = tuple(next(iter(labelled.values())))
+    found = tuple(next(iter(labelled.values())))
     way_out = "give one class one label in the list" if listed else "rename or merge the folders"
-    classes = _class_words(place, _read_names(root / NAMES), keys, way_out)
+    names = _class_names(place, _read_names(root / NAMES), found, way_out)
+    labels = tuple(map(printable, found))
 
     def part(name: str) -> tuple[Item, ...]:
-        of_class = labelled.get(name, {})
-        return tuple(Item(picture, y) for y, key in enumerate(keys) for picture in of_class.get(key, ()))
+        images = labelled.get(name, {})
+        return tuple(Item(image, y) for y, label in enumerate(found) for image in images.get(label, ()))
 
-    train_items, val, test = part("train"), part("val"), part("test")
-    return Dataset(name, classes, train_items, val, test, keys=keys, root=root, split=split)
+    return Dataset(name, labels, names, part("train"), part("val"), part("test"), root=root, split=split)
 
 
 def _require_training(place: Path, train: Mapping[str, Sequence[Path]], entries: str) -> None:
     """Raise unless there are two classes, all with training images."""
-    if empty := [key for key in train if not train[key]]:
+    if empty := [label for label, images in train.items() if not images]:
         raise UserError(
             f"{place}: {counted(len(empty), 'class', 'have', of=len(train))} no training images.",
             details=empty,
@@ -230,44 +197,47 @@ def _require_training(place: Path, train: Mapping[str, Sequence[Path]], entries:
         )
 
 
-def _class_words(place: Path, mapping: Mapping[str, str], keys: Sequence[str], way_out: str) -> tuple[str, ...]:
-    classes = tuple(" ".join(mapping.get(key, words_of(key)).split()) for key in keys)
+def _class_names(place: Path, given: Mapping[str, str], labels: Sequence[str], way_out: str) -> tuple[str, ...]:
+    """The words for each label. Raises UserError if CLIP could not tell two classes apart by them."""
+    names = tuple(" ".join(given.get(label, words_of(label)).split()) for label in labels)
     seen: dict[str, str] = {}
     clashes: list[str] = []
-    for key, words in zip(keys, classes, strict=True):
-        folded = unicodedata.normalize("NFKC", words).casefold()
-        if not words:
-            clashes.append(f"'{key}' has no name")
-        elif printable(words) != words:
-            clashes.append(f"'{printable(words)}' is not UTF-8 text")
-        elif folded in seen:
-            clashes.append(f"'{seen[folded]}' and '{key}' both read '{words}'")
-        seen.setdefault(folded, key)
+    for label, name in zip(labels, names, strict=True):
+        if not name:
+            clashes.append(f"'{label}' has no name")
+        elif printable(name) != name:
+            clashes.append(f"'{printable(name)}' is not UTF-8 text")
+        elif fold(name) in seen:
+            clashes.append(f"'{seen[fold(name)]}' and '{label}' both read '{name}'")
+        seen.setdefault(fold(name), label)
     if clashes:
         raise UserError(
             f"{place}: {counted(len(clashes), 'class name', 'are')} empty, unreadable or not distinct.",
             details=clashes,
             hint=f"{way_out}, or give each its own words in {NAMES}",
         )
-    return classes
+    return names
 
 
-def idle_names(dataset: Dataset) -> tuple[list[str], bool]:
-    """Entries of classnames.json that name no class, and whether some class has no entry: then they are slips."""
+def unused_names(dataset: Dataset) -> tuple[list[str], bool]:
+    """Entries of classnames.json that name no class, and whether some class has no entry.
+
+    If some class has none, the unused entries are probably misspelled.
+    """
     if dataset.root is None:
         return [], False
-    mapping = _read_names(dataset.root / NAMES)
-    bare = [key for key in dataset.keys if key not in mapping]
-    idle = []
-    for key in mapping:
-        if key not in dataset.keys:
-            close = nearest(key, bare)
-            idle.append(f"'{key}'" + (f" (did you mean '{close}'?)" if close else ""))
-    return idle, bool(bare)
+    given = [printable(label) for label in _read_names(dataset.root / NAMES)]
+    missing = [label for label in dataset.labels if label not in given]
+    unused = []
+    for label in given:
+        if label not in dataset.labels:
+            close = nearest(label, missing)
+            unused.append(f"'{label}'" + (f" (did you mean '{close}'?)" if close else ""))
+    return unused, bool(missing)
 
 
 def _read_names(path: Path) -> Mapping[str, str]:
-    """Folder name -> words, from classnames.json if it is there."""
+    """Label -> name, from classnames.json if it exists."""
     if not path.is_file():
         return {}
     expected = 'a JSON object such as {"bkr": "bike rack", "n01440764": "tench"}'
@@ -284,8 +254,8 @@ def _read_names(path: Path) -> Mapping[str, str]:
 
 
 def neighbours(path: Path) -> list[str]:
-    """Names of the folders and image lists that lie beside a path, sorted."""
-    entries = _scan(path.parent) if path.parent.is_dir() else []
+    """Names of the folders and image lists beside a path, sorted."""
+    entries = scan(path.parent) if path.parent.is_dir() else []
     named = [entry.name for entry in entries if entry.is_dir() or entry.name.lower().endswith(LIST_SUFFIXES)]
     return sorted(name for name in named if not hidden(name))
 

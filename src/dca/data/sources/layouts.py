@@ -1,6 +1,6 @@
-"""The forms in which public datasets lie on disk.
+"""How public datasets are arranged on disk.
 
-Building a dataset names its images without opening them; `check.py` says which are missing.
+Building a dataset lists its images without opening them; `dca.data.check` says which are missing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +16,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dca.core.actions import show_dataset
 from dca.core.errors import UserError
+from dca.core.wording import counted, fold
 from dca.data.dataset import Dataset, Item
 from dca.data.sources.entry import Entry, class_list
-from dca.data.sources.folder import hidden, image_files, load_folder, split_folders, words_of
+from dca.data.sources.folder import load_folder, split_folders, words_of
+from dca.data.sources.walk import hidden, image_files, scan
 
 PARTS = ("train", "val", "test")
 _Split = dict[str, list[tuple[str, int, str]]]  # part -> (path, label, stored name)
@@ -37,7 +39,7 @@ class SplitFile:
     images: tuple[str, ...]
 
     def recognises(self, folder: Path) -> bool:
-        """Whether this folder surely holds the dataset."""
+        """Whether this folder certainly holds the dataset."""
         return _existing(folder, self.file) is not None
 
     def build(self, entry: Entry, folder: Path) -> Dataset:
@@ -47,9 +49,9 @@ class SplitFile:
             return mirror(entry, folder, lacks=self.file)
         split = read_split(file)
         base, place = _placer(folder, self.images, [path for part in PARTS for path, _, _ in split[part]])
-        classes = _stored_names(file, split)
+        names = _stored_names(file, split)
         parts = {part: tuple(Item(place(path), y) for path, y, _ in split[part]) for part in PARTS}
-        return _assemble(entry, parts, classes, base, f"public split file {file.name}")
+        return _assemble(entry, parts, names, base, f"public split file {file.name}")
 
     def tree(self) -> tuple[str, ...]:
         """What the folder should hold."""
@@ -63,7 +65,7 @@ class VariantLists:
     inside: tuple[str, ...] = ("", "fgvc-aircraft-2013b/data", "data")
 
     def recognises(self, folder: Path) -> bool:
-        """Whether this folder surely holds the dataset."""
+        """Whether this folder certainly holds the dataset."""
         return (folder / "images_variant_train.txt").is_file()
 
     def build(self, entry: Entry, folder: Path) -> Dataset:
@@ -72,11 +74,11 @@ class VariantLists:
         missing = [name for name in self.tree()[1:] if not (base / name).is_file()]
         if missing:
             return mirror(entry, folder, lacks=", ".join(missing))
-        classes = tuple((base / "variants.txt").read_text(encoding="utf-8").split("\n"))
-        classes = tuple(name.strip() for name in classes if name.strip())
-        number = {name: y for y, name in enumerate(classes)}
+        lines = (base / "variants.txt").read_text(encoding="utf-8").split("\n")
+        names = [line.strip() for line in lines if line.strip()]
+        number = {name: y for y, name in enumerate(names)}
         parts = {part: self._read(base, part, number) for part in PARTS}
-        return _assemble(entry, parts, classes, base, "official variant lists")
+        return _assemble(entry, parts, names, base, "official variant lists")
 
     def tree(self) -> tuple[str, ...]:
         """What the folder should hold."""
@@ -93,7 +95,7 @@ class VariantLists:
             elif text.strip():
                 faults.append(f"line {line}: '{variant}' is not in variants.txt")
         if faults:
-            raise UserError(f"{file}: {len(faults)} lines name an unknown variant.", details=faults)
+            raise UserError(f"{file}: {counted(len(faults), 'line', 'name')} an unknown variant.", details=faults)
         return tuple(items)
 
 
@@ -101,8 +103,9 @@ class VariantLists:
 class ClassFolders:
     """ImageNet and its variants: one folder per WordNet id, or per label number.
 
-    train, test: places where each part may lie, the official one first; test-only sets have no
-    train. names: list of class names. solution: CSV that labels a flat test folder (Kaggle's ImageNet).
+    train, test: folders where each part may be, the official one first; test-only sets have no
+    train. names: name of the list of classes. numbered: folders are called 0, 1, ... in label order.
+    solution: CSV that labels a flat test folder (Kaggle's ImageNet).
     """
 
     test: tuple[str, ...]
@@ -112,22 +115,22 @@ class ClassFolders:
     solution: str = ""
 
     def recognises(self, folder: Path) -> bool:
-        """Whether this folder surely holds the dataset."""
+        """Whether this folder certainly holds the dataset."""
         base = self._find(folder, self.train or self.test)
         if base is None or self._find(folder, self.test) is None:
             return False
-        return {e.name for e in os.scandir(base) if e.is_dir()}.issuperset(self._keys())
+        return {entry.name for entry in scan(base) if entry.is_dir()}.issuperset(self._keys())
 
     def build(self, entry: Entry, folder: Path) -> Dataset:
         """Read the folder. Raises UserError."""
         keys = self._keys()
         if not self._find(folder, self.test):
             details = [f"expected {folder.name}/{line}" for line in self.tree()]
-            raise UserError(f"{folder}: the folders of {entry.title} are not here.", details=details)
+            raise UserError(f"{folder}: the folders of {entry.title} are not in it.", details=details)
         parts = {"train": self._items(folder, self.train, keys), "val": ()}
         parts["test"] = self._items(folder, self.test, keys) or self._solved(folder, keys)
-        classes = tuple(words for _, words in class_list(self.names))
-        return _assemble(entry, parts, classes, folder, "class folders, file names sorted")
+        names = [name for _, name in class_list(self.names)]
+        return _assemble(entry, parts, names, folder, "class folders, file names sorted")
 
     def tree(self) -> tuple[str, ...]:
         """What the folder should hold."""
@@ -146,8 +149,8 @@ class ClassFolders:
         base = self._find(folder, places)
         if base is None:
             return ()
-        there = {entry.name for entry in os.scandir(base) if entry.is_dir()}
-        return tuple(Item(p, y) for y, key in enumerate(keys) if key in there for p in image_files(base / key))
+        folders = {entry.name for entry in scan(base) if entry.is_dir()}
+        return tuple(Item(p, y) for y, key in enumerate(keys) if key in folders for p in image_files(base / key))
 
     def _solved(self, folder: Path, keys: Sequence[str]) -> tuple[Item, ...]:
         """Items of a flat test folder, labelled by the solution file."""
@@ -178,7 +181,7 @@ def read_split(file: Path) -> _Split:
 
 
 def mirror(entry: Entry, folder: Path, lacks: str) -> Dataset:
-    """A copy that brings its own train and test folders; its split is not the public one."""
+    """A copy with its own train and test folders; its split is not the public one."""
     place = folder
     while not split_folders(place) and len(inner := _visible_folders(place)) == 1:
         place = inner[0]
@@ -189,41 +192,38 @@ def mirror(entry: Entry, folder: Path, lacks: str) -> Dataset:
     raise UserError(
         f"{folder}: {lacks} is missing, so the public split of {entry.title} is unknown.",
         details=[f"expected in {folder.name}/: {line}" for line in entry.layout.tree()],
-        hint=f"see `dca datasets show {entry.name}`; to use the images as a plain folder, name the image folder itself",
+        hint=[show_dataset(entry.name), "name the image folder itself to use it as a plain folder of images"],
     )
 
 
 def adopt(entry: Entry, dataset: Dataset) -> Dataset | None:
-    """Give a plain folder the names, order and template of a catalog entry, if its classes are the entry's."""
-    names = entry.class_list()
-    label = {plain(text): y for y, pair in enumerate(names) for text in pair}
-    labels = [label.get(plain(key)) for key in dataset.keys]
-    if not names or sorted(y for y in labels if y is not None) != list(range(len(names))):
+    """Give a plain folder the names, order and template of a catalog entry, if its classes are exactly the entry's.
+
+    The labels stay those of the folder.
+    """
+    classes = entry.class_list()
+    index = {fold(text): y for y, pair in enumerate(classes) for text in pair}
+    found = [index.get(fold(label)) for label in dataset.labels]
+    if not classes or sorted(y for y in found if y is not None) != list(range(len(classes))):
         return None
-    turned = {old: new for old, new in enumerate(labels) if new is not None}
+    new = {old: y for old, y in enumerate(found) if y is not None}
+    old = {y: label for label, y in new.items()}
 
     def relabel(items: Iterable[Item]) -> tuple[Item, ...]:
-        return tuple(sorted((Item(i.picture, turned[i.label]) for i in items), key=lambda i: i.label))
+        return tuple(sorted((Item(i.image, new[i.label]) for i in items), key=lambda i: i.label))
 
     return replace(
         dataset,
         name=entry.name,
-        classes=tuple(words for _, words in names),
-        keys=tuple(key for key, _ in names),
+        labels=tuple(dataset.labels[old[y]] for y in range(len(classes))),
+        names=tuple(name for _, name in classes),
+        keys=tuple(key for key, _ in classes),
         train=relabel(dataset.train),
         val=relabel(dataset.val),
         test=relabel(dataset.test),
         template=entry.template,
+        public=entry.name,
     )
-
-
-def plain(name: str) -> str:
-    """Letters and digits of a name, for comparing spellings.
-
-    >>> plain("Ram C/V Cargo_Van") == plain("ram c-v cargo van")
-    True
-    """
-    return re.sub(r"[\W_]+", "", name.casefold())
 
 
 def _existing(folder: Path, file: str) -> Path | None:
@@ -234,7 +234,7 @@ def _existing(folder: Path, file: str) -> Path | None:
 def _visible_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return [Path(e.path) for e in os.scandir(folder) if e.is_dir() and not hidden(e.name)]
+    return [Path(entry.path) for entry in scan(folder) if entry.is_dir() and not hidden(entry.name)]
 
 
 def _stored_names(file: Path, split: _Split) -> tuple[str, ...]:
@@ -242,16 +242,16 @@ def _stored_names(file: Path, split: _Split) -> tuple[str, ...]:
     names = dict.fromkeys((y, name) for rows in split.values() for _, y, name in rows)
     count = Counter(y for y, _ in names)
     if sorted(count) != list(range(len(names))):
-        twice = [f"label {y} is called {n} different names" for y, n in count.items() if n > 1]
+        twice = [f"label {y} has {n} different names" for y, n in count.items() if n > 1]
         raise UserError(f"{file}: labels are not 0..{len(names) - 1} with one name each.", details=twice)
     return tuple(name for _, name in sorted(names))
 
 
 def _placer(folder: Path, images: Sequence[str], paths: Sequence[str]) -> tuple[Path, Callable[[str], Path]]:
-    """The folder that split paths are relative to, and where each path's image lies.
+    """The folder that split paths are relative to, and a function from a split path to its image.
 
-    Takes the image folder that has most of a sample of the paths; if none has any, looks the
-    file names up wherever they lie, so that re-arranged copies are understood.
+    Takes the image folder that has most of a sample of the paths. If none has any, images are found
+    by file name anywhere under `folder`, so that re-arranged copies are understood.
     """
     sample = paths[:: max(1, len(paths) // 64)]
     bases = [folder / sub for sub in images] + [folder]
@@ -282,9 +282,31 @@ def _words(folders: Iterable[str]) -> set[str]:
 def _assemble(
     entry: Entry, parts: dict[str, tuple[Item, ...]], stored: Sequence[str], root: Path, split: str
 ) -> Dataset:
-    """The dataset of an entry; class keys are the catalog's where the names agree."""
-    classes = tuple(words_of(name) for name in stored)
-    names = entry.class_list()
-    official = classes == tuple(words for _, words in names)
-    keys = tuple(key for key, _ in names) if official else tuple(stored)
-    return Dataset(entry.name, classes, parts["train"], parts["val"], parts["test"], entry.template, keys, root, split)
+    """The dataset of an entry; its classes have keys where the names are the catalog's."""
+    names = tuple(words_of(name) for name in stored)
+    classes = entry.class_list()
+    keys = tuple(key for key, _ in classes) if names == tuple(name for _, name in classes) else ()
+    return Dataset(
+        name=entry.name,
+        labels=_distinct(names, keys),
+        names=names,
+        train=parts["train"],
+        val=parts["val"],
+        test=parts["test"],
+        template=entry.template,
+        keys=keys,
+        root=root,
+        split=split,
+        public=entry.name,
+    )
+
+
+def _distinct(names: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """A label for each class: its name, with the key where two classes share a name (ImageNet).
+
+    >>> _distinct(["tench", "missile", "missile"], ["n1", "n2", "n3"])
+    ('tench', 'missile (n2)', 'missile (n3)')
+    """
+    count = Counter(names)
+    marks = keys or [str(y) for y in range(len(names))]
+    return tuple(f"{name} ({mark})" if count[name] > 1 else name for name, mark in zip(names, marks, strict=True))

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dca.core.errors import UserError, counted
+from dca.core.errors import UserError
+from dca.core.wording import counted
+from dca.data.decode import is_special
+from dca.data.sources.walk import IMAGE_SUFFIXES
 
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "class", "category", "label_name", "class_name", "target")
@@ -20,14 +23,12 @@ SPLIT_NAMES = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-_SUFFIXES = "jpg jpeg jpe jfif png bmp dib gif webp tif tiff ppm pgm pbm pnm avif heic heif"
-IMAGE_SUFFIXES = frozenset(f".{suffix}" for suffix in _SUFFIXES.split(" "))
 _EXPECTED = "expected a header 'path,label' or 'path,label,split'"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One picture of an image list; `split` is train, val, test or empty."""
+    """One image of a list; `split` is train, val, test or empty."""
 
     line: int
     path: Path
@@ -71,7 +72,7 @@ def read_rows(table: Path) -> list[Row]:
 
 
 def has_labels(table: Path) -> bool:
-    """Whether an image list has a label column (captions alone do not make classes)."""
+    """Whether an image list has a label column (captions alone are no classes)."""
     if table.suffix.lower() == ".jsonl":
         return any(record.get("label") for _, record in _json_records(table))
     header, _ = _csv_header(table)
@@ -92,6 +93,8 @@ def _row(folder: Path, line: int, record: dict[str, str]) -> Row | str:
     split = record["split"].lower()
     if split and split not in SPLIT_NAMES:
         return f"line {line}: split '{record['split']}' is none of train, val, test"
+    if is_special(path):
+        return f"line {line}: not a regular file: {record['path']}"
     if not path.is_file():
         return f"line {line}: no such file: {record['path']}"
     return Row(line, path, record["label"], SPLIT_NAMES.get(split, ""))

@@ -1,4 +1,4 @@
-"""What methods over frozen features share: the plain encoders, views, and a choice made on validation images."""
+"""Shared by methods over frozen features: class texts, views, and selection on validation images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Method, Problem, Step, Support
+from dca.methods.interface import Batch, Method, Problem, Support
 from dca.methods.recipe import Recipe
 
 T = TypeVar("T")
-# The sentences that CLIP's authors chose for ImageNet; other sets have one of their own.
+# The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence.
 SEVEN = (
     "itap of a {}.",
     "a bad photo of the {}.",
@@ -31,9 +31,11 @@ SEVEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenOptions(Recipe):
-    """What every method over frozen features can be told."""
+    """Options of every method over frozen features."""
 
-    templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: the dataset's own, on ImageNet CLIP's")
+    templates: tuple[str, ...] = opt(
+        (), "sentences with {} for the name; none: the dataset's own, for ImageNet CLIP's seven"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,9 +56,9 @@ def unit_mean(texts: Tensor) -> Tensor:
     return F.normalize(F.normalize(texts, dim=-1).mean(dim=0), dim=-1)
 
 
-def image_views(support: Support, clip: CLIP, views: int) -> Tensor:
+def image_views(support: Support, views: int) -> Tensor:
     """Raw features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
-    rows = support.frozen_features(clip, views=views)
+    rows = support.frozen_features(views=views)
     return rows.reshape(max(views, 1), -1, rows.shape[-1]).transpose(0, 1).contiguous()
 
 
@@ -68,18 +70,18 @@ def one_view(batch: Batch) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows (N, C) whose largest value stands at their label (N,)."""
+    """Share of rows (N, C) whose largest value is that of their label (N,)."""
     return float((logits.argmax(dim=-1) == labels).double().mean())
 
 
 def first_best(candidates: Iterable[T], score: Callable[[T], float]) -> tuple[T, float]:
-    """The candidate of the highest score, and that score; of equal ones the first."""
+    """The first candidate with the highest score, and that score."""
     scored = [(candidate, score(candidate)) for candidate in candidates]
     return max(scored, key=lambda pair: pair[1])
 
 
 def shape_problems(found: dict[str, tuple[Tensor, tuple[int, ...]]]) -> list[str]:
-    """One line for each tensor that is not of the shape it should be."""
+    """One line for each tensor whose shape is not the expected one."""
     return [
         f"{name}: shape {tuple(tensor.shape)}, expected {shape}"
         for name, (tensor, shape) in found.items()
@@ -88,14 +90,10 @@ def shape_problems(found: dict[str, tuple[Tensor, tuple[int, ...]]]) -> list[str
 
 
 class FrozenMethod(Method):
-    """A method whose image features are CLIP's own; what it learns lies behind them."""
+    """A method that leaves both towers unchanged and works on their features."""
 
     imagenet_templates: ClassVar[Sequence[str]] = SEVEN
 
     def texts(self) -> Tensor:
         """Text features of the sentences, not normalised: (T, C, D)."""
         return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
-
-    def step(self, batch: Batch) -> Step:
-        """A loss of one batch, for methods that have one."""
-        raise TypeError(f"{self.name} has no training step")

@@ -1,7 +1,7 @@
 """Gaussian heads as one family.
 
 Every head here scores a class by a Gaussian about its mean μ_c, and they differ in Σ_c. For DCA μ_c is
-the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`heads.Head`):
+the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`mahalanobis_head.py`):
 
     log p(c | f) = -½ (f - μ_c)ᵀ Σ_c⁻¹ (f - μ_c) [ - ½ log det Σ_c ] + log π_c + const
     Σ_c = shrink( (1 - l) S_c + l S ),   S_c of the class, S pooled within the classes
@@ -17,8 +17,8 @@ the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`h
 
 V_d and V_o are the mean diagonal and off-diagonal entries of S. A convex shrinkage is an additive
 one times a factor: (1 - ρ) S + ρ V_d I = (1 - ρ) (S + γ1 V_d I), γ1 = ρ / (1 - ρ). So all of them
-are `metric.Covariance`, computed from rows and never from D×D matrices of a class, and `covariances`
-gives them to whoever measures: log-likelihoods here, DCA's head, and DCA's L_in.
+are `metric.Precision`, computed from rows and never from D×D matrices of a class. `precisions` yields
+them for the log-likelihoods here, for DCA's head and for DCA's L_in.
 
 Goswami et al., FeCAM, NeurIPS 2023. Wang et al., A Hard-to-Beat Baseline for Training-free
 CLIP-based Adaptation, ICLR 2024. Ledoit and Wolf, J. Multivariate Analysis 88, 2004. Chen et al.,
@@ -38,15 +38,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import metric
-from dca.methods.shared.metric import Covariance, IndefiniteError
+from dca.methods.shared.metric import IndefiniteError, Precision
 from dca.methods.shared.shots import Shots
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
-# What DCA's head may measure with: each class's own Σ, shrunk by γ1 and γ2, or one for all.
+# Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
 COVARIANCES = ("class", *SHRINKAGES[3:])
 MOST_RHO = 1 - 1e-9
-# How many classes are taken at once: bounds memory, not results.
-CLASSES = 64
 # Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
 GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
 
@@ -61,7 +59,7 @@ class Gaussian:
     """One head of the family; symbols as above.
 
     shrinkage: "identity" for Σ = I; "additive" takes gamma1 and gamma2, "convex" takes rho; the
-    others find theirs in the data, and pooling must then be 1. Classes with a single image have
+    others estimate ρ from the data, and pooling must then be 1. Classes with a single image have
     no S_c: they take S, or without pooling the covariance of all images about their mean, with
     the γ1 and γ2 of `single` where that is given.
     unit_means: normalise μ_c before measuring; with Σ = I and unit f this is the cosine.
@@ -106,7 +104,7 @@ def dca(
 ) -> Gaussian:
     """DCA's head, or with another of COVARIANCES.
 
-    Where γ1 and γ2 are the table's for these shots, classes with one image take the table's for one shot.
+    If γ1 and γ2 are the table's values for these shots, classes with one image take its values for one shot.
     """
     assert gamma1 is not None
     assert gamma2 is not None
@@ -160,13 +158,15 @@ def oas(x: Tensor) -> float:
     return min((squared + variance**2) / below, 1.0) if below > 0 else 1.0
 
 
-def shrunk(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Covariance:
-    """Σ̂ of rows U (..., R, D), without the factor that `factor` gives."""
+def shrunk(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
+    """Σ̂⁻¹ of rows U (..., R, D) of a problem with n images."""
     if gaussian.shrinkage == "gda":
-        return metric.covariance(U, U.shape[-1] / max(n - 1, 1), 0.0, normalize=gaussian.normalize)
+        return metric.precision(U, U.shape[-1] / max(n - 1, 1), 0.0, normalize=gaussian.normalize)
     if gaussian.shrinkage == "additive":
-        return metric.covariance(U, gaussian.gamma1, gaussian.gamma2, normalize=gaussian.normalize)
-    return metric.covariance(U, rho / (1 - rho), 0.0, normalize=gaussian.normalize)
+        return metric.precision(U, gaussian.gamma1, gaussian.gamma2, normalize=gaussian.normalize)
+    form = metric.precision(U, rho / (1 - rho), 0.0, normalize=gaussian.normalize)
+    # Correlations do not see the factor of a convex shrinkage.
+    return form if gaussian.normalize else form.scaled(1 - rho)
 
 
 def rho_of(gaussian: Gaussian, centred: Tensor | None = None) -> float:
@@ -178,73 +178,44 @@ def rho_of(gaussian: Gaussian, centred: Tensor | None = None) -> float:
     return min(rho, MOST_RHO)
 
 
-def factor(gaussian: Gaussian, rho: float) -> float:
-    """What Σ̂ of `shrunk` is to be multiplied by: 1 - ρ of a convex shrinkage, which correlations do not see."""
-    return 1.0 if gaussian.normalize else 1 - rho
-
-
-def shared_covariance(shots: Shots, gaussian: Gaussian) -> tuple[Covariance, float]:
-    """Σ̂ pooled within the classes, and the factor it is to be multiplied by."""
-    features, labels = shots.flat()
+def shared_precision(shots: Shots, gaussian: Gaussian) -> Precision:
+    """Σ̂⁻¹ of the covariance pooled within the classes."""
     means = shots.means().double()
-    rho = rho_of(gaussian, features.double() - means[labels])
-    return shrunk(shots.pooled_rows(means), gaussian, len(features), rho), factor(gaussian, rho)
+    rho = rho_of(gaussian, shots.features.double() - means[shots.labels()])
+    return shrunk(shots.pooled_rows(means), gaussian, len(shots.features), rho)
 
 
-def covariances(
-    shots: Shots, gaussian: Gaussian, centers: Tensor | None = None
-) -> Iterator[tuple[Tensor, Covariance, float]]:
-    """Places of some classes (c,), their Σ̂ and the factor it is to be multiplied by, until every class had its turn.
+def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) -> Iterator[tuple[Tensor, Precision]]:
+    """Places of some classes (c,) and their Σ̂⁻¹ in float64, until every class had its turn.
 
-    Σ̂ is a batch (c,), or (1,) where those classes share one. centers: (M, C, D) to measure a class's spread
-    about, such as text features, instead of the means of the images (a shared Σ̂ is always about
-    those); Σ̂ is then (M, c) or (M, 1). Made in float64 for a few classes at a time from the stored
-    features: that is cheaper than keeping M copies of them, and memory stays flat in C.
+    Σ̂⁻¹ is a batch (c,), or (1,) where those classes share one. centers: (M, C, D) to measure the spread of
+    a class about, such as text features, instead of the means of the images (a shared Σ̂ is always about
+    those); the batch is then (M, c) or (M, 1). A few classes of similar counts at a time.
     """
     if gaussian.shared:
-        common, scale = shared_covariance(shots, gaussian)
-        yield torch.arange(len(shots.counts), device=shots.counts.device), common.map(lambda t: t[None]), scale
+        common = shared_precision(shots, gaussian)
+        yield torch.arange(len(shots.counts), device=shots.counts.device), common.map(lambda t: t[None])
         return
-    many, n = shots.counts > 1, int(shots.counts.sum())
-    pooled = None
-    if gaussian.pooling or not many.all():
+    n, rho, pooled = len(shots.features), rho_of(gaussian), None
+    single = (shots.counts < 2).nonzero().flatten()
+    if gaussian.pooling or len(single):
         about = shots.means() if centers is None and gaussian.pooling else centers
         pooled = shots.pooled_rows(about)[..., None, :, :]
-    rho = rho_of(gaussian)
-    for group in torch.split(many.nonzero().flatten(), CLASSES):
-        U = shots.class_rows(group, centers)
+    for places, K in shots.batches(1 if centers is None else len(centers)):
+        U = shots.class_rows(places, K, centers)
         if gaussian.pooling and pooled is not None:
             common_rows = pooled.expand(*U.shape[:-2], *pooled.shape[-2:])
             U = torch.cat([math.sqrt(1 - gaussian.pooling) * U, math.sqrt(gaussian.pooling) * common_rows], dim=-2)
-        with numbered(group):
+        with numbered(places):
             own = shrunk(U, gaussian, n, rho)
-        yield group, own, factor(gaussian, rho)
-    if not many.all() and pooled is not None:
-        yield (~many).nonzero().flatten(), shrunk(pooled, gaussian.of_single, n, rho), factor(gaussian, rho)
-
-
-def of_every_class(shots: Shots, gaussian: Gaussian) -> Covariance:
-    """Σ̂ of every class about its own mean, as one batch (C,): the constants of L_in."""
-    order, batches = [], []
-    for places, cov, _ in covariances(shots, gaussian):
-        order.append(places)
-        batches.append(cov[torch.arange(len(places), device=places.device) % len(cov.a)])
-    return metric.concatenate(batches)[torch.cat(order).argsort()]
-
-
-def distances(f: Tensor, means: Tensor, shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) -> Tensor:
-    """d_m of every f (N, D) to every class about its means (M, C, D): (M, C, N). centers: see `covariances`."""
-    if gaussian.shrinkage == "identity":
-        return metric.euclidean(f, means)
-    out = f.new_empty(*means.shape[:2], len(f))
-    for places, cov, scale in covariances(shots, gaussian, centers):
-        out[:, places] = metric.mahalanobis(cov.to(f.dtype), f, means[:, places]) / scale
-    return out
+        yield places, own
+    if len(single) and pooled is not None:
+        yield single, shrunk(pooled, gaussian.of_single, n, rho)
 
 
 @contextmanager
 def numbered(group: Tensor) -> Iterator[None]:
-    """Errors about places in a batch become errors about the classes `group` that it held."""
+    """Turn the places of an IndefiniteError in a batch into the classes `group` (c,) of the batch."""
     try:
         yield
     except IndefiniteError as error:
@@ -253,19 +224,11 @@ def numbered(group: Tensor) -> Iterator[None]:
 
 @contextmanager
 def naming_classes(names: Sequence[str]) -> Iterator[None]:
-    """Errors of the mathematics speak of class numbers; people know names."""
+    """Turn the class numbers of an IndefiniteError into class names."""
     try:
         yield
     except IndefiniteError as error:
         raise IndefiniteError(error.classes, *error.gammas, names=names) from None
-
-
-def log_determinant(cov: Covariance) -> Tensor:
-    """Logarithm of det Σ̂, (...): that of aI + bJ, of the rows, and of the scaling to correlations."""
-    D = cov.U.shape[-1]
-    base = (D - 1) * cov.a.log() + (cov.a + D * cov.b).log()
-    rows = 2 * cov.L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
-    return base + rows - 2 * cov.s.log().sum(dim=-1)
 
 
 def linear(shots: Shots, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -274,20 +237,19 @@ def linear(shots: Shots, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Te
         raise ValueError("only a covariance that all classes share makes a linear head")
     W = means = means_of(shots, gaussian)
     if gaussian.shrinkage != "identity":
-        cov, scale = shared_covariance(shots, gaussian)
-        W = metric.precision_times(cov, means) / scale
+        W = metric.precision_times(shared_precision(shots, gaussian), means)
     return W, log_prior - (W * means).sum(dim=-1) / 2
 
 
 def log_likelihoods(f: Tensor, shots: Shots, gaussian: Gaussian) -> Tensor:
-    """What the softmax takes, up to what all classes share: f (N, D) -> (N, C). Exact in float64."""
+    """Input of the softmax, up to a term that all classes share: f (N, D) -> (N, C). Exact in float64."""
     if gaussian.shared:
         W, b = linear(shots, gaussian)
         return f @ W.T + b
     means = means_of(shots, gaussian)
     out = f.new_empty(len(means), len(f))
-    for places, cov, scale in covariances(shots, gaussian):
-        out[places] = -metric.mahalanobis(cov, f, means[places]) / (2 * scale)
+    for places, form in precisions(shots, gaussian):
+        out[places] = -metric.mahalanobis(form, f, means[places]) / 2
         if gaussian.log_det:
-            out[places] -= log_determinant(cov)[..., None] / 2
+            out[places] -= form.log_det[..., None] / 2
     return out.T

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.metric import Covariance, quadratic
+from dca.methods.shared.metric import Precision, quadratic
 
 INTRA = ("mahalanobis", "l2", "l1")
 INTRA_REDUCTIONS = ("element", "mean", "sum")
@@ -14,7 +14,7 @@ SEPARATION_REDUCTIONS = ("mean", "sum")
 
 
 def classification(logits: Tensor, labels: Tensor) -> Tensor:
-    """L_cls, Eq. 9: cross-entropy of each prompt on its own, summed over the prompts.
+    """L_cls, Eq. 9: sum over the prompts of the cross-entropy of each prompt.
 
     logits: (M, B, C). labels: (B,). Each prompt's term is the mean over the batch.
     """
@@ -24,22 +24,22 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
 def intra_class(
     features: Tensor,
     centers: Tensor,
-    cov: Covariance | None,
+    precision: Precision | None,
     *,
     form: str = "mahalanobis",
     reduction: str = "element",
 ) -> Tensor:
-    """L_in, Eq. 11: how far each image lies from the centre of its class.
+    """L_in, Eq. 11: distance of each image from the centre of its class.
 
-    features, centers: (B, D), centers already those of the images' classes, cov likewise (for
-    the Mahalanobis form). The reduction is the sum over images, their mean, or the mean over
+    features, centers: (B, D), one centre and, for the Mahalanobis form, one precision
+    per image. The reduction is the sum over images, their mean, or the mean over
     images and dimensions.
     """
     delta = features - centers
     if form == "mahalanobis":
-        if cov is None:
+        if precision is None:
             raise ValueError("the Mahalanobis form needs covariances")
-        distance = quadratic(cov, delta)
+        distance = quadratic(precision, delta)
     elif form == "l2":
         distance = delta.square().sum(dim=-1)
     else:

@@ -4,74 +4,55 @@ A class covariance of K images in D dimensions has rank below K, and shrinkage a
 multiple of the identity and a multiple of the all-ones matrix:
 
     Σ_s = Uᵀ U + a I + b J,    a = γ1 V_d - γ2 V_o,    b = γ2 V_o
+    Σ̂ = S⁻¹ Σ_s S⁻¹,          S the square root of the diagonal of Σ_s, or I
 
-so everything is computed from the K rows of U; no D×D matrix of a class ever exists.
+so everything is computed from the rows of U; no D×D matrix of a class ever exists. A distance
+needs the inverse, which has the same structure:
+
+    Σ̂⁻¹ = diag(h) - σ q qᵀ - Pᵀ P,    h = s² / a,    q = √(|κ| / a) s,    σ = sign κ
+    κ = b / (a + b D),    P = L⁻¹ (U - κ U J) S / a,    L Lᵀ = I + U B⁻¹ Uᵀ,    B = a I + b J
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dca.core.errors import UserError
 
 METRICS = ("mahalanobis", "euclidean", "cosine")
 SCORES = ("inverse", "negative")
-# Total variance of unit features below which they are the same up to rounding.
+# Total variance of unit features below which they are equal up to rounding.
 FLAT = 1e-12
 
 
 @dataclass(frozen=True)
-class Covariance:
-    """Shrunk, normalised covariances Σ̂ = S⁻¹ (UᵀU + aI + bJ) S⁻¹ of a batch of classes.
+class Precision:
+    """Inverses Σ̂⁻¹ of a batch of shrunk covariances; symbols as above.
 
-    U: (..., R, D) centred features over sqrt(n - 1). a, b: (...). s: (..., D), the diagonal
-    of S (ones without normalisation). L: (..., R, R), Cholesky factor of I + U B⁻¹ Uᵀ with
-    B = aI + bJ.
+    diagonal: h (..., D). ones: q (..., D). sign: σ (...). rows: P (..., R, D). log_det: of Σ̂, (...).
     """
 
-    U: Tensor
-    a: Tensor
-    b: Tensor
-    s: Tensor
-    L: Tensor
+    diagonal: Tensor
+    ones: Tensor
+    sign: Tensor
+    rows: Tensor
+    log_det: Tensor
 
-    @property
-    def kappa(self) -> Tensor:
-        """κ of B⁻¹x = (x - κ (1·x) 1) / a, (...)."""
-        return self.b / (self.a + self.b * self.U.shape[-1])
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Covariance:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Precision:
         """The same with `change` applied to each tensor."""
-        return Covariance(*(change(t) for t in (self.U, self.a, self.b, self.s, self.L)))
+        parts = (self.diagonal, self.ones, self.sign, self.rows, self.log_det)
+        return Precision(*(change(part) for part in parts))
 
-    def to(self, dtype: torch.dtype) -> Covariance:
-        """The same in another precision."""
-        return self.map(lambda t: t.to(dtype))
-
-    def __getitem__(self, index: Tensor) -> Covariance:
-        """The classes at `index`."""
-        return self.map(lambda t: t[index])
-
-    def rows(self, R: int) -> Covariance:
-        """The same with U padded to R rows: zero rows of U are identity rows of L."""
-        extra = R - self.U.shape[-2]
-        if extra == 0:
-            return self
-        L = nn.functional.pad(self.L, (0, extra, 0, extra))
-        L.diagonal(dim1=-2, dim2=-1)[..., -extra:] = 1
-        return Covariance(nn.functional.pad(self.U, (0, 0, 0, extra)), self.a, self.b, self.s, L)
-
-
-def concatenate(parts: Sequence[Covariance]) -> Covariance:
-    """One batch of several, padded to the most rows."""
-    R = max(part.U.shape[-2] for part in parts)
-    padded = [part.rows(R) for part in parts]
-    joined = zip(*((p.U, p.a, p.b, p.s, p.L) for p in padded), strict=True)
-    return Covariance(*(torch.cat(tensors) for tensors in joined))
+    def scaled(self, factor: float) -> Precision:
+        """The inverses of Σ̂ times a positive factor."""
+        root, D = math.sqrt(factor), self.diagonal.shape[-1]
+        log_det = self.log_det + D * math.log(factor)
+        return Precision(self.diagonal / factor, self.ones / root, self.sign, self.rows / root, log_det)
 
 
 def mean_entries(U: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,8 +63,8 @@ def mean_entries(U: Tensor) -> tuple[Tensor, Tensor]:
     return trace / D, (everything - trace) / (D * (D - 1))
 
 
-def covariance(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True) -> Covariance:
-    """Shrink and normalise UᵀU, Eq. 6. U: (..., R, D).
+def precision(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True) -> Precision:
+    """Shrink and normalise UᵀU, Eq. 6, and invert it. U: (..., R, D).
 
     PAPER: the sentence under Eq. 6 swaps the names of V_m and V_n; read literally nearly all
     eigenvalues would be negative. γ1 goes with the mean variance and γ2 with the mean
@@ -97,13 +78,17 @@ def covariance(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = Tru
     a = torch.where(flat, 1.0, gamma1 * v_d - gamma2 * v_o)
     b = torch.where(flat, 0.0, gamma2 * v_o)
     require_positive_definite(a, a + b * D, gamma1, gamma2)
-    diagonal = U.square().sum(dim=-2) + (a + b)[..., None]
-    s = diagonal.sqrt() if normalize else torch.ones_like(diagonal)
+    variances = U.square().sum(dim=-2) + (a + b)[..., None]
+    s = variances.sqrt() if normalize else torch.ones_like(variances)
     kappa = b / (a + b * D)
-    ones = U.sum(dim=-1)
-    gram = U @ U.mT - kappa[..., None, None] * ones[..., :, None] * ones[..., None, :]
-    Q = torch.eye(U.shape[-2], dtype=U.dtype, device=U.device) + gram / a[..., None, None]
-    return Covariance(U=U, a=a, b=b, s=s, L=torch.linalg.cholesky(Q))
+    centred = U - (kappa[..., None] * U.sum(dim=-1))[..., None]
+    Q = torch.eye(U.shape[-2], dtype=U.dtype, device=U.device) + U @ centred.mT / a[..., None, None]
+    L = torch.linalg.cholesky(Q)
+    rows: Tensor = torch.linalg.solve_triangular(L, centred * s[..., None, :] / a[..., None, None], upper=False)
+    log_det = (D - 1) * a.log() + (a + D * b).log() - 2 * s.log().sum(dim=-1)
+    log_det = log_det + 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+    ones = (kappa.abs() / a).sqrt()[..., None] * s
+    return Precision(s.square() / a[..., None], ones, kappa.sign(), rows, log_det)
 
 
 class IndefiniteError(UserError):
@@ -127,38 +112,29 @@ def require_positive_definite(a: Tensor, along_ones: Tensor, gamma1: float, gamm
         raise IndefiniteError(places, gamma1, gamma2)
 
 
-def quadratic(cov: Covariance, delta: Tensor) -> Tensor:
+def quadratic(form: Precision, delta: Tensor) -> Tensor:
     """δᵀ Σ̂⁻¹ δ, one δ for each class of the batch. delta: (..., D) -> (...)."""
-    g = cov.s * delta
-    ones = g.sum(dim=-1)
-    plain = (g.square().sum(dim=-1) - cov.kappa * ones.square()) / cov.a
-    projected = (cov.U @ g[..., None])[..., 0] - cov.kappa[..., None] * cov.U.sum(dim=-1) * ones[..., None]
-    solved: Tensor = torch.linalg.solve_triangular(cov.L, (projected / cov.a[..., None])[..., None], upper=False)
-    return plain - solved.square().sum(dim=(-2, -1))
+    plain = (form.diagonal * delta.square()).sum(dim=-1)
+    along = (form.ones * delta).sum(dim=-1).square()
+    return plain - form.sign * along - (form.rows @ delta[..., None]).square().sum(dim=(-2, -1))
 
 
-def precision_times(cov: Covariance, u: Tensor) -> Tensor:
+def precision_times(form: Precision, u: Tensor) -> Tensor:
     """Σ̂⁻¹ u. u: (..., D), one (or several, in leading axes) for each class -> the same shape."""
-    g = cov.s * u
-    y = (g - (cov.kappa * g.sum(dim=-1))[..., None]) / cov.a[..., None]
-    small = torch.cholesky_solve(cov.U @ y[..., None], cov.L)
-    back = (cov.U.mT @ small)[..., 0]
-    correction = (back - (cov.kappa * back.sum(dim=-1))[..., None]) / cov.a[..., None]
-    return cov.s * (y - correction)
+    along = form.sign * (form.ones * u).sum(dim=-1)
+    back = (form.rows.mT @ (form.rows @ u[..., None]))[..., 0]
+    return form.diagonal * u - along[..., None] * form.ones - back
 
 
-def mahalanobis(cov: Covariance, f: Tensor, u: Tensor) -> Tensor:
+def mahalanobis(form: Precision, f: Tensor, u: Tensor) -> Tensor:
     """d_m(f, u) = (f - u)ᵀ Σ̂⁻¹ (f - u), Eq. 7, of every f with every class.
 
     f: (N, D). u: (..., D), one (or several, in leading axes) for each class of the batch.
-    Returns (..., N). fᵀΣ̂⁻¹f is computed once a class; each u then costs one dot product.
+    Returns (..., N). fᵀΣ̂⁻¹f is computed once per class; each u then costs one dot product.
     """
-    v = precision_times(cov, u)
-    a, kappa = cov.a[..., None], cov.kappa[..., None]
-    plain = (cov.s.square() @ f.square().mT - kappa * (cov.s @ f.mT).square()) / a
-    rows = cov.U - (kappa * cov.U.sum(dim=-1))[..., None]
-    P: Tensor = torch.linalg.solve_triangular(cov.L, rows * cov.s[..., None, :] / a[..., None], upper=False)
-    own = plain - (P @ f.mT).square().sum(dim=-2)
+    v = precision_times(form, u)
+    plain = form.diagonal @ f.square().mT - form.sign[..., None] * (form.ones @ f.mT).square()
+    own = plain - (form.rows @ f.mT).square().sum(dim=-2)
     return (own - 2 * v @ f.mT + (u * v).sum(dim=-1, keepdim=True)).clamp_min(0)
 
 
@@ -169,22 +145,31 @@ def euclidean(f: Tensor, u: Tensor) -> Tensor:
 
 
 def scores(distance: Tensor, tau: float, eps: float, form: str = "inverse") -> Tensor:
-    """What the softmax takes: τ / (d + ε), Eq. 8, or the Gaussian -τ d / 2."""
+    """Input of the softmax: τ / (d + ε), Eq. 8, or the Gaussian -τ d / 2."""
     return tau / (distance + eps) if form == "inverse" else -tau * distance / 2
 
 
-def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -> Tensor:
-    """U of each class: (x_i - c) / sqrt(n - 1), zero where a class has fewer than K images.
+def contrasts(K: int, like: Tensor) -> Tensor:
+    """Helmert's matrix (K - 1, K): orthonormal rows, each orthogonal to the ones vector.
 
-    features: (C, K, D), zero behind each class's count. counts: (C,), at least 2.
+    Its first n - 1 rows use only the first n columns, so they serve a class of n images.
+    """
+    j = torch.arange(1, K, dtype=like.dtype, device=like.device)
+    rows = like.new_ones(K - 1, K).tril() - torch.diag_embed(j, offset=1)[: K - 1]
+    return rows / (j * (j + 1)).sqrt()[:, None]
+
+
+def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -> Tensor:
+    """U of each class, so that UᵀU = Σ_i (x_i - c)(x_i - c)ᵀ / (n - 1).
+
+    features: (C, K, D), zero after the images of each class. counts: (C,), at least 2.
     center: None for the class's own mean, or (..., C, D) such as a text feature for each
-    prompt. Returns (..., C, R, D), R = K or, with a given centre, K + 1: since
-    Σ(x-u)(x-u)ᵀ = Σ(x-x̄)(x-x̄)ᵀ + n (x̄-u)(x̄-u)ᵀ, the centre costs one more row.
+    prompt. Returns (..., C, R, D) with R = min(K - 1, D), and one more with a given centre, since
+    Σ(x-u)(x-u)ᵀ = Σ(x-x̄)(x-x̄)ᵀ + n (x̄-u)(x̄-u)ᵀ.
     """
     n = counts.to(features.dtype)[:, None]
     mean = features.sum(dim=1) / n
-    inside = torch.arange(features.shape[1], device=features.device) < counts[:, None]
-    rows = torch.where(inside[..., None], features - mean[:, None], 0.0) / (n - 1).sqrt()[..., None]
+    rows = _centred_rows(features, counts, mean) / (n - 1).sqrt()[..., None]
     if center is None:
         return rows
     gap = (mean - center) * (n / (n - 1)).sqrt()
@@ -192,12 +177,28 @@ def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -
     return torch.cat([rows, gap[..., None, :]], dim=-2)
 
 
+def _centred_rows(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
+    """X, (C, R, D) with R = min(K - 1, D), so that XᵀX = Σ_i (x_i - x̄)(x_i - x̄)ᵀ.
+
+    Contrasts between images need one row less than the centred images; more rows than dimensions
+    are folded by a QR decomposition.
+    """
+    K, D = features.shape[-2:]
+    places = torch.arange(K, device=features.device)
+    if K - 1 <= D:
+        used = places[1:] < counts[:, None]
+        return (contrasts(K, features) @ features) * used[..., None]
+    inside = places < counts[:, None]
+    folded: Tensor = torch.linalg.qr((features - mean[:, None]) * inside[..., None], mode="r")[1]
+    return folded
+
+
 def pooled_rows(features: Tensor, labels: Tensor, center: Tensor | None = None) -> Tensor:
-    """U of all images as one class, for sets of one image a class.
+    """U of all images as one class, for datasets with one image per class.
 
     features: (N, D). labels: (N,). center: None for the global mean, or (..., C, D): each image
     about the centre of its own class. Returns (..., R, D) with R = min(N, D): more rows than
-    dimensions are folded by a QR decomposition, which leaves UᵀU as it is.
+    dimensions are folded by a QR decomposition, which does not change UᵀU.
     """
     middle = features.mean(dim=0) if center is None else center[..., labels, :]
     rows: Tensor = (features - middle) / max(len(features) - 1, 1) ** 0.5

@@ -15,44 +15,44 @@ from dca.methods.interface import Problem
 RANDOM_STD = 0.02
 
 
-def ladder(problem: Problem) -> int:
-    """Epochs of CoOp's recipe by shots, which VPT and DAPT share; ImageNet takes 50 at any."""
+def coop_epochs(problem: Problem) -> int:
+    """Epochs of CoOp's recipe, which VPT and DAPT share: by shots, 50 for ImageNet."""
     if problem.shots <= 1 or problem.dataset == "imagenet":
         return 50
     return 100 if problem.shots <= 4 else 200
 
 
 def dropout(x: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
-    """A random share of x zeroed and the rest scaled up; x itself where there is no generator."""
+    """Zero a random share of x and scale the rest up; without a generator return x."""
     if generator is None or share == 0:
         return x
     kept = torch.rand(x.shape, generator=generator, device=x.device) >= share
     return x * kept / (1 - share)
 
 
-def alphabetical(classes: Sequence[str]) -> list[int]:
-    """Places of the classes in the order of their names: what is drawn over them heeds no numbering."""
-    return sorted(range(len(classes)), key=lambda place: classes[place])
+def alphabetical(names: Sequence[str]) -> list[int]:
+    """Class indices sorted by name, so random draws do not depend on the order of the labels."""
+    return sorted(range(len(names)), key=lambda place: names[place])
 
 
-def sentences(classes: Sequence[str], template: str) -> list[str]:
+def sentences(names: Sequence[str], template: str) -> list[str]:
     """The template with each class name in place of {}."""
-    return [template.replace("{}", name.replace("_", " ")) for name in classes]
+    return [template.replace("{}", name.replace("_", " ")) for name in names]
 
 
-def name_ids(clip: CLIP, classes: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
-    """Ids of each class's own tokens: name, suffix, EOT; `before`: words that stand in front of the name."""
-    written = sentences(classes, f"{before}{{}}{suffix}")
+def name_ids(clip: CLIP, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
+    """Token ids of each class: words `before`, the name, the suffix, EOT."""
+    written = sentences(names, f"{before}{{}}{suffix}")
     return [[*clip.tokenizer.words(sentence), clip.tokenizer.eot_id] for sentence in written]
 
 
-def require_room(clip: CLIP, classes: Sequence[str], names: Sequence[Sequence[int]], context: int) -> None:
-    """Raise for class names that do not fit behind SOS and a context of the given length."""
+def require_room(clip: CLIP, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
+    """Raise for class names whose ids do not fit after SOS and a context of the given length."""
     room = clip.config.text.context_length - 1 - context
-    long = [f"{c}: {len(ids)} tokens" for c, ids in zip(classes, names, strict=True) if len(ids) > room]
+    long = [f"{name}: {len(own)} tokens" for name, own in zip(names, ids, strict=True) if len(own) > room]
     if long:
         raise UserError(
-            f"class names longer than the {room} tokens that fit behind {context} learned ones",
+            f"class names longer than the {room} tokens that fit after {context} learned ones",
             details=long,
             hint="give these classes shorter names, e.g. in classnames.json",
         )
@@ -61,31 +61,32 @@ def require_room(clip: CLIP, classes: Sequence[str], names: Sequence[Sequence[in
 class TextPrompts(nn.Module):
     """M learned contexts in front of the class names.
 
-    contexts: M tensors, (L_m, W) shared by the classes or (C, L_m, W) of each class.
+    contexts: M tensors, (L_m, W) shared by the classes or (C, L_m, W), one per class.
+    name_ids: token ids of each class name, its suffix and EOT.
     """
 
     def __init__(
         self,
         clip: CLIP,
-        classes: Sequence[str],
+        names: Sequence[str],
         phrases: Sequence[str | int],
         *,
         per_class: bool,
         suffix: str,
         generator: torch.Generator,
     ) -> None:
-        """phrases: words to start from, or the length of a context to draw from normal(0, 0.02)."""
+        """phrases: initial words of each context, or the length of a context drawn from normal(0, 0.02)."""
         super().__init__()
-        self.names = name_ids(clip, classes, suffix)
+        self.name_ids = name_ids(clip, names, suffix)
         starts = [start_context(clip, phrase, generator) for phrase in phrases]
         if per_class:
-            starts = [start.expand(len(classes), -1, -1).clone() for start in starts]
+            starts = [start.expand(len(names), -1, -1).clone() for start in starts]
         self.contexts = nn.ParameterList(starts)
-        require_room(clip, classes, self.names, max(start.shape[-2] for start in starts))
+        require_room(clip, names, self.name_ids, max(start.shape[-2] for start in starts))
 
     def encode(self, clip: CLIP) -> Tensor:
         """Features of every class under every context, not normalised: (M, C, D)."""
-        return clip.encode_prompts(list(self.contexts), self.names)
+        return clip.encode_prompts(list(self.contexts), self.name_ids)
 
 
 def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -94,17 +95,17 @@ def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) 
 
 
 def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
-    """First value of a context (L, W): the words' embeddings, or that many random tokens."""
+    """Initial context (L, W): the embeddings of words, or that many random tokens."""
     if isinstance(phrase, int):
         return random_tokens(clip, (phrase, clip.config.text.width), generator)
     ids = clip.tokenizer.words(phrase)
     if not ids:
-        raise UserError(f"the phrase '{phrase}' holds no token to start a context from")
+        raise UserError(f"the phrase '{phrase}' has no token to start a context from")
     return clip.text.embed(ids).detach().clone()
 
 
 def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with torch's law for weight and bias, U(±1/sqrt(inputs)), from a private stream."""
+    """A linear layer with torch's initial distribution, U(±1/sqrt(inputs)), from a private stream."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=clip.device)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -114,7 +115,7 @@ def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) ->
 
 
 def visual_start(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
-    """First values (count, W) of visual tokens: uniform, in VPT's range."""
+    """Initial visual tokens (count, W): uniform, in VPT's range."""
     config = clip.config.vision
     reach = math.sqrt(6 / (3 * config.patch_size**2 + config.width))
     start = (2 * torch.rand(count, config.width, generator=generator) - 1) * reach
@@ -122,7 +123,7 @@ def visual_start(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
 
 
 class VisualTokens(nn.Module):
-    """V learned tokens between CLS and the patches, entering after ln_pre, at the first block only."""
+    """V learned tokens between CLS and the patches, inserted after ln_pre, before the first block only."""
 
     def __init__(self, clip: CLIP, count: int, generator: torch.Generator) -> None:
         super().__init__()

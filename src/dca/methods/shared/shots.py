@@ -1,8 +1,8 @@
-"""The training features that statistics of the classes are made of."""
+"""Training features grouped by class: the input of class statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +10,15 @@ from torch import Tensor
 
 from dca.methods.shared import metric
 
+# Classes per padded batch, and numbers in it: they bound memory, not results.
+CLASSES, NUMBERS = 64, 2**23
+
 
 @dataclass(frozen=True)
 class Shots:
-    """Training features, grouped by class.
+    """Training features, class after class, without padding.
 
-    features: (C, K, D), zero behind each class's count. counts: (C,).
+    features: (N, D). counts: images of each class (C,), their sum is N.
     """
 
     features: Tensor
@@ -23,44 +26,74 @@ class Shots:
 
     @classmethod
     def group(cls, features: Tensor, labels: Tensor, classes: int) -> Shots:
-        """From rows (N, D) and labels (N,), in the order they come."""
-        counts = torch.bincount(labels, minlength=classes)
-        grouped = features.new_zeros(classes, int(counts.max()), features.shape[-1])
-        for c in range(classes):
-            grouped[c, : counts[c]] = features[labels == c]
-        return cls(grouped, counts)
+        """From rows (N, D) and labels (N,); within a class in the order they come."""
+        return cls(features[labels.argsort(stable=True)], torch.bincount(labels, minlength=classes))
 
-    def flat(self) -> tuple[Tensor, Tensor]:
-        """Rows (N, D) and their labels (N,), class by class."""
-        inside = torch.arange(self.features.shape[1], device=self.counts.device) < self.counts[:, None]
-        labels = torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
-        return self.features[inside], labels
+    @classmethod
+    def none(cls, classes: int, like: Tensor) -> Shots:
+        """No features for any of the classes; type, device and D of `like` (..., D)."""
+        counts = torch.zeros(classes, dtype=torch.int64, device=like.device)
+        return cls(like.new_zeros(0, like.shape[-1]), counts)
+
+    def labels(self) -> Tensor:
+        """Class of each row: (N,)."""
+        return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
 
     def carried(self, sources: Sequence[int | None]) -> Shots | None:
-        """Those of the classes `sources`, in that order; None where one of them has none."""
-        rows = [s for s in sources if s is not None]
-        return Shots(self.features[rows], self.counts[rows]) if len(rows) == len(sources) else None
+        """The shots of the classes `sources`, in that order; None where a class has no source."""
+        chosen = [s for s in sources if s is not None]
+        if len(chosen) < len(sources):
+            return None
+        each = torch.split(self.features, self.counts.tolist())
+        return Shots(torch.cat([each[c] for c in chosen]), self.counts[chosen])
 
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
-        return self.features.sum(dim=1) / self.counts[:, None].to(self.features.dtype)
+        sums = self.features.new_zeros(len(self.counts), self.features.shape[-1])
+        sums = sums.index_add(0, self.labels(), self.features)
+        return sums / self.counts[:, None].to(sums.dtype)
 
-    def class_rows(self, group: Tensor, centers: Tensor | None = None) -> Tensor:
-        """U of the classes in `group` (c,), in float64: (c, R, D), or (..., c, R, D) about centers (..., C, D)."""
-        middle = None if centers is None else centers[..., group, :].double()
-        return metric.class_rows(self.features[group].double(), self.counts[group], middle)
+    def batches(self, copies: int = 1) -> Iterator[tuple[Tensor, int]]:
+        """Classes with several images, a few at a time: places (c,), and K, to which they are padded.
+
+        Counts between two powers of two share a K, so padding at most doubles a batch.
+        copies: how many times over the caller will hold the rows of a batch.
+        """
+        buckets: dict[int, list[int]] = {}
+        for place, count in enumerate(self.counts.tolist()):
+            if count > 1:
+                buckets.setdefault((count - 1).bit_length(), []).append(place)
+        for places in buckets.values():
+            most = int(self.counts[places].max())
+            at_once = max(min(CLASSES, NUMBERS // (copies * most * self.features.shape[-1])), 1)
+            for some in torch.split(torch.tensor(places, device=self.counts.device), at_once):
+                yield some, most
+
+    def padded(self, places: Tensor, K: int) -> Tensor:
+        """Features of the classes `places` (c,): (c, K, D), zero after the images of each class."""
+        offsets = torch.arange(K, device=places.device)
+        starts = (self.counts.cumsum(0) - self.counts)[places, None]
+        inside = offsets < self.counts[places, None]
+        rows = self.features[torch.where(inside, starts + offsets, 0)]
+        return torch.where(inside[..., None], rows, 0)
+
+    def class_rows(self, places: Tensor, K: int, centers: Tensor | None = None) -> Tensor:
+        """U of the classes `places` (c,), in float64: (c, R, D), or (..., c, R, D) about centers (..., C, D)."""
+        middle = None if centers is None else centers[..., places, :].double()
+        return metric.class_rows(self.padded(places, K).double(), self.counts[places], middle)
 
     def pooled_rows(self, centers: Tensor | None = None) -> Tensor:
         """U of all images as one class, in float64: (R, D); about their classes' centers (..., C, D): (..., R, D)."""
-        features, labels = self.flat()
-        return metric.pooled_rows(features.double(), labels, None if centers is None else centers.double())
+        middle = None if centers is None else centers.double()
+        return metric.pooled_rows(self.features.double(), self.labels(), middle)
 
 
 def shots_problems(state: Mapping[str, Tensor], classes: int, D: int) -> list[str]:
-    """What is wrong with saved `shot_features` and `shot_counts`, one line each."""
+    """Errors in the shapes of saved `shot_features` and `shot_counts`, one line each."""
     shots, counts = state["shot_features"], state["shot_counts"]
-    if shots.dim() != 3 or shots.shape[0] != classes or shots.shape[2] != D:
-        return [f"shot_features: shape {tuple(shots.shape)}, expected ({classes}, shots, {D})"]
-    if counts.shape != (classes,) or counts.min() < 1 or counts.max() > shots.shape[1]:
-        return [f"shot_counts: {classes} numbers from 1 to {shots.shape[1]} expected"]
+    if counts.shape != (classes,) or counts.min() < 1:
+        return [f"shot_counts: {classes} numbers from 1 on expected"]
+    expected = (int(counts.sum()), D)
+    if shots.shape != expected:
+        return [f"shot_features: shape {tuple(shots.shape)}, expected {expected} by shot_counts"]
     return []

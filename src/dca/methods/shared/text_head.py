@@ -1,8 +1,8 @@
-"""Methods that end in one text feature a class, and what DCA lends them: its distances and its losses.
+"""Methods with one text feature per class, and the distances and losses of DCA for them.
 
 They are trained as their papers say; the finished model may still measure as DCA does. That is
 how the DCA paper shows that covariances help other methods too ("baseline + d_m"). With `alpha_in`
-or `beta_ts` their loss gets DCA's terms as well:
+or `beta_ts` their loss gets the terms of DCA as well:
 
     L + α L_in + β L_ts
 """
@@ -22,11 +22,12 @@ from torch import Tensor
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Method, Problem, Support
+from dca.methods.interface import Problem, Support, TrainedMethod
 from dca.methods.recipe import Recipe
 from dca.methods.shared import gaussian, losses
-from dca.methods.shared.heads import Head
-from dca.methods.shared.intra_class import Within
+from dca.methods.shared.heads import Head, LinearHead, PromptHead
+from dca.methods.shared.intra_class import IntraClass
+from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import METRICS
 from dca.methods.shared.shots import Shots, shots_problems
 
@@ -35,24 +36,27 @@ from dca.methods.shared.shots import Shots, shots_problems
 class TextHeadOptions(Recipe):
     """A recipe, and how the finished model compares image with text."""
 
-    test_metric: str = opt("cosine", "how the finished model compares image and text", choices=METRICS)
+    test_metric: str = opt("cosine", "distance between image and text in the finished model", choices=METRICS)
     covariance: str = opt(
-        "class", "of d_m: a class's own, shrunk by γ, or one for all", choices=gaussian.COVARIANCES, source="DCA"
+        "class",
+        "of d_m: one covariance per class, shrunk by γ, or one for all",
+        choices=gaussian.COVARIANCES,
+        source="DCA",
     )
-    center: str = opt("text", "what a class's covariance is centred on", choices=("text", "visual"), source="DCA")
+    center: str = opt("text", "centre of the covariance of a class", choices=("text", "visual"), source="DCA")
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
-    alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which draws images to their class; 0: without", low=0)
-    beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which drives texts apart; 0: without", low=0)
+    alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which pulls images to the centre of their class", low=0)
+    beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
 
 
-class TextHead(Method):
-    """A method with one unit text feature a class; it adds its parameters, `encode_text` and `step`.
+class TextHead(TrainedMethod):
+    """A method with one unit text feature per class; it adds its parameters, `encode_text` and `step`.
 
-    A step adds `dca_terms` to its own.
+    A step adds `dca_terms` to its own terms.
     """
 
-    # Whether text features are learned; else L_ts would be a constant.
+    # Whether text features are learned; otherwise L_ts would be a constant.
     learns_text: ClassVar[bool] = True
 
     results = MappingProxyType(
@@ -65,7 +69,7 @@ class TextHead(Method):
 
     @classmethod
     def resolve(cls, chosen: Any, problem: Problem) -> Any:
-        """Settle γ1 and γ2, which depend on the shots."""
+        """γ1 and γ2 by shots."""
         gamma1, gamma2 = gaussian.gammas(problem.shots)
         return chosen.settled(gamma1=gamma1, gamma2=gamma2)
 
@@ -87,13 +91,13 @@ class TextHead(Method):
     def prepare(self, support: Support) -> None:
         """The constants of L_in."""
         if self.options.alpha_in:
-            self._within = Within.of_backbone(support, self.clip, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self._gaussian("class"))
 
     def dca_terms(self, f: Tensor, t: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """α L_in of unit image features f (B, D) and β L_ts of unit text features t (C, D), where asked for."""
+        """α L_in of unit image features f (B, D) and β L_ts of unit text features t (C, D), where not 0."""
         terms = {}
         if self.options.alpha_in:
-            terms["in"] = self.options.alpha_in * self._within(f, labels)
+            terms["in"] = self.options.alpha_in * self._intra_class(f, labels)
         if self.options.beta_ts:
             terms["ts"] = self.options.beta_ts * losses.text_separation(t)
         return terms
@@ -102,45 +106,39 @@ class TextHead(Method):
         return gaussian.dca(self.options.gamma1, self.options.gamma2, self.problem.shots, covariance=covariance)
 
     def finish(self, support: Support) -> None:
-        """Text features and, for covariances, the training images as the finished model sees them."""
+        """Text features and, for covariances, the training images through the finished image tower."""
         C, text = len(self.problem.names), self.encode_text().detach()
-        shots = Shots(text.new_zeros(C, 0, text.shape[-1]), torch.zeros(C, dtype=torch.int64, device=text.device))
+        shots = Shots.none(C, text)
         if self.options.test_metric == "mahalanobis":
             shots = Shots.group(self.encode_all(support), support.labels, C)
         self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
-        with gaussian.naming_classes(self.problem.names):
-            self.classify(text[:1])
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """Text features of the new names; covariances by class, or Euclidean distances where one is missing."""
+        """Text features of the new names; covariances by class, or Euclidean distances if one is missing."""
         other = self.moved(problem, sources)
         other.text_features = other.encode_text().detach()
-        other.shot_features, other.shot_counts = self.shot_features[:0], self.shot_counts[:0]
+        shots = None
         if self.options.test_metric == "mahalanobis":
             shots = Shots(self.shot_features, self.shot_counts).carried(sources)
             if shots is None:
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")
-            else:
-                other.shot_features, other.shot_counts = shots.features, shots.counts
-        return other
+        shots = shots or Shots.none(len(problem.names), other.text_features)
+        other.shot_features, other.shot_counts = shots.features, shots.counts
+        return other.seal()
 
-    def head(self) -> Head:
-        """The finished model's head."""
-        return Head(
-            self.text_features[None],
-            self.clip.tau,
-            self.options.test_metric,
-            center=self.options.center,
-            shots=Shots(self.shot_features, self.shot_counts),
-            gaussian=self._gaussian(self.options.covariance),
-        )
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Softmax of τ cos, or of τ / (d + ε) with the chosen distance: (B, C)."""
-        return self.head().probabilities(features)
+    def make_head(self) -> Head:
+        """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
+        u, tau, chosen = self.text_features[None], self.clip.tau, self.options
+        if chosen.test_metric == "cosine":
+            return LinearHead.cosine(self.text_features, tau)
+        if chosen.test_metric == "euclidean":
+            return PromptHead.of(u, tau, "euclidean")
+        shots, family = Shots(self.shot_features, self.shot_counts), self._gaussian(chosen.covariance)
+        with gaussian.naming_classes(self.problem.names):
+            return MahalanobisHead.of(u, shots, family, tau=tau, center=chosen.center)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature a class; training images where the metric needs them."""
+        """One text feature per class; training features if the metric needs them."""
         expected = C, D = len(self.problem.names), self.clip.config.embed_dim
         found = tuple(state["text_features"].shape)
         problems = [] if found == expected else [f"text_features: shape {found}, expected {expected}"]

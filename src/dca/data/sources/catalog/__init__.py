@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pkgutil
-import re
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from dca.core.actions import list_datasets
 from dca.core.errors import UserError, unknown_name
+from dca.core.wording import fold
 from dca.data.sources.entry import Entry
 
 
@@ -28,24 +29,20 @@ def entries() -> dict[str, Entry]:
 
 
 def lookup(name: str) -> Entry | None:
-    """The dataset of that name or alias, however it is spelled; None if there is none."""
-    wanted = _folded(name)
+    """The dataset with this name, folder, title or alias; None if there is none. Names are compared folded."""
+    wanted = fold(name)
     for entry in entries().values():
-        if wanted in map(_folded, (entry.name, entry.folder, entry.title, *entry.aliases)):
+        if wanted in map(fold, (entry.name, entry.folder, entry.title, *entry.aliases)):
             return entry
     return None
 
 
 def get(name: str) -> Entry:
-    """The dataset of that name or alias. Raises UserError with the nearest name."""
+    """Like `lookup`, but raises UserError with the nearest name if there is none."""
     entry = lookup(name)
     if entry is None:
-        raise unknown_name("dataset", name, entries(), hint="`dca datasets` lists them")
+        raise unknown_name("dataset", name, entries(), hint=list_datasets())
     return entry
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name.casefold())
 
 
 # The paper's order; a dataset not named here follows.

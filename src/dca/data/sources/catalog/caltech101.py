@@ -1,6 +1,6 @@
 """Caltech101: Fei-Fei et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
@@ -19,7 +19,6 @@ ENTRY = Entry(
     home="https://data.caltech.edu/records/mzrjq-6wc02",
     licence="CC BY 4.0",
     citation="Fei-Fei et al., Learning Generative Visual Models from Few Training Examples, CVPR Workshop 2004",
-    recipe=Recipe(alpha=10, beta=0.01, learning_rate=0.2, batch_size=32),
     notes=(
         "Without BACKGROUND_Google and Faces_easy. Labels follow folder names sorted upper case "
         "first: face, leopard, motorbike, accordion, ..."

@@ -1,13 +1,13 @@
 """DTD: Cimpoi et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="dtd",
     title="DTD",
     folder="dtd",
-    aliases=("DescribableTextures",),
+    aliases=("DescribableTextures", "describable textures"),
     layout=SplitFile("split_zhou_DescribableTextures.json", ("images", "dtd/images")),
     classes=47,
     sizes=(2820, 1128, 1692),
@@ -16,5 +16,4 @@ ENTRY = Entry(
     home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
     licence="research use only",
     citation="Cimpoi et al., Describing Textures in the Wild, CVPR 2014",
-    recipe=Recipe(alpha=5, beta=0.5, learning_rate=20, batch_size=32),
 )

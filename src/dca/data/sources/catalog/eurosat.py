@@ -1,13 +1,13 @@
 """EuroSAT: Helber et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="eurosat",
     title="EuroSAT",
     folder="eurosat",
-    aliases=("EuroSAT_RGB",),
+    aliases=("EuroSAT_RGB", "euro sat"),
     layout=SplitFile("split_zhou_EuroSAT.json", ("2750", "EuroSAT_RGB", "EuroSAT/2750", "EuroSAT", "images")),
     classes=10,
     sizes=(13_500, 5400, 8100),
@@ -19,5 +19,4 @@ ENTRY = Entry(
         "Helber et al., EuroSAT: A Novel Dataset and Deep Learning Benchmark for Land Use and Land "
         "Cover Classification, JSTARS 2019"
     ),
-    recipe=Recipe(alpha=100, beta=2, learning_rate=20, batch_size=32),
 )

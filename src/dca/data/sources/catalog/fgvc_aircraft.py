@@ -1,6 +1,6 @@
 """FGVCAircraft: Maji et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import VariantLists
 
 ENTRY = Entry(
@@ -16,5 +16,4 @@ ENTRY = Entry(
     home="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
     licence="non-commercial research use",
     citation="Maji et al., Fine-Grained Visual Classification of Aircraft, arXiv:1306.5151, 2013",
-    recipe=Recipe(alpha=5, beta=0.01, learning_rate=2, batch_size=32),
 )

@@ -1,6 +1,6 @@
 """Food101: Bossard et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
@@ -16,5 +16,4 @@ ENTRY = Entry(
     home="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
     licence="images from Foodspotting; research use",
     citation="Bossard et al., Food-101: Mining Discriminative Components with Random Forests, ECCV 2014",
-    recipe=Recipe(alpha=1, beta=0.5, learning_rate=20, batch_size=32),
 )

@@ -1,13 +1,13 @@
 """ImageNet: Deng et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import ClassFolders
 
 ENTRY = Entry(
     name="imagenet",
     title="ImageNet",
     folder="imagenet",
-    aliases=("ImageNet-1k", "ilsvrc2012"),
+    aliases=("ImageNet-1k", "ImageNet1k", "ilsvrc2012", "ilsvrc-2012"),
     layout=ClassFolders(
         names="imagenet",
         train=("images/train", "train", "ILSVRC/Data/CLS-LOC/train"),
@@ -22,7 +22,6 @@ ENTRY = Entry(
     home="https://www.image-net.org/",
     licence="non-commercial research and education",
     citation="Deng et al., ImageNet: A Large-Scale Hierarchical Image Database, CVPR 2009",
-    recipe=Recipe(alpha=10, beta=0.1, learning_rate=2, batch_size=64),
     notes=(
         "No public draw exists that does not depend on someone's file system: file names are sorted "
         "before drawing, or an index file is imported. Two pairs of classes share a name (missile, "

@@ -7,7 +7,7 @@ ENTRY = Entry(
     name="imagenet_sketch",
     title="ImageNet-Sketch",
     folder="imagenet-sketch",
-    aliases=("sketch",),
+    aliases=("sketch", "ImageNetSketch"),
     layout=ClassFolders(names="imagenet", test=("images", "sketch")),
     classes=1000,
     sizes=(0, 0, 50_889),

@@ -1,13 +1,13 @@
 """Flowers102: Nilsback and Zisserman."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="oxford_flowers",
     title="Flowers102",
     folder="oxford_flowers",
-    aliases=("flowers", "OxfordFlowers", "flowers-102"),
+    aliases=("flowers", "OxfordFlowers", "flowers-102", "OxfordFlowers102", "oxford-flowers-102", "oxford-flowers102"),
     layout=SplitFile("split_zhou_OxfordFlowers.json", ("jpg", "flowers-102/jpg")),
     classes=102,
     sizes=(4093, 1633, 2463),
@@ -16,6 +16,5 @@ ENTRY = Entry(
     home="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
     licence="not stated; research use",
     citation="Nilsback and Zisserman, Automated Flower Classification over a Large Number of Classes, ICVGIP 2008",
-    recipe=Recipe(alpha=10, beta=0.5, learning_rate=0.002, batch_size=32),
     notes="Draws take the classes in order of first appearance, which is not label order here.",
 )

@@ -1,13 +1,13 @@
 """OxfordPets: Parkhi et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="oxford_pets",
     title="OxfordPets",
     folder="oxford_pets",
-    aliases=("pets", "oxford-iiit-pet"),
+    aliases=("pets", "oxford-iiit-pet", "OxfordIIITPet", "oxford-pet"),
     layout=SplitFile("split_zhou_OxfordPets.json", ("images", "oxford-iiit-pet/images")),
     classes=37,
     sizes=(2944, 736, 3669),
@@ -16,5 +16,4 @@ ENTRY = Entry(
     home="https://www.robots.ox.ac.uk/~vgg/data/pets/",
     licence="CC BY-SA 4.0",
     citation="Parkhi et al., Cats and Dogs, CVPR 2012",
-    recipe=Recipe(alpha=1, beta=0.1, learning_rate=0.02, batch_size=32),
 )

@@ -1,13 +1,13 @@
 """StanfordCars: Krause et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="stanford_cars",
     title="StanfordCars",
     folder="stanford_cars",
-    aliases=("cars",),
+    aliases=("cars", "stanford-car"),
     layout=SplitFile("split_zhou_StanfordCars.json", (".", "stanford_cars", "car_data")),
     classes=196,
     sizes=(6509, 1635, 8041),
@@ -16,6 +16,5 @@ ENTRY = Entry(
     home="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
     licence="non-commercial research use",
     citation="Krause et al., 3D Object Representations for Fine-Grained Categorization, 3dRR 2013",
-    recipe=Recipe(alpha=10, beta=0.5, learning_rate=0.2, batch_size=32),
     notes=("Kaggle's copies (cars_train/cars_train/, or car_data/car_data/train/<class>/) are found by file name."),
 )

@@ -1,13 +1,13 @@
 """SUN397: Xiao et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="sun397",
     title="SUN397",
     folder="sun397",
-    aliases=("sun",),
+    aliases=("sun", "sun-397"),
     layout=SplitFile("split_zhou_SUN397.json", ("SUN397", ".")),
     classes=397,
     sizes=(15_880, 3970, 19_850),
@@ -16,6 +16,5 @@ ENTRY = Entry(
     home="https://vision.princeton.edu/projects/2010/SUN/",
     licence="not stated; research use",
     citation="Xiao et al., SUN Database: Large-scale Scene Recognition from Abbey to Zoo, CVPR 2010",
-    recipe=Recipe(alpha=100, beta=0.01, learning_rate=20, batch_size=64),
     notes="Folders such as a/apartment_building/outdoor read 'outdoor apartment building'.",
 )

@@ -1,13 +1,13 @@
 """UCF101: Soomro et al."""
 
-from dca.data.sources.entry import Entry, Recipe
+from dca.data.sources.entry import Entry
 from dca.data.sources.layouts import SplitFile
 
 ENTRY = Entry(
     name="ucf101",
     title="UCF101",
     folder="ucf101",
-    aliases=("ucf",),
+    aliases=("ucf", "ucf-101"),
     layout=SplitFile("split_zhou_UCF101.json", ("UCF-101-midframes", ".")),
     classes=101,
     sizes=(7639, 1898, 3783),
@@ -18,6 +18,5 @@ ENTRY = Entry(
     citation=(
         "Soomro et al., UCF101: A Dataset of 101 Human Action Classes From Videos in The Wild, arXiv:1212.0402, 2012"
     ),
-    recipe=Recipe(alpha=5, beta=0.1, learning_rate=20, batch_size=32),
     notes="The middle frame of each video.",
 )

@@ -1,4 +1,4 @@
-"""Drawings of living things, one function each: pigments in, patches from back to front out."""
+"""Motifs from nature, one function each: a palette -> patches from back to front."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Outlines: closed curves as arrays of points, the raw material of every drawing.
+"""Outlines: closed curves as arrays of points, of which every motif is made.
 
-A drawing lives in a box of [-1, 1] x [-1, 1] with y pointing down. Outlines are (n, 2) arrays.
+A motif is defined in a box of [-1, 1] x [-1, 1] with y pointing down. Outlines are (n, 2) arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Colour = tuple[float, float, float]
 
 
 class Patch(NamedTuple):
-    """One filled outline of a drawing.
+    """One filled outline of a motif.
 
     alpha: 1 is opaque.
     raised: whether it lies on top like a sheet of paper, so that the light catches its edge.

@@ -1,4 +1,4 @@
-"""Colours that go together, and the small shifts that make each picture's own."""
+"""Colours that go together, and small shifts of them that differ from image to image."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def light(colour: Colour, share: float = 0.3) -> Colour:
 
 
 class Palette:
-    """The pigments of one picture: all moved together a little, and a random choice among them.
+    """The pigments of one image: all shifted together a little, and chosen from at random.
 
-    rng: stream of the picture, shared with its drawing.
+    rng: random stream of the image, shared with its motif.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:

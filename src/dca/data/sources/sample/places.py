@@ -231,6 +231,6 @@ PLACES: tuple[Place, ...] = (sky, sea, deep, meadow, forest, desert, studio, tab
 
 
 def settle(homes: tuple[Place, ...], pal: Palette) -> Setting:
-    """A place for a picture: mostly one of the homes, else any."""
+    """A place for an image: usually one of the homes, else any."""
     choices = homes if homes and pal.rng.random() < _AT_HOME else PLACES
     return choices[int(pal.rng.integers(len(choices)))](pal)

@@ -1,4 +1,4 @@
-"""A picture around a drawing: place, light, shadow, clutter, and the faults of a camera."""
+"""An image around a motif: place, light, shadow, clutter, and the faults of a camera."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from dca.data.sources.sample.palette import Palette, dark
 from dca.data.sources.sample.places import Place, settle
 
 Pixels = NDArray[np.float64]
-Drawing = Callable[[Palette], list[Patch]]
+Motif = Callable[[Palette], list[Patch]]
 
-# Edges are drawn this many times larger and averaged down, which smooths them.
+# Edges are painted this many times larger and averaged down, which smooths them.
 FINE = 4
 
 
 @dataclass(frozen=True)
-class Habit:
-    """What a drawing looks natural in.
+class Pose:
+    """How and where a motif looks natural.
 
-    lean: how far it may tip, in full turns.
-    homes: places where it is mostly found.
+    lean: standard deviation of its rotation, in full turns.
+    homes: places where it is usually found.
     """
 
     lean: float = 0.06
     homes: tuple[Place, ...] = ()
 
 
-def paint(draw: Drawing, habit: Habit, rng: np.random.Generator, size: int) -> Image.Image:
-    """Paint one picture of what `draw` draws.
+def paint(motif: Motif, pose: Pose, rng: np.random.Generator, size: int) -> Image.Image:
+    """Paint one image of a motif.
 
-    size: side of the square picture in pixels.
+    size: side of the square image in pixels.
     """
     pal = Palette(rng)
     sun = rng.uniform(-0.35, -0.1)
-    place = settle(habit.homes, pal)
+    place = settle(pose.homes, pal)
     canvas = _layer(place.backdrop(size), place.patches, 0.0)
-    patches = _arranged(draw, habit, pal)
+    patches = _arranged(motif, pose, pal)
     relief = _relief(patches, size)
     canvas = _with_shadow(canvas, relief, sun, rng)
     canvas = _layer(canvas, patches, _line_width(rng))
@@ -50,7 +50,7 @@ def paint(draw: Drawing, habit: Habit, rng: np.random.Generator, size: int) -> I
     return _photographed(canvas, rng)
 
 
-def _arranged(draw: Drawing, habit: Habit, pal: Palette) -> list[Patch]:
+def _arranged(motif: Motif, pose: Pose, pal: Palette) -> list[Patch]:
     """One to three of the thing, each with its own size, lean, stretch and place."""
     rng = pal.rng
     count = int(rng.choice([1, 2, 3], p=[0.87, 0.09, 0.04]))
@@ -60,15 +60,15 @@ def _arranged(draw: Drawing, habit: Habit, pal: Palette) -> list[Patch]:
         scale = rng.uniform(0.72, 0.95) * (1.0, 0.62, 0.48)[count - 1]
         place = x + rng.normal(0, 0.07), rng.normal(0.02, 0.07 if count == 1 else 0.2)
         stretch = np.array([[rng.choice([-1, 1]) * rng.uniform(0.88, 1.12), 0], [rng.normal(0, 0.06), 1]])
-        turn = rng.normal(0, habit.lean)
+        turn = rng.normal(0, pose.lean)
         patches += [
-            part._replace(points=moved(part.points @ stretch, *place, turn=turn, scale=scale)) for part in draw(pal)
+            part._replace(points=moved(part.points @ stretch, *place, turn=turn, scale=scale)) for part in motif(pal)
         ]
     return patches
 
 
 def _line_width(rng: np.random.Generator) -> float:
-    """Width of the ink line around shapes as a share of the picture; mostly there is none."""
+    """Width of the ink line around shapes as a share of the image; usually there is none."""
     return float(rng.choice([0.0, rng.uniform(0.006, 0.014)], p=[0.7, 0.3]))
 
 

@@ -1,4 +1,4 @@
-"""Drawings of made things, one function each: pigments in, patches from back to front out."""
+"""Motifs of made things, one function each: a palette -> patches from back to front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of pictures: what the model said about which image."""
+"""Grids of images with their predictions, and the page of the demonstration."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _TILE, _GAP, _CAPTION = 1.02, 0.17, 0.33
 
 
 class _Tile(NamedTuple):
-    """One image with what it is, what was said, and how surely."""
+    """One image with its class, the prediction and its probability."""
 
     image: Any
     truth: str
-    said: str
+    predicted: str
     probability: float
 
     @property
     def right(self) -> bool:
-        return self.truth == self.said
+        return self.truth == self.predicted
 
 
 def _tiles(
     images: Sequence[Any], truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]
 ) -> list[_Tile]:
-    """The four lists as one."""
+    """The four lists as one list of tiles."""
     if not len(images) == len(truths) == len(predictions) == len(probabilities):
         raise ValueError("images, truths, predictions and probabilities differ in length")
     return [_Tile(*four) for four in zip(images, truths, predictions, map(float, probabilities), strict=True)]
@@ -51,10 +51,15 @@ def prediction_grid(
     *,
     columns: int = 8,
 ) -> Path:
-    """Draw images with what was said about them: mistakes first, the most confident of them leading.
+    """Draw images with their predictions: mistakes first, the most confident of them leading.
 
-    images: PIL images or (H, W, 3) arrays. truths, predictions: class names.
-    probabilities: of the class that was said.
+    Args:
+        images: RGB images of PIL, or arrays (H, W, 3) or (H, W).
+        truths: Class name of each image.
+        predictions: Predicted class name of each image.
+        probabilities: Probability of each predicted class.
+        path: Where to write the chart, a .png or .svg file.
+        columns: Images per row.
     """
     tiles = _tiles(images, truths, predictions, probabilities)
     wrong = sum(not tile.right for tile in tiles)
@@ -82,9 +87,9 @@ def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], 
         axes.set(xticks=[], yticks=[])
         for side in axes.spines.values():
             side.set(visible=True, color=colour, linewidth=2.4)
-        # The tick and the cross say it again without colour.
-        said = f"{'✓' if tile.right else '✗'} {plain(tile.said, 15)}"
-        style.note(figure, x, y + _TILE + 0.06, said, size=7.2, color=colour, weight="bold")
+        # The tick and the cross show the same without colour.
+        caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
+        style.note(figure, x, y + _TILE + 0.06, caption, size=7.2, color=colour, weight="bold")
         sure = f"{100 * tile.probability:.0f} %"
         below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
         style.note(figure, x, y + _TILE + 0.2, below, size=7, color=MUTED if tile.right else TEXT)
@@ -92,7 +97,7 @@ def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], 
 
 def _square(image: Any) -> Any:
     """The middle square of an image as an array, grey ones in three channels."""
-    pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    pixels = np.asarray(image)
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     height, width = pixels.shape[:2]
@@ -102,7 +107,7 @@ def _square(image: Any) -> Any:
 
 
 def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
-    """Tiles in rounds: one of each class, then the next of each; inside a class as they came."""
+    """Tiles in rounds: the first of each class, then the second of each, and so on."""
     turns: dict[str, int] = {}
     keyed = []
     for tile in tiles:
@@ -125,10 +130,10 @@ def demo_figure(
     label: str = "DCA",
     shots: int | None = None,
 ) -> Path:
-    """Draw the whole story on one page: what was gained, and what the model now says.
+    """Draw one page with the gain over zero-shot CLIP and predictions of the adapted model.
 
     Arguments as in `accuracy_bars` and `prediction_grid`. The images are taken in turn from all
-    classes in the order given, right or wrong, so that the page does not flatter.
+    classes in the order given, right or wrong, so that the page shows no selection.
     """
     columns, rows = 6, 4
     tiles = _in_turn(_tiles(images, truths, predictions, probabilities))[: columns * rows]
@@ -138,7 +143,7 @@ def demo_figure(
     with drawing(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
         seen = f" after {shots} images per class" if shots else ""
         title = f"{percent(zero_shot)} zero-shot, {percent(adapted)} with {plain(label)}{seen}"
-        overall = everything(zero_shot, adapted, per_class)
+        overall = everything(per_class)
         style.headline(figure, title, f"accuracy on {overall.images:,} test images; lines are 95 % intervals")
         bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, shown, label)
         right = sum(tile.right for tile in tiles)

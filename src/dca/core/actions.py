@@ -1,0 +1,227 @@
+"""What a user can do about an error, worded for the command line and for Python.
+
+Code below the command line does not know who called it. A hint is therefore an `Action` with two
+texts: `UserError.render("cli")` shows flags and commands, `str(error)` shows arguments and calls.
+Each text is a clause without a full stop, so that several can be joined: "..., or ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Audience = Literal["cli", "python"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One way to solve a problem.
+
+    cli: the text for the command line, with flags and commands.
+    python: the text for Python, with arguments and calls.
+    """
+
+    cli: str
+    python: str
+
+
+# Plain text reads the same for both.
+Hint = str | Action | Sequence[str | Action]
+
+
+def as_steps(hint: Hint) -> tuple[str | Action, ...]:
+    """The parts of a hint, without empty ones."""
+    steps = (hint,) if isinstance(hint, str | Action) else tuple(hint)
+    return tuple(step for step in steps if step)
+
+
+def render(hint: Hint, audience: Audience) -> str:
+    """The text of a hint.
+
+    >>> render(["add images", set_shots(2)], "cli")
+    'add images, or use --shots 2'
+    >>> render(["add images", set_shots(2)], "python")
+    'add images, or use shots=2'
+    """
+    return ", or ".join(step if isinstance(step, str) else getattr(step, audience) for step in as_steps(hint))
+
+
+def then(first: str, action: Action) -> Action:
+    """An action that comes after something that is worded the same for everyone.
+
+    >>> then("put the files into a folder", choose_backbone("FOLDER")).cli
+    'put the files into a folder and name the backbone with --backbone FOLDER'
+    """
+    return Action(f"{first} and {action.cli}", f"{first} and {action.python}")
+
+
+# Arguments of a fit
+
+
+def choose_output(what: str = "another folder") -> Action:
+    """Write the result to `what`."""
+    return Action(f"choose {what} with -o DIR", f"choose {what} with folder=DIR")
+
+
+def allow_overwrite() -> Action:
+    """Replace what is at the output."""
+    return Action("replace it with --overwrite", "replace it with overwrite=True")
+
+
+def set_shots(*numbers: int) -> Action:
+    """Draw one of these numbers of training images per class."""
+    return _one_of("shots", numbers)
+
+
+def hold_out(share: float) -> Action:
+    """Test on a share of the images."""
+    return Action(
+        f"hold out test images with {_flag('hold_out')} {share:g}", f"hold out test images with hold_out={share:g}"
+    )
+
+
+def omit(*arguments: str) -> Action:
+    """Leave out arguments, given by their Python names.
+
+    >>> omit("hold_out").cli, omit("hold_out").python
+    ('leave out --hold-out', 'leave out hold_out')
+    """
+    return Action(f"leave out {' and '.join(map(_flag, arguments))}", f"leave out {' and '.join(arguments)}")
+
+
+def set_option(name: str, value: Any) -> Action:
+    """Give an option of the method this value.
+
+    >>> set_option("epochs", 50).cli, set_option("epochs", 50).python
+    ('use --set epochs=50', 'use epochs=50')
+    """
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return Action(f"use --set {name}={text}", f"use {name}={text if isinstance(value, float) else repr(value)}")
+
+
+def choose_backbone(place: str = "PLACE") -> Action:
+    """Say where the backbone is."""
+    return Action(f"name the backbone with --backbone {place}", f"name the backbone with backbone={_literal(place)}")
+
+
+def choose_device(*names: str) -> Action:
+    """Run on one of these devices."""
+    return _one_of("device", names)
+
+
+def choose_precision(*names: str) -> Action:
+    """Compute in one of these precisions."""
+    return _one_of("precision", names)
+
+
+# Methods
+
+
+def list_methods() -> Action:
+    """Look at all methods."""
+    return Action("`dca methods` lists the methods", "`dca.list_methods()` lists the methods")
+
+
+def show_method(name: str) -> Action:
+    """Look at the options of one method."""
+    return Action(
+        f"`dca methods show {name}` lists the options and their limits",
+        f"`dca.core.options.describe(dca.list_methods()[{name!r}].Options)` lists the options and their limits",
+    )
+
+
+# Data
+
+
+def list_datasets() -> Action:
+    """Look at all public datasets."""
+    return Action(
+        "`dca datasets` lists the public datasets", "`dca.data.sources.catalog.entries()` lists the public datasets"
+    )
+
+
+def show_dataset(name: str) -> Action:
+    """Look at the layout and the source of one public dataset."""
+    return Action(
+        f"`dca datasets show {name}` says where to get it and how to arrange it",
+        f"`dca.data.sources.catalog.get({name!r}).describe()` says where to get it and how to arrange it",
+    )
+
+
+def set_data_root(folder: str) -> Action:
+    """Say where the public datasets are; `folder` is the one of the dataset in question."""
+    where = f"set DCA_DATA=DIR, the folder that holds {folder}/"
+    return Action(
+        f"{where} (`dca datasets` also takes --root DIR)", f"{where} (`dca.load_dataset` also takes root=DIR)"
+    )
+
+
+def check_data() -> Action:
+    """Look for everything that is wrong with the data."""
+    return Action(
+        "list all problems with `dca datasets check DATA`",
+        "list all problems with `dca.data.check.source.check_source(data)`",
+    )
+
+
+def write_draw() -> Action:
+    """Write the file of a draw."""
+    return Action(
+        "write the draw again with `dca datasets draw DATA --shots K -o FILE`",
+        "write the draw again with `dca.data.draws.export_draw(...)`",
+    )
+
+
+def skip_unreadable() -> Action:
+    """Predict only the images that can be read."""
+    return Action("skip them with `dca predict --skip-bad`", "leave them out of the list of images")
+
+
+# Models
+
+
+def fit_first() -> Action:
+    """Make a model."""
+    return Action(
+        "make a model with `dca fit DATA -o DIR`",
+        "make a model with `dca.Classifier().fit(data)` and its `save_pretrained(folder)`",
+    )
+
+
+def resume_fit() -> Action:
+    """Continue an unfinished run."""
+    return Action(
+        "give the command that began it again to continue it",
+        "run it again with the same arguments and the same folder to continue it",
+    )
+
+
+def measure() -> Action:
+    """Measure the accuracy of a model on other images."""
+    return Action("measure the model with `dca eval MODEL DATA`", "measure the model with `classifier.evaluate(data)`")
+
+
+def _one_of(argument: str, values: Sequence[object]) -> Action:
+    """Set an argument to one of several values.
+
+    >>> _one_of("device", ["auto", "cpu", "cuda"])
+    Action(cli='use --device auto, cpu or cuda', python="use device='auto', 'cpu' or 'cuda'")
+    """
+    return Action(f"use {_flag(argument)} {_either(map(str, values))}", f"use {argument}={_either(map(repr, values))}")
+
+
+def _either(words: Iterable[str]) -> str:
+    """Words joined as in "a, b or c"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _flag(argument: str) -> str:
+    """The flag of an argument: hold_out -> --hold-out."""
+    return f"--{argument.replace('_', '-')}"
+
+
+def _literal(place: str) -> str:
+    """A value as Python code; names in capitals are placeholders."""
+    return place if place.isupper() else repr(place)

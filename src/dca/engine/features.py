@@ -1,0 +1,122 @@
+"""Features of the frozen backbone, stored per image and view.
+
+A feature belongs to an image's content and a view of it, not to a run: other seeds, folds, numbers of shots and
+methods share it. View "evaluation" is the backbone's own crop; augmented view v of an image is one random crop,
+drawn from a stream that only the image's content and v decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dca.clip import CLIP
+from dca.data.dataset import ImageLike
+from dca.data.decode import Count, Unreadable, in_order, unreadable
+from dca.data.feature_store import FeatureStore
+from dca.data.image_store import view_crops
+
+# Images that pass the tower at once, and images decoded ahead of it.
+BATCH, AHEAD = 128, 256
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which views of every image: the evaluation view (numbers=None) or augmented ones by number; mirrored or not."""
+
+    numbers: range | None = None
+    mirrored: bool = False
+
+    def __len__(self) -> int:
+        return 1 if self.numbers is None else len(self.numbers)
+
+    def keys(self, content: str) -> list[str]:
+        """One key of 64 hexadecimal digits per view of the image with this content hash."""
+        if self.numbers is None:
+            return [_key(content, "mirrored")] if self.mirrored else [content]
+        kind = "mirrored view" if self.mirrored else "view"
+        return [_key(content, f"{kind} {number}") for number in self.numbers]
+
+    def crops(self, image: Image.Image, clip: CLIP, content: str, places: Sequence[int]) -> Tensor:
+        """The views at `places` of an opened image: uint8 (V, 3, S, S)."""
+        if self.numbers is None:
+            crops = torch.from_numpy(clip.preprocess.crop(image))[None]
+        else:
+            crops = view_crops(image, clip.preprocess.size, [self.numbers[place] for place in places], content)
+        return crops.flip(-1) if self.mirrored else crops
+
+
+def _key(content: str, view: str) -> str:
+    return hashlib.sha256(f"{content} {view}".encode()).hexdigest()
+
+
+def about(clip: CLIP) -> dict[str, object]:
+    """What decides the features of an image; `display` is for people and decides nothing."""
+    return {"backbone": clip.digest, "precision": str(clip.dtype), "display": {"source": clip.source}}
+
+
+def load(
+    store: FeatureStore, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
+) -> Tensor:
+    """Features (views * N, D), view after view; what the store lacks is computed and stored.
+
+    contents: the content hash of each image.
+    """
+    keys = [key for content in contents for key in views.keys(content)]
+    rows = store.rows(about(clip), keys, partial(_missing, clip, images, contents, views, count))
+    if not images:
+        return torch.zeros(0, clip.config.embed_dim)
+    return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
+
+
+def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
+    """The contents of which the evaluation view or the first augmented view is stored."""
+    found = set()
+    for views in (Views(), Views(range(1))):
+        keys = {views.keys(content)[0]: content for content in contents}
+        found |= {keys[key] for key in store.known(about(clip), list(keys))}
+    return found
+
+
+@torch.no_grad()
+def _missing(
+    clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count, places: Sequence[int]
+) -> Iterator[Tensor]:
+    """Features at these places of (N * views), image after image, in batches; every image is opened once."""
+    wanted = [(n, [place % len(views) for place in own]) for n, own in groupby(places, lambda p: p // len(views))]
+    wanted_images = [images[n] for n, _ in wanted]
+    functions = [partial(_crops, clip, contents[n], views, numbers) for n, numbers in wanted]
+    for crops in _batches(wanted_images, functions, count):
+        yield clip.encode_image(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))).cpu()
+
+
+def _crops(clip: CLIP, content: str, views: Views, places: Sequence[int], image: Image.Image) -> Tensor:
+    return views.crops(image, clip, content, places)
+
+
+def _batches(
+    images: Sequence[ImageLike], functions: Sequence[Callable[[Image.Image], Tensor]], count: Count
+) -> Iterator[Tensor]:
+    """Crops of all images in batches; one error names every image that cannot be read, after all were tried."""
+    faults: list[Unreadable] = []
+    waiting: list[Tensor] = []
+    for done, outcome in enumerate(in_order(images, functions, workers=None, ahead=AHEAD), 1):
+        count(done, len(images))
+        if isinstance(outcome, Unreadable):
+            faults.append(outcome)
+            continue
+        waiting.append(outcome)
+        if not faults and sum(map(len, waiting)) >= BATCH:
+            yield torch.cat(waiting)
+            waiting = []
+    if faults:
+        raise unreadable(faults, len(images))
+    if waiting:
+        yield torch.cat(waiting)

@@ -1,0 +1,80 @@
+"""Fitting one method on one drawn dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from dca.clip import CLIP
+from dca.core.progress import Progress
+from dca.data.dataset import Dataset
+from dca.data.protocols import Selection
+from dca.engine.loop import Tick, Trainer
+from dca.engine.resume import Row
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
+from dca.methods.interface import Method, Problem, TrainedMethod
+from dca.methods.recipe import Recipe
+
+
+def problem_of(dataset: Dataset, seed: int, selection: Selection = "strict") -> Problem:
+    """The problem that a drawn dataset poses; its shots are the mean number of images per class."""
+    return Problem(
+        names=dataset.names,
+        shots=max(len(dataset.train) // len(dataset.names), 1),
+        seed=seed,
+        dataset=dataset.public,
+        template=dataset.template,
+        selection=selection,
+    )
+
+
+def fit(
+    kind: type[Method],
+    chosen: Recipe,
+    source: Dataset,
+    session: Session,
+    clip: CLIP,
+    *,
+    seed: int,
+    selection: Selection = "strict",
+    folder: Path | None = None,
+) -> tuple[Method, list[Row]]:
+    """Learn from all training images of `source`, in their order.
+
+    Args:
+        kind: The method.
+        chosen: Its options; what is left open is settled here.
+        source: The drawn training and validation images.
+        session: Where images and features come from.
+        clip: The backbone.
+        seed: Decides initial values, the order of images and augmentation.
+        selection: Whether values that authors chose by dataset may be used.
+        folder: Where the state of training is kept, so that an interrupted fit continues.
+
+    Returns:
+        The finished method, and one row of metrics per epoch (none for methods without epochs).
+    """
+    method = kind.build(clip, problem_of(source, seed, selection), chosen)
+    validation = TrainingImages(source.val, session, clip, seed) if source.val else None
+    images = TrainingImages(source.train, session, clip, seed, validation)
+    rows = _train(method, images, seed, folder, session.progress)
+    method.finish(images)
+    return method.seal(), rows
+
+
+def _train(method: Method, images: TrainingImages, seed: int, folder: Path | None, progress: Progress) -> list[Row]:
+    """Run the training loop, for methods that have steps."""
+    if not isinstance(method, TrainedMethod):
+        method.prepare(images)
+        return []
+    trainer = Trainer(method, images, method.options, seed)
+
+    def watch(tick: Tick) -> None:
+        accuracy = f"training accuracy {100 * tick.accuracy:.0f} %"
+        note = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.3f}  {accuracy}"
+        progress("training", tick.done, tick.total, note)
+
+    rows = trainer.run(folder, watch)
+    method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
+    return rows

@@ -1,0 +1,167 @@
+"""What many runs share: backbones, content hashes, decoded images and stored features."""
+
+from __future__ import annotations
+
+import copy
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from PIL import Image
+from torch import Tensor
+
+from dca.clip import CLIP
+from dca.core.device import compute_dtype, resolve_device
+from dca.core.errors import UserError
+from dca.core.files import digest_of
+from dca.core.progress import Progress, of_stage, silent
+from dca.data.dataset import ImageLike
+from dca.data.decode import Unreadable, attempt, unreadable
+from dca.data.feature_store import FeatureStore
+from dca.data.hashing import sha256_of
+from dca.data.image_store import BUDGET, ImageStore
+from dca.engine import features
+
+
+class Session:
+    """Loads, hashes and decodes once for many runs.
+
+    A session is cheap to make. Runs that share one load a backbone once, read and hash each image file once
+    while it does not change, and keep recently decoded training images in memory.
+
+    Args:
+        device: "auto", "cpu", "cuda", "cuda:1", ...
+        store: Where features of the frozen backbone are kept on disk; the user's cache by default.
+        progress: Told how far long work has come.
+
+    Raises:
+        UserError: If the device cannot be used.
+
+    Example:
+        >>> from dca import Session
+        >>> session = Session(device="cpu")
+        >>> session.backbone("mini") is session.backbone("mini")
+        True
+    """
+
+    def __init__(self, *, device: str = "auto", store: FeatureStore | None = None, progress: Progress = silent) -> None:
+        self.device = resolve_device(device)
+        self.store = store if store is not None else FeatureStore()
+        self.progress = progress
+        self._backbones: dict[str, CLIP] = {}
+        self._hashes: dict[tuple[str, int, int], str] = {}
+        self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
+        self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
+        self._readable: set[str] = set()
+
+    def reporting(self, progress: Progress) -> Self:
+        """The same session, telling its progress to someone else."""
+        other = copy.copy(self)
+        other.progress = progress
+        return other
+
+    def backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
+        """The frozen backbone on this session's device.
+
+        Args:
+            source: A short name, a hub id, a path, or a CLIP that is loaded already.
+            precision: "auto", "fp32" or "bf16": what its towers calculate in.
+
+        Returns:
+            The same weights for the same source, however often it is asked for.
+
+        Raises:
+            UserError: If there is no such backbone, or the precision is unknown.
+        """
+        dtype = compute_dtype(self.device, precision)
+        if isinstance(source, CLIP):
+            return source.on(self.device).with_dtype(dtype)
+        if str(source) not in self._backbones:
+            self._backbones[str(source)] = CLIP.from_pretrained(source).on(self.device)
+        clip = self._backbones[str(source)]
+        return clip if clip.dtype == dtype else clip.with_dtype(dtype)
+
+    def sha256(self, image: ImageLike) -> str:
+        """Hash of an image's content, computed once while a file keeps its size and time."""
+        if isinstance(image, Path):
+            stat = _stat(image)
+            key = (str(image), stat.st_size, stat.st_mtime_ns)
+            if key not in self._hashes:
+                self._hashes[key] = sha256_of(image)
+            return self._hashes[key]
+        known = self._in_memory.get(id(image))
+        if known is None or known[0]() is not image:
+            known = self._in_memory[id(image)] = (weakref.ref(image), sha256_of(image))
+        return known[1]
+
+    def sha256_all(self, images: Sequence[ImageLike]) -> list[str]:
+        """`sha256` of each image, several files at a time."""
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(self.sha256, images))
+
+    def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> ImageStore:
+        """Decoded training images; recently used sets stay in memory, up to the budget of one store."""
+        key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), str(self.device)])
+        if key not in self._decoded:
+            count = of_stage(self.progress, "reading")
+            made = ImageStore(images, clip.preprocess.size, clip.preprocess.crop, progress=count)
+            self._decoded[key] = made.to(self.device)
+        self._decoded.move_to_end(key)
+        while len(self._decoded) > 1 and sum(store.nbytes for store in self._decoded.values()) > BUDGET:
+            self._decoded.popitem(last=False)
+        return self._decoded[key]
+
+    def frozen_features(
+        self,
+        clip: CLIP,
+        images: Sequence[ImageLike],
+        *,
+        views: int = 0,
+        mirrored: bool = False,
+        stage: str = "features",
+    ) -> Tensor:
+        """Features of the frozen backbone, not normalised, encoding only what is not stored.
+
+        Args:
+            clip: The backbone.
+            images: N images.
+            views: 0 for the evaluation view; otherwise that many augmented views of each image.
+            mirrored: Flip the evaluation view left to right.
+            stage: What progress calls this work.
+
+        Returns:
+            (N, D), or (views * N, D) view after view, on the CPU.
+        """
+        wanted = features.Views(range(views) if views else None, mirrored)
+        return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
+
+    def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
+        """Open the images about which nothing is known yet, so that a bad one is named before any training.
+
+        Raises:
+            UserError: With every image that cannot be read.
+        """
+        contents = [self._hash_or_none(image) for image in images]
+        known = self._readable | features.known(self.store, clip, [content for content in contents if content])
+        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
+        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
+        if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
+            raise unreadable(faults, len(images))
+        self._readable.update(content for content in contents if content)
+
+    def _hash_or_none(self, image: ImageLike) -> str | None:
+        try:
+            return self.sha256(image)
+        except UserError:
+            return None
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,116 @@
+"""The folder of a run: unfinished in NAME.partial, finished in one rename."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dca.core.actions import Hint, allow_overwrite, choose_output
+from dca.core.errors import UserError
+from dca.core.files import atomic_replace, read_json, write_json, writing
+from dca.engine.resume import STATE, read_metrics
+from dca.experiment.identity import TEST, differences
+from dca.model import checkpoint
+from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
+
+log = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """Where a run is written.
+
+    target: the folder of the finished run. partial: where it is until then; an interrupted run continues from there.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    @property
+    def partial(self) -> Path:
+        """Where the run is until it is finished."""
+        return partial_of(self.target)
+
+    def require_place(self, data: str) -> None:
+        """Raise where no model may go: on top of something else, or among the images it learns from."""
+        checkpoint.require_replaceable(self.target)
+        source, place = Path(data).expanduser(), self.target.absolute().parent.resolve()
+        if source.is_dir() and place.is_relative_to(source.resolve()):
+            raise UserError(
+                f"{self.target} is inside {data}, where it would be taken for a class",
+                hint=choose_output("a folder outside the images"),
+            )
+
+    def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
+        """The result of a finished run with this identity; raises where another run's model is there."""
+        if not checkpoint.holds_model(self.target):
+            return None
+        try:
+            differing = differences(self._identity(self.target), identity)
+            if not differing:
+                record = checkpoint.read_record(self.target)
+                checkpoint.read_tensors(self.target)
+                checkpoint.require_whole(self.target, record)
+                result = read_json(self.target / RESULT)
+        except UserError as error:
+            hint: Hint = ["copy it again from where it was whole", allow_overwrite()]
+            problem = f"a finished model, but damaged: {error.problem}"
+            raise UserError(problem, details=error.details, hint=hint) from None
+        if differing:
+            problem = f"{self.target} holds a model of another run"
+            raise UserError(problem, details=differing, hint=[choose_output(), allow_overwrite()])
+        (self.target / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
+        return result
+
+    def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
+        """The folder of the unfinished run: continued when it is this run's, emptied otherwise."""
+        with writing(self.partial):
+            if self.partial.exists() and (differing := self._discarded(identity)):
+                self._require_ours()
+                log.warning("%s: discarding an unfinished run (%s)", self.partial, "; ".join(differing))
+                shutil.rmtree(self.partial)
+            self.partial.mkdir(parents=True, exist_ok=True)
+        write_json(self.partial / SPEC, {"spec": spec, "identity": identity})
+        return self.partial
+
+    def _discarded(self, identity: dict[str, Any]) -> list[str]:
+        """Why the unfinished run that is there cannot be continued; nothing if it can."""
+        try:
+            return differences(self._identity(self.partial), identity, but=[TEST])
+        except UserError as error:
+            return [error.problem]
+
+    @staticmethod
+    def _identity(folder: Path) -> Any:
+        return read_json(folder / SPEC).get("identity")
+
+    def _require_ours(self) -> None:
+        """Raise where the partial folder holds what no run has written; hidden files are halves of ours."""
+        names = (path.name for path in self.partial.iterdir())
+        if foreign := sorted(name for name in names if name not in FILES and not name.startswith(".")):
+            raise UserError(
+                f"{self.partial} is in the way: it is no unfinished run",
+                details=foreign,
+                hint=["move it", choose_output()],
+            )
+
+    def abandon(self) -> None:
+        """Remove the partial folder where there is nothing to continue from."""
+        if not (self.partial / STATE).is_file():
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+    def seconds_before(self) -> float:
+        """Training time of earlier parts of an interrupted run."""
+        return sum(row["seconds"] for row in read_metrics(self.partial))
+
+    def finish(self) -> None:
+        """Put the finished folder into its place."""
+        atomic_replace(self.partial, self.target)
+        # Only now: until the folder is in its place, an interrupted run still needs its state.
+        (self.target / STATE).unlink(missing_ok=True)
+
+
+def partial_of(target: Path) -> Path:
+    """Where a run is until it is finished."""
+    return target.with_name(f"{target.name}{PARTIAL}")

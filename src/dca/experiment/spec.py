@@ -1,0 +1,142 @@
+"""What is to be run: one canonical description for the command line, Python and sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dca.core.actions import omit, write_draw
+from dca.core.errors import UserError
+from dca.core.files import digest_of
+from dca.data.protocols import PROTOCOLS, SELECTIONS, Protocol, Selection
+from dca.methods.interface import Method
+from dca.methods.registry import get_method
+from dca.model.classifier import Classifier, whole_number
+
+# Fields that may hold a path of this machine; records keep only their last part.
+PLACES = ("data", "draw", "backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One experiment. Equal experiments have equal specs, however they were written down.
+
+    Args:
+        data: What to learn from: a folder, an image list, or the name of a public dataset.
+        method: Name of the method, in any spelling.
+        protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
+        targets: Further datasets to test on, for "cross-dataset" and "domain-shift".
+        shots: Images per class to draw; None takes all.
+        seed: Decides the draw and the initial values.
+        backbone: A short name, a hub id or a path.
+        precision: "auto", "fp32" or "bf16".
+        selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code took.
+        hold_out: Test on this share of each class, where the data has no test part.
+        draw: A file that says exactly which images are taken.
+        options: Options of the method by name; those at their defaults are dropped.
+
+    Raises:
+        UserError: If a name or value is wrong, or arguments contradict each other.
+
+    Example:
+        >>> from dca import Spec
+        >>> given = Spec(data="sample", method="Tip-Adapter", options={"views": 10})
+        >>> given == Spec(data="sample", method="tip_adapter")
+        True
+    """
+
+    data: str
+    method: str = "dca"
+    protocol: Protocol = "few-shot"
+    targets: tuple[str, ...] = ()
+    shots: int | None = None
+    seed: int = 1
+    backbone: str = "mini"
+    precision: str = "auto"
+    selection: Selection = "strict"
+    hold_out: float = 0.0
+    draw: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind = get_method(self.method)
+        values = {
+            "method": kind.name,
+            "data": str(self.data),
+            "backbone": str(self.backbone),
+            "draw": None if self.draw is None else str(self.draw),
+            "targets": tuple(map(str, self.targets)),
+            "options": changed_options(kind, self.options),
+            "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
+            "seed": whole_number("seed", self.seed, 0),
+            "hold_out": float(self.hold_out),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise where words are unknown or arguments contradict each other."""
+        for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS)):
+            if getattr(self, name) not in known:
+                raise UserError(f"unknown {name} '{getattr(self, name)}'", hint=f"one of: {', '.join(known)}")
+        if self.draw is None:
+            return
+        where = Path(self.draw).name
+        if self.shots is not None:
+            problem = f"draw and shots cannot be combined: {where} says which images are taken"
+            raise UserError(problem, hint=[omit("shots"), write_draw()])
+        if self.hold_out:
+            problem = f"draw and hold_out cannot be combined: images that {where} takes could be held out"
+            raise UserError(problem, hint=omit("hold_out"))
+        if self.protocol != "few-shot":
+            raise UserError(f"draw and protocol {self.protocol} cannot be combined", hint=omit("draw"))
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def kind(self) -> type[Method]:
+        """The method's class."""
+        return get_method(self.method)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that may travel: of paths only the last part, so that no folder of this machine is told."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values |= {name: values[name] and _portable(values[name]) for name in PLACES}
+        return values | {"targets": list(map(_portable, self.targets)), "options": dict(self.options)}
+
+    @cached_property
+    def id(self) -> str:
+        """Hash of the canonical spec, 16 hexadecimal digits: the name of its cell in a sweep."""
+        return digest_of(self.to_dict())[:16]
+
+    def classifier(self, device: str = "auto") -> Classifier:
+        """The classifier that this spec asks for, not fitted yet."""
+        return Classifier(
+            self.method,
+            shots=self.shots,
+            seed=self.seed,
+            backbone=self.backbone,
+            device=device,
+            precision=self.precision,
+            **self.options,
+        )
+
+
+def changed_options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from their defaults, checked, sorted by name."""
+    chosen, default = kind.choose(given), kind.Options()
+    fields = sorted(f.name for f in dataclasses.fields(chosen))
+    return {name: getattr(chosen, name) for name in fields if getattr(chosen, name) != getattr(default, name)}
+
+
+def _portable(place: str) -> str:
+    """The last part of a path; names and hub ids as they are."""
+    path = Path(place).expanduser()
+    local = path.is_absolute() or path.exists() or place.startswith((".", "~"))
+    return path.resolve().name if local else place

@@ -1,0 +1,65 @@
+"""README.md of a saved model: what it is, how it was made, how to use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import dca
+from dca.clip.places import hub_id
+
+if TYPE_CHECKING:
+    from dca.model.checkpoint import Record
+
+LIBRARY = "dca-prompt"
+
+
+def card(record: Record) -> str:
+    """The card as Markdown with the hub's header."""
+    source = record.backbone["source"]
+    base = hub_id(source)
+    title = record.results.get("dataset") or "Image classifier"
+    lines = [
+        "---",
+        f"library_name: {LIBRARY}",
+        "pipeline_tag: image-classification",
+        *([f"base_model: {base}"] if base else []),
+        "---",
+        "",
+        f"# {title}: {len(record.labels)} classes, {record.method} on {source}",
+        "",
+        f"A few-shot image classifier: {_shots(record)}, seed {record.problem.seed}. The folder holds only what was "
+        "learned; the CLIP backbone is found by its name and checked by its hash.",
+        *_accuracy(record),
+        "",
+        "```python",
+        "from dca import Classifier",
+        'model = Classifier.from_pretrained("path/to/this/folder")',
+        'model.predict("photo.jpg")',
+        "```",
+        "",
+        f"Classes: {', '.join(map(str, record.labels))}.",
+        "",
+        f"Backbone sha256 {record.backbone['digest']}; dca {dca.__version__}; options in config.json.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _shots(record: Record) -> str:
+    """How many training images the classes have."""
+    counts = sorted(set(Counter(row["label"] for row in record.draw).values())) or [record.problem.shots]
+    numbers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{numbers} training image{'' if counts == [1] else 's'} per class"
+
+
+def _accuracy(record: Record) -> list[str]:
+    """A table of what was measured, where there were test images."""
+    results = record.results
+    figures = [
+        f"| {label} | {100 * results[key]:.1f} % |"
+        for key, label in (("zero_shot_accuracy", "zero-shot CLIP"), ("accuracy", f"this model ({record.method})"))
+        if results.get(key) is not None
+    ]
+    n = results.get("test_images")
+    return ["", f"| on {n or 'the'} test images | accuracy |", "|---|---|", *figures] if figures else []

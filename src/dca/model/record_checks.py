@@ -1,0 +1,85 @@
+"""What can be wrong with the `config.json` of a model, field by field."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+# Field, type, what JSON calls it.
+FIELDS = (
+    ("method", str, "string"),
+    ("options", dict, "object"),
+    ("problem", dict, "object"),
+    ("labels", list, "array"),
+    ("backbone", dict, "object"),
+    ("given", dict, "object"),
+    ("draw", list, "array"),
+    ("results", dict, "object"),
+    ("sha256", dict, "object"),
+    ("package", str, "string"),
+)
+
+
+def record_problems(raw: dict[str, Any]) -> list[str]:
+    """One line per field that is missing or is not what it should be."""
+    problems = [f"{name}: a JSON {word} expected" for name, kind, word in FIELDS if type(raw.get(name)) is not kind]
+    if problems:
+        return problems
+    return [
+        *_problem_faults(raw["problem"], raw["labels"]),
+        *_text_faults(raw, "backbone", ("source", "digest")),
+        *_text_faults(raw, "sha256", ("weights", "classes")),
+        *_given_faults(raw["given"]),
+        *_draw_faults(raw["draw"]),
+        *_result_faults(raw["results"]),
+    ]
+
+
+def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
+    names = problem.get("names")
+    faults = []
+    if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+        faults.append("problem.names: at least two names expected")
+    else:
+        faults += [f"problem.names: {fault}" for fault in unreadable_names(names)]
+        if len(labels) != len(names):
+            faults.append(f"labels: {len(names)} expected, one per class name")
+    faults += [
+        f"labels: {label!r} is no text or number" for label in labels if type(label) not in (str, int, float, bool)
+    ]
+    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "selection": str}
+    faults += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(problem.get(k)) is not v]
+    return faults + [f"problem.{k}: unknown" for k in problem if k not in {*kinds, "names"}]
+
+
+def _text_faults(raw: dict[str, Any], field: str, keys: Sequence[str]) -> list[str]:
+    return [f"{field}.{key}: a text expected" for key in keys if not isinstance(raw[field].get(key), str)]
+
+
+def _given_faults(given: dict[str, Any]) -> list[str]:
+    faults = [] if type(given.get("shots")) in (int, type(None)) else ["given.shots: a number or nothing expected"]
+    return faults if type(given.get("options")) is dict else [*faults, "given.options: a JSON object expected"]
+
+
+def unreadable_names(names: Sequence[str]) -> list[str]:
+    """Class names that are empty or hold what is no text: control characters, broken Unicode."""
+    return [
+        f"{name!r} is no readable name"
+        for name in names
+        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
+    ]
+
+
+def _draw_faults(draw: list[Any]) -> list[str]:
+    kinds = {"label": int, "name": str, "sha256": str}
+    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw)
+    return [] if good else ["draw: label, name and sha256 of each image expected"]
+
+
+def _result_faults(results: dict[str, Any]) -> list[str]:
+    return [
+        f"results.{name}: a number expected"
+        for name in ("accuracy", "zero_shot_accuracy")
+        if type(results.get(name)) not in (int, float, type(None))
+    ]

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+import dca
+import dca.core.options
+import dca.data.check.source
+import dca.data.draws
+import dca.data.sources.catalog
+from dca.core import actions
+from dca.core.actions import Action, Hint
+from dca.core.errors import UserError
+
+EVERY = [
+    actions.choose_output(),
+    actions.choose_output("a folder outside the images"),
+    actions.allow_overwrite(),
+    actions.set_shots(4),
+    actions.set_shots(1, 2),
+    actions.then("wait", actions.choose_output()),
+    actions.hold_out(0.2),
+    actions.omit("shots"),
+    actions.omit("shots", "hold_out"),
+    actions.set_option("learning_rate", 1e-3),
+    actions.set_option("contexts", "unified"),
+    actions.choose_backbone(),
+    actions.choose_device("auto", "cpu"),
+    actions.choose_precision("auto", "fp32", "bf16"),
+    actions.list_methods(),
+    actions.show_method("coop"),
+    actions.list_datasets(),
+    actions.show_dataset("eurosat"),
+    actions.set_data_root("eurosat"),
+    actions.check_data(),
+    actions.write_draw(),
+    actions.skip_unreadable(),
+    actions.fit_first(),
+    actions.resume_fit(),
+    actions.measure(),
+]
+
+
+@pytest.mark.parametrize("action", EVERY, ids=lambda action: action.cli)
+def test_python_is_told_no_flags_and_the_command_line_no_arguments(action: Action):
+    assert "--" not in action.python
+    assert "-o " not in action.python
+    assert "`dca " not in action.python
+    for argument in ("folder=", "overwrite=", "shots=", "hold_out", "device=", "precision=", "backbone=", "()"):
+        assert argument not in action.cli
+    assert not action.cli.endswith(".")
+    assert not action.python.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("action", "cli", "python"),
+    [
+        (actions.choose_output(), "choose another folder with -o DIR", "choose another folder with folder=DIR"),
+        (actions.omit("shots", "hold_out"), "leave out --shots and --hold-out", "leave out shots and hold_out"),
+        (actions.set_option("rate", 1e-5), "use --set rate=1e-05", "use rate=1e-05"),
+        (actions.set_option("way", "left"), "use --set way=left", "use way='left'"),
+        (actions.choose_device("auto", "cpu"), "use --device auto or cpu", "use device='auto' or 'cpu'"),
+        (actions.choose_device("cpu"), "use --device cpu", "use device='cpu'"),
+    ],
+)
+def test_an_action_has_words_for_both(action: Action, cli: str, python: str):
+    assert (action.cli, action.python) == (cli, python)
+
+
+def test_the_calls_that_python_is_told_exist():
+    assert "coop" in dca.list_methods()
+    assert dca.core.options.describe(dca.list_methods()["coop"].Options)
+    assert "eurosat" in dca.data.sources.catalog.entries()
+    assert dca.data.sources.catalog.get("eurosat").describe()
+    assert callable(dca.data.check.source.check_source)
+    assert callable(dca.data.draws.export_draw)
+    assert callable(dca.Classifier.save_pretrained)
+    assert callable(dca.Classifier.evaluate)
+
+
+@pytest.mark.parametrize(
+    ("hint", "cli", "python"),
+    [
+        ("", "", ""),
+        ((), "", ""),
+        ("add images", "add images", "add images"),
+        (actions.set_shots(2), "use --shots 2", "use shots=2"),
+        (["", "add images", actions.set_shots(2)], "add images, or use --shots 2", "add images, or use shots=2"),
+    ],
+)
+def test_a_hint_is_rendered_for_whoever_reads_it(hint: Hint, cli: str, python: str):
+    error = UserError("too few images", details=["cat: 2"], hint=hint)
+    assert error.hint == python
+    assert str(error) == "too few images\n  cat: 2" + (f"\n  fix: {python}" if python else "")
+    assert error.render("cli") == "too few images\n  cat: 2" + (f"\n  fix: {cli}" if cli else "")

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import socket
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_images import photo
+
+from dca.core.errors import UserError
+from dca.data.decode import Unreadable, attempt, decode, is_image, open_image, to_rgb
+from dca.data.hashing import sha256_of
+from dca.data.image_store import ImageStore, stream
+
+
+def crop8(image):
+    """A stand-in for a backbone's evaluation crop."""
+    return np.asarray(image.resize((8, 8))).transpose(2, 0, 1)
+
+
+def test_rgb_comes_back_pixel_for_pixel(tmp_path):
+    image = photo(3)
+    image.save(tmp_path / "x.png")
+    for source in (tmp_path / "x.png", image):
+        assert open_image(source).mode == "RGB"
+        assert np.array_equal(open_image(source), image)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied(tmp_path, orientation):
+    image = photo(1, size=(16, 8))
+    turns = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270",
+             7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "x.png", exif=exif)
+    name = turns.get(orientation)
+    expected = image.transpose(getattr(Image.Transpose, name)) if name else image
+    assert np.array_equal(open_image(tmp_path / "x.png"), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*EXIF")
+def test_damaged_exif_does_not_matter(tmp_path):
+    out = io.BytesIO()
+    photo().save(out, "jpeg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x99" * 40)
+    (tmp_path / "x.jpg").write_bytes(out.getvalue())
+    assert open_image(tmp_path / "x.jpg").size == (32, 24)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
+    values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / f"x{suffix}")
+    pixels = np.asarray(open_image(tmp_path / f"x{suffix}"))[..., 0].ravel()
+    assert np.array_equal(pixels, np.arange(256))
+
+
+@pytest.mark.parametrize("scale", [1.0, 255.0, 65535.0, 1e7])
+def test_float_images_use_their_range(tmp_path, scale):
+    values = (np.linspace(0, 1, 256, dtype=np.float32) * scale).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / "x.tif")
+    pixels = np.asarray(open_image(tmp_path / "x.tif"))[..., 0].ravel().astype(int)
+    assert np.abs(pixels - np.arange(256)).max() <= 1
+
+
+def test_cmyk_jpeg(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "x.jpg")
+    assert np.abs(np.asarray(open_image(tmp_path / "x.jpg"), int) - (255, 0, 0)).max() < 8
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_transparency_is_laid_on_white(tmp_path, mode):
+    image = photo(2, mode="RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    image = image.convert(mode)
+    white = Image.new("RGBA", image.size, "white")
+    expected = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    assert np.array_equal(open_image(image), expected)
+
+
+def test_palette_with_transparent_colours(tmp_path):
+    image = photo(2).quantize(4)
+    image.save(tmp_path / "x.png", transparency=bytes([0, 255, 255, 255]))
+    shown = np.asarray(open_image(tmp_path / "x.png"))
+    assert (shown[np.asarray(image) == 0] == 255).all()
+    assert np.array_equal(shown[np.asarray(image) != 0], np.asarray(image.convert("RGB"))[np.asarray(image) != 0])
+
+
+def test_rgba_png_named_jpg_is_read_by_content(tmp_path):
+    photo(1, mode="RGBA").save(tmp_path / "x.jpg", format="png")
+    assert open_image(tmp_path / "x.jpg").mode == "RGB"
+
+
+def test_animated_gif_gives_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    assert np.asarray(open_image(tmp_path / "x.gif"))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "HSV", "LAB", "I;16", "I", "F", "CMYK"])
+def test_every_mode_becomes_rgb(mode):
+    image = photo(1)
+    image = (
+        image.convert("L").convert("I").convert("I;16")
+        if mode == "I;16"
+        else (image.convert("L").convert(mode) if mode in "IF" else image if mode == "LAB" else image.convert(mode))
+    )
+    assert open_image(image).mode == "RGB"
+
+
+def bomb(path, side=60_000):
+    """A PNG that claims to be huge."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """One file of each unreadable kind, with the reason that is given."""
+    whole = io.BytesIO()
+    photo(1, size=(200, 200)).save(whole, "jpeg")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.jpg").write_text("hello")
+    (tmp_path / "cut.jpg").write_bytes(whole.getvalue()[:-700])
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    bomb(tmp_path / "bomb.png")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    reasons = {
+        "empty.jpg": "0 bytes", "text.jpg": "not an image", "cut.jpg": "truncated", "folder.jpg": "a folder",
+        "dangling.jpg": "a broken link", "bomb.png": "million pixels", "missing.jpg": "no such file",
+        "pipe.jpg": "not a regular file",
+    }  # fmt: skip
+    return {tmp_path / name: reason for name, reason in reasons.items()}
+
+
+def test_pipes_sockets_and_devices_are_never_opened(tmp_path):
+    """Opening a pipe would wait for a writer: a test that hangs here has failed."""
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "device.jpg").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket.jpg"))
+        for name in ("pipe.jpg", "device.jpg", "socket.jpg"):
+            with pytest.raises(UserError, match="not a regular file"):
+                open_image(tmp_path / name)
+            with pytest.raises(UserError, match="not a regular file"):
+                sha256_of(tmp_path / name)
+            assert not is_image(tmp_path / name)
+
+
+def test_an_image_is_known_by_its_bytes(tmp_path):
+    photo().save(tmp_path / "IMG_7", format="png")
+    (tmp_path / "note.jpg").write_text("hello")
+    assert is_image(tmp_path / "IMG_7")
+    assert not is_image(tmp_path / "note.jpg")
+    assert not is_image(tmp_path / "nothing")
+
+
+def test_conversion_leaves_its_argument_alone():
+    image = photo(1, mode="RGBA")
+    image.putalpha(100)
+    before = image.tobytes()
+    assert np.array_equal(to_rgb(image), open_image(image))
+    assert image.tobytes() == before
+
+
+def test_phone_photos_name_the_package_they_need(tmp_path):
+    if importlib.util.find_spec("pillow_heif"):
+        pytest.skip("pillow-heif is installed: these are read")
+    (tmp_path / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    with pytest.raises(UserError, match=r"dca-prompt\[heif\]"):
+        open_image(tmp_path / "x.HEIC")
+
+
+def test_each_unreadable_file_is_an_error_with_its_reason(broken):
+    for path, reason in broken.items():
+        with pytest.raises(UserError, match=reason):
+            open_image(path)
+
+
+@pytest.mark.parametrize("run", [
+    lambda images: decode(images, crop8),
+    lambda images: list(stream(images, crop8, 2)),
+    lambda images: ImageStore(images, 8, crop8),
+])  # fmt: skip
+def test_all_unreadable_files_come_in_one_error(tmp_path, broken, run):
+    photo().save(tmp_path / "good.png")
+    images = [tmp_path / "good.png", *broken, tmp_path / "good.png"]
+    with pytest.raises(UserError, match="8 of 10 images cannot be read") as error:
+        run(images)
+    assert len(error.value.details) == 8
+    for line, (path, reason) in zip(error.value.details, broken.items(), strict=True):
+        assert line.startswith(str(path))
+        assert reason in line
+    outcomes = attempt(images, crop8)
+    assert [isinstance(out, Unreadable) for out in outcomes] == [False] + [True] * 8 + [False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.binary(max_size=300),
+    kind=st.sampled_from(["png", "jpeg", "gif", "tiff", "webp", "bmp"]),
+    at=st.floats(0, 1),
+)
+def test_damaged_files_are_read_or_refused_never_a_crash(tmp_path_factory, data, kind, at):
+    out = io.BytesIO()
+    photo(1).save(out, kind)
+    content = bytearray(out.getvalue())
+    start = int(at * len(content))
+    content[start : start + len(data)] = data
+    path = tmp_path_factory.mktemp("fuzz") / "x"
+    path.write_bytes(content)
+    with contextlib.suppress(UserError):
+        assert open_image(path).mode == "RGB"
+
+
+def test_decode_keeps_the_order_and_reports_progress():
+    images = [photo(k) for k in range(20)]
+    seen = []
+    sizes = decode(images, lambda image: np.asarray(image).sum(), workers=4, progress=lambda *at: seen.append(at))
+    assert sizes == [np.asarray(image).sum() for image in images]
+    assert seen == [(k, 20) for k in range(1, 21)]
+
+
+def test_each_image_may_have_its_own_function():
+    images = [photo(0), photo(1)]
+    sizes = decode(images, [lambda image: image.width, lambda image: -image.height])
+    assert sizes == [32, -24]
+
+
+def test_hash_is_of_the_file_or_of_the_pixels(tmp_path):
+    image = photo()
+    image.save(tmp_path / "x.png")
+    assert sha256_of(tmp_path / "x.png") == hashlib.sha256((tmp_path / "x.png").read_bytes()).hexdigest()
+    assert sha256_of(image) == sha256_of(image.copy()) != sha256_of(image.transpose(Image.Transpose.TRANSPOSE))

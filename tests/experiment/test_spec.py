@@ -1,0 +1,71 @@
+"""One canonical description of an experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dca.cli.fit import options_of
+from dca.core.errors import UserError
+from dca.experiment.spec import Spec
+
+
+def test_equal_experiments_have_equal_specs_however_they_are_written() -> None:
+    command_line = Spec(data="photos", method="tip_adapter", options=options_of("tip_adapter", ("views=10",)))
+    for other in (
+        Spec(data="photos", method="tip-adapter", options={"views": 10}),
+        Spec(data=Path("photos"), method="Tip Adapter", seed=np.int64(1)),  # type: ignore[arg-type]
+        Spec(data="photos", method="tip_adapter", options={"alpha": None}),
+    ):
+        assert other == command_line
+        assert other.id == command_line.id
+        assert hash(other) == hash(command_line)
+    assert command_line.options == {}
+
+
+def test_options_that_differ_make_another_spec() -> None:
+    one, other = (Spec(data="photos", method="gda", options={"views": views}) for views in (3, 4))
+    assert one != other
+    assert one.id != other.id
+    assert dict(one.options) == {"views": 3}
+
+
+def test_the_order_of_options_does_not_matter() -> None:
+    one = Spec(data="x", options={"epochs": 3, "alpha": 1.0})
+    other = Spec(data="x", options={"alpha": 1, "epochs": 3})
+    assert one == other
+    assert one.id == other.id
+
+
+def test_no_folder_of_this_machine_is_in_what_travels(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    spec = Spec(data=str(tmp_path / "photos"), backbone=str(tmp_path / "clip"), targets=(str(tmp_path / "other"),))
+    written = json.dumps(spec.to_dict())
+    assert str(tmp_path) not in written
+    assert spec.to_dict()["data"] == "photos"
+    assert spec.to_dict()["backbone"] == "clip"
+    assert Spec(data="eurosat", backbone="openai/clip-vit-base-patch16").to_dict()["backbone"].count("/") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"method": "dcaa"}, "Did you mean 'dca'?"),
+        ({"protocol": "few"}, "unknown protocol 'few'"),
+        ({"selection": "loose"}, "unknown selection 'loose'"),
+        ({"shots": 0}, "shots=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"options": {"epocs": 1}}, "Did you mean 'epochs'?"),
+        ({"draw": "d.json", "shots": 2}, "draw and shots cannot be combined"),
+        ({"draw": "d.json", "hold_out": 0.2}, "draw and hold_out cannot be combined"),
+        ({"draw": "d.json", "protocol": "base-to-new"}, "draw and protocol base-to-new"),
+    ],
+)
+def test_a_spec_that_cannot_be_run_is_refused_when_it_is_made(arguments: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Spec(data="photos", **arguments)
+    assert part in str(caught.value)

@@ -1,0 +1,74 @@
+"""Every method as one program from pixels to probabilities, with a batch of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import make_clip
+from dca.core import seeds
+from dca.methods.interface import Batch, Method, Problem, TrainedMethod
+from dca.methods.registry import all_methods, get_method
+from oracles.images import Images
+
+CLASSES = ("cat", "dog", "a photo", "x", "café")
+COUNTS = (3, 1, 2, 6, 3)
+# Further heads, by method and options.
+HEADS: list[tuple[str, dict[str, Any]]] = [
+    ("dca", {"test_metric": "euclidean"}),
+    ("dca", {"test_metric": "cosine"}),
+    ("dca", {"center": "visual"}),
+    ("dca", {"covariance": "oas"}),
+    ("dca", {"score": "negative"}),
+    ("coop", {"test_metric": "mahalanobis"}),
+    ("coop", {"test_metric": "euclidean"}),
+    ("cross_modal", {"form": "partial"}),
+    ("vpt", {"placement": "maple"}),
+]
+
+
+class Pixels(nn.Module):
+    """The finished model as a module: pixels (B, 3, S, S) -> probabilities (B, C)."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.method.classify(self.method.encode(pixels))
+
+
+def finished(name: str, **options: object) -> Method:
+    """A method after one step, with unequal numbers of images."""
+    kind, images = get_method(name), Images(COUNTS)
+    method = kind.build(make_clip(), Problem(names=CLASSES, shots=3, seed=1), kind.Options(**options))  # type: ignore[arg-type]
+    if isinstance(method, TrainedMethod):
+        rows, labels = images.pixels, images.labels
+        if method.trains_on == "features":
+            rows, labels = method.training_rows(images)
+        method.prepare(images)
+        optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
+        terms = method.step(Batch(rows[:8], labels[:8], seeds.generator(0, "test"))).terms
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    else:
+        method.prepare(images)
+    method.finish(images)
+    return method.seal()
+
+
+DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(all_methods())]
+
+
+@pytest.mark.parametrize(("name", "options"), [*DEFAULTS, *HEADS])
+def test_it_is_exported_with_a_dynamic_batch(name: str, options: dict[str, Any]) -> None:
+    module = Pixels(finished(name, **options)).eval()
+    new = torch.randn(7, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    batch = torch.export.Dim("batch", min=1, max=128)
+    with torch.no_grad():
+        program = torch.export.export(module, (new[:2],), dynamic_shapes=({0: batch},)).module()
+        for size in (1, 3, 7):
+            torch.testing.assert_close(program(new[:size]), module(new[:size]), atol=1e-6, rtol=1e-5)
