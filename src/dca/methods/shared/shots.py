@@ -49,9 +49,9 @@ class Shots:
 
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
-        sums = self.features.new_zeros(len(self.counts), self.features.shape[-1])
-        sums = sums.index_add(0, self.labels(), self.features)
-        return sums / self.counts[:, None].to(sums.dtype)
+        # Class by class: adding all rows at once would sum in a random order on a GPU.
+        each = torch.split(self.features, self.counts.tolist())
+        return torch.stack([rows.sum(dim=0) for rows in each]) / self.counts[:, None].to(self.features.dtype)
 
     def batches(self, copies: int = 1) -> Iterator[tuple[Tensor, int]]:
         """Classes with several images, a few at a time: places (c,), and K, to which they are padded.
