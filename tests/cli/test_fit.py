@@ -124,6 +124,26 @@ def test_the_images_of_a_draw_are_not_called_all(dca: Any, photos: Path, tiny_fo
     assert "40 training images (all of them)" in dca("fit", photos, "--overwrite", *common).out
 
 
+def test_images_that_are_held_out_are_not_called_trained_on(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    options = ("--method", "zero_shot", "--hold-out", "0.25", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    lines = dca("fit", photos / "train", *options).out.splitlines()
+    assert lines[0] == "train: 10 classes, 30 training images (all but the 10 held out)"
+    assert lines[1] == "accuracy on 10 test images"
+
+
+def test_a_public_dataset_that_was_recognised_is_said():
+    from dca.cli.fit import summary
+
+    result = {
+        "dataset": "eurosat", "public": "eurosat", "split": "public split file split_zhou_EuroSAT.json",
+        "classes": 10, "images": 10, "shots": 1, "targets": [], "checkpoint_bytes": 5, "trained_parameters": 0,
+        "seconds": 1.0,
+    }  # fmt: skip
+    said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
+    assert summary(result, "m.dca")[1].startswith(said)
+    assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca"))
+
+
 def test_unicode_class_names_come_back_as_they_were(dca: Any, tiny_folder: Path, tmp_path: Path):
     names = ("日本の猫", "naïve café", "🐶 dog", "Ωmega")
     class_folders(tmp_path / "few", names)

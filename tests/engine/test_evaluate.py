@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ def test_rows_sum_to_one_in_float64(model: Classifier, sample: Dataset) -> None:
     rows = model.predict_proba([item.image for item in sample.test])
     assert rows.dtype == np.float64
     assert np.abs(rows.sum(axis=1) - 1).max() < 1e-15 * rows.shape[1]
+    metrics = pytest.importorskip("sklearn.metrics")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics.log_loss([item.label for item in sample.test], rows, labels=range(rows.shape[1]))
 
 
 def test_methods_that_touch_the_image_tower_are_never_stored(clip: CLIP) -> None:

@@ -289,8 +289,11 @@ def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):
         ("model.safetensors", lambda data: data[:-7]),
         ("model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
         ("result.json", lambda data: data[:-7]),
+        ("config.json", lambda data: data[:-7]),
+        ("config.json", lambda data: b""),
+        ("config.json", lambda data: b"{}"),
     ],
-    ids=["cut weights", "flipped bit", "cut result"],
+    ids=["cut weights", "flipped bit", "cut result", "cut config", "empty config", "config of nothing"],
 )
 def test_a_damaged_finished_run_is_not_called_finished(
     spec: Spec, straight: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
@@ -301,6 +304,15 @@ def test_a_damaged_finished_run_is_not_called_finished(
         run(spec, target)
     assert str(target / name) in caught.value.problem
     assert "--overwrite" in caught.value.render("cli")
+    run(spec, target, overwrite=True)
+    require_same(target, straight)
+
+
+def test_a_finished_run_without_its_config_can_be_replaced(spec: Spec, straight: Path, tmp_path: Path):
+    target = Path(shutil.copytree(straight, tmp_path / "m.dca"))
+    (target / "config.json").unlink()
+    with pytest.raises(UserError, match="a finished model, but damaged"):
+        run(spec, target)
     run(spec, target, overwrite=True)
     require_same(target, straight)
 
@@ -319,6 +331,49 @@ def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spe
     assert weights(target) == weights(fitted)
     run(spec, target, overwrite=True)
     assert weights(target) != weights(fitted)
+
+
+def test_a_model_of_another_run_says_what_differs(spec: Spec, straight: Path):
+    other = dataclasses.replace(spec, seed=2, shots=1, options={**spec.options, "epochs": 1})
+    with pytest.raises(UserError, match="another run") as caught:
+        run(other, straight)
+    said = caught.value.details
+    assert {"shots: 2 there, 1 here", "seed: 1 there, 2 here", "option epochs: 3 there, 1 here"} <= set(said)
+    assert "training images: not the same" in said
+    assert not any(line.startswith(("backbone", "method", "classes")) for line in said)
+
+
+def test_other_validation_images_are_another_run(few: Path, tiny_folder: Path, tmp_path: Path):
+    """`linear_probe` selects on them, so the model depends on them."""
+    from PIL import Image
+
+    data = Path(shutil.copytree(few, tmp_path / "data"))
+    shutil.copytree(few / "test", data / "val")
+    spec = Spec(data=str(data), method="linear_probe", shots=2, backbone=str(tiny_folder))
+    run(spec, tmp_path / "m.dca")
+    assert run(spec, tmp_path / "m.dca").classifier is None, "nothing has changed: finished already"
+    for path in sorted((data / "val").rglob("*.*")):
+        Image.new("RGB", (48, 48), (90, 20, 10)).save(path)
+    with pytest.raises(UserError, match="another run") as caught:
+        run(spec, tmp_path / "m.dca")
+    assert caught.value.details == ("validation images: not the same",)
+    assert run(spec, tmp_path / "m.dca", overwrite=True).classifier is not None
+
+
+def test_an_interrupted_run_of_another_precision_or_device_is_started_over(
+    spec: Spec, straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    target = tmp_path / "m.dca"
+    with pytest.raises(KeyboardInterrupt):
+        run(dataclasses.replace(spec, precision="bf16"), target, progress=stopping(KeyboardInterrupt(), 3, 1))
+    record = json.loads((partial_of(target) / "spec.json").read_text())
+    assert (record["identity"]["precision"], record["identity"]["device"]) == ("bfloat16", "cpu")
+    record["identity"]["device"] = "cuda"
+    (partial_of(target) / "spec.json").write_text(json.dumps(record))
+    run(spec, target, device="cpu")
+    require_same(target, straight)
+    (said,) = caplog.messages
+    assert "precision: 'bfloat16' there, 'float32' here; device: 'cuda' there, 'cpu' here" in said
 
 
 def test_other_test_images_are_another_run(tiny_folder: Path, tmp_path: Path):

@@ -135,6 +135,10 @@ def test_predictions_are_labels_and_clip_reads_the_names(clip: CLIP, shop: Path)
     assert model.method_.problem.names == ("bike rack", "garden bench", "tent")
     assert model.predict(shop / "A_18/0.png") == "A_18"
     assert model.evaluate(shop).accuracy == 1.0
+    model.save_pretrained(shop.parent / "m.dca")
+    loaded = Classifier.from_pretrained(shop.parent / "m.dca", backbone=clip)
+    assert loaded.predict(shop / "A_18/0.png") == "A_18"
+    assert loaded.evaluate(shop).per_class == {"A-17": 1.0, "A_18": 1.0, "B-2": 1.0}
 
 
 def test_a_model_is_measured_by_labels_without_their_names(clip: CLIP, shop: Path):
@@ -176,6 +180,8 @@ def test_a_pipe_is_an_unreadable_image(clip: CLIP, model: Classifier, tmp_path: 
     with pytest.raises(UserError, match="not a regular file"):
         model.predict([good, tmp_path / "pipe.jpg"])
     assert len(model.predict(tmp_path)) == 1
+    with pytest.raises(UserError, match="not a regular file"):
+        model.evaluate([good, tmp_path / "pipe.jpg"], list(model.classes_[:2]))
     with pytest.raises(UserError, match="not a regular file"):
         Classifier("gda", backbone=clip, views=0).fit([good, tmp_path / "pipe.jpg"], ["a", "b"])
 

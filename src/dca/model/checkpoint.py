@@ -129,13 +129,25 @@ def require_replaceable(target: Path) -> None:
 
 def holds_model(folder: Path) -> bool:
     """Whether the folder holds a model written here, whole or damaged."""
-    if not folder.is_dir() or not (folder / CONFIG).is_file():
-        return False
     try:
-        return read_json(folder / CONFIG).get("library") == LIBRARY
-    except UserError:  # a damaged file: known by what lies beside it
-        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-        return WEIGHTS in names and names <= FILES
+        if read_json(folder / CONFIG).get("library") == LIBRARY:
+            return True
+    except UserError:
+        pass
+    return _holds_damaged_model(folder)
+
+
+def _holds_damaged_model(folder: Path) -> bool:
+    """Whether weights and a card of ours are there, and nothing that a model does not have.
+
+    The card tells them from another program's `config.json` and `model.safetensors`.
+    """
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    if not {WEIGHTS, CARD} <= names <= FILES:
+        return False
+    return f"library_name: {LIBRARY}" in (folder / CARD).read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def read_record(folder: Path) -> Record:
