@@ -99,7 +99,7 @@ def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: 
         two: tuple[str, ...] = opt(("a", "b"), "some more words")
 
     row = next(row for row in options.describe(More) if row["name"] == name)
-    assert (options.shown(row), options.limits(row)) == (default, allowed)
+    assert (options.default_text(row), options.limits(row)) == (default, allowed)
 
 
 def test_all_values_out_of_range_are_in_one_error():

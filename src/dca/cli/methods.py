@@ -76,7 +76,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     dca methods show dca
     dca methods show tip-adapter --json
     """
-    from dca.core.options import describe, limits, shown
+    from dca.core.options import default_text, describe, limits
     from dca.methods.registry import get_method
     from dca.methods.summary import summary
 
@@ -93,7 +93,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo("options, for --set NAME=VALUE:")
     for option in listed:
         allowed = limits(option)
-        click.echo(f"  {option['name']} = {shown(option)}{f'  [{allowed}]' if allowed else ''}")
+        click.echo(f"  {option['name']} = {default_text(option)}{f'  [{allowed}]' if allowed else ''}")
         click.echo(f"      {option['help']} ({option['source']})")
     if method.unused():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")

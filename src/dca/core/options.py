@@ -28,9 +28,28 @@ def opt(
     source: str = "ours",
     empty: Literal["auto", "none"] = "auto",
 ) -> Any:
-    """A dataclass field with its help, its limits (inclusive) and the source of its default.
+    """A field of an options dataclass, with its help, its limits and the source of its default.
 
-    empty: the word for the value None: "auto" if a value is chosen later, "none" if there is none.
+    Args:
+        default: Default value.
+        help: What the option does, in a few words; shown by `dca methods show`.
+        low: Smallest number allowed.
+        high: Largest number allowed.
+        choices: Texts allowed; any text if empty.
+        source: Where the default comes from: a paper, its authors' code, or "ours".
+        empty: Word for the value None: "auto" if a value is chosen later, "none" if there is none.
+
+    Returns:
+        The field, for the body of a dataclass derived from `Recipe`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dca import Recipe, opt
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class MyOptions(Recipe):
+        ...     strength: float = opt(1.0, "weight of the penalty", low=0)
+        >>> MyOptions(strength=2.0).strength
+        2.0
     """
     meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source, "empty": empty}
     return dataclasses.field(default=default, metadata=meta)
@@ -214,8 +233,8 @@ def limits(option: Mapping[str, Any]) -> str:
     return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
 
 
-def shown(option: Mapping[str, Any]) -> str:
-    """The default of a row of `describe`, for people; None by the word that the option has for it."""
+def default_text(option: Mapping[str, Any]) -> str:
+    """The default of a row of `describe` as text; None is written as the option's word for it."""
     default = option["default"]
     if default is None:
         return str(option["empty"])
