@@ -169,7 +169,7 @@ def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
     for method in all_methods().values():
         for row in options.describe(method.Options):
             for word in ("none", "auto"):
-                if f"{word}:" in row["help"] and row["name"] not in method.unused():
+                if f"{word}:" in row["help"] and row["name"] not in method.unused_options():
                     chosen = method.choose([f"{row['name']}={word}"])
                     assert getattr(chosen, row["name"]) in (None, ()), f"{method.name}: {row['name']}={word}"
                     method.build(clip, problem, chosen)
@@ -187,8 +187,8 @@ def test_options_of_the_loop_are_refused_where_no_loop_trains():
         gda.choose({"epochs": 50})
     assert gda.choose({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
     assert coop.choose(["epochs=50"]).epochs == 50
-    assert coop.unused() == []
-    assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused())
+    assert coop.unused_options() == []
+    assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused_options())
 
 
 def test_an_error_of_a_method_names_it_in_the_way_out():

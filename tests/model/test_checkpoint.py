@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.model import checkpoint
-from dca.model.card import card
+from dca.model.card import model_card
 from dca.model.classifier import Classifier
 
 Edit = Callable[[dict[str, Any]], None]
@@ -272,9 +272,9 @@ def test_an_unfinished_run_is_called_that(model: Path, own_clip: CLIP):
 
 def test_the_card_names_a_hub_id_or_none(model: Path):
     record = checkpoint.read_record(model)
-    assert "base_model" not in card(record), "a local folder is no hub id"
+    assert "base_model" not in model_card(record), "a local folder is no hub id"
     for source, base in (("vit-b-16", "openai/clip-vit-base-patch16"), ("me/clip", "me/clip"), ("mini", None)):
-        text = card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
+        text = model_card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
         assert (f"base_model: {base}\n" in text) == (base is not None)
         assert ("base_model" in text) == (base is not None)
 
@@ -285,7 +285,7 @@ def test_the_card_of_many_classes_is_written_at_once(model: Path):
     labels = [f"class {n}" for n in range(5000)]
     draw = [{"label": n, "name": "x", "sha256": "0"} for n in range(5000) for _ in range(4)]
     began = time.perf_counter()
-    assert "4 training images per class" in card(dataclasses.replace(record, labels=labels, draw=draw))
+    assert "4 training images per class" in model_card(dataclasses.replace(record, labels=labels, draw=draw))
     assert time.perf_counter() - began < 0.5
 
 

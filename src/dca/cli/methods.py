@@ -81,7 +81,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     from dca.methods.summary import summary
 
     method = get_method(name)
-    listed = [option for option in describe(method.Options) if option["name"] not in method.unused()]
+    listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
     row: dict[str, Any] = {**summary(method), "options": listed}
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
@@ -95,5 +95,5 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         allowed = limits(option)
         click.echo(f"  {option['name']} = {default_text(option)}{f'  [{allowed}]' if allowed else ''}")
         click.echo(f"      {option['help']} ({option['source']})")
-    if method.unused():
+    if method.unused_options():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")

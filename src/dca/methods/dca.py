@@ -231,9 +231,9 @@ class DCA(TrainedMethod):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.text_features = other.encode_text().detach()
-        shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+        shots = Shots(self.shot_features, self.shot_counts).select(sources)
         if shots is None:
             if self.options.test_metric == "mahalanobis":
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")

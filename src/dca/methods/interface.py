@@ -145,7 +145,7 @@ class Method(nn.Module, ABC):
         read = options.from_dict if isinstance(given, Mapping) else options.parse
         chosen: Recipe = read(cls.Options, given, hint=hint)  # type: ignore[arg-type]
         default = cls.Options()
-        idle = [name for name in cls.unused() if getattr(chosen, name) != getattr(default, name)]
+        idle = [name for name in cls.unused_options() if getattr(chosen, name) != getattr(default, name)]
         if idle:
             raise UserError(
                 f"{cls.name} is not trained in steps: these options would have no effect",
@@ -155,7 +155,7 @@ class Method(nn.Module, ABC):
         return chosen
 
     @classmethod
-    def unused(cls) -> list[str]:
+    def unused_options(cls) -> list[str]:
         """Options of the recipe without an effect: all that a method without steps does not redefine."""
         if cls.trains_on != "nothing":
             return []
@@ -181,7 +181,7 @@ class Method(nn.Module, ABC):
         """A private random stream for the initial values of this method."""
         return seeds.generator(self.problem.seed, self.name, stream)
 
-    def trained(self) -> int:
+    def count_trained(self) -> int:
         """Number of trained values."""
         return sum(p.numel() for p in self.parameters())
 
@@ -244,7 +244,7 @@ class Method(nn.Module, ABC):
             hint="methods that learn prompts can be used for other classes: dca, coop, vpt, maple, ...",
         )
 
-    def moved(self, problem: Problem, sources: Sequence[int | None]) -> Self:
+    def copy_for(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """A copy with these parameters for another problem, without `results`: a start for `retarget`."""
         other = type(self)(self.clip, problem, self.options)
         mine = dict(self.named_parameters())

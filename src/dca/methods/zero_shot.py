@@ -66,7 +66,7 @@ class ZeroShot(Method):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same sentences for other names."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.finish()
         return other.seal()
 

@@ -206,7 +206,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
         if gaussian.pooling and pooled is not None:
             common_rows = pooled.expand(*U.shape[:-2], *pooled.shape[-2:])
             U = torch.cat([math.sqrt(1 - gaussian.pooling) * U, math.sqrt(gaussian.pooling) * common_rows], dim=-2)
-        with numbered(places):
+        with numbering_classes(places):
             own = shrunk(U, gaussian, n, rho)
         yield places, own
     if len(single) and pooled is not None:
@@ -214,7 +214,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
 
 
 @contextmanager
-def numbered(group: Tensor) -> Iterator[None]:
+def numbering_classes(group: Tensor) -> Iterator[None]:
     """Turn the places of an IndefiniteError in a batch into the classes `group` (c,) of the batch."""
     try:
         yield

@@ -115,11 +115,11 @@ class TextHead(TrainedMethod):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Text features of the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.text_features = other.encode_text().detach()
         shots = None
         if self.options.test_metric == "mahalanobis":
-            shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+            shots = Shots(self.shot_features, self.shot_counts).select(sources)
             if shots is None:
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")
         shots = shots or Shots.none(len(problem.names), other.text_features)
