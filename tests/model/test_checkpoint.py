@@ -126,7 +126,7 @@ def test_a_model_on_another_backbone_is_refused(fitted: Path, clip: CLIP, tiny_f
     name = next(iter(tensors))
     tensors[name].view(-1)[0] += 1e-3
     save_file(tensors, other / "model.safetensors")
-    with pytest.raises(UserError, match="is another one") as caught:
+    with pytest.raises(UserError, match="is a different one") as caught:
         Classifier.from_pretrained(fitted, backbone=other)
     assert "--backbone" in caught.value.render("cli")
 
