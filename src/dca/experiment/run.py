@@ -123,9 +123,7 @@ def run(
         >>> run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
         20
     """
-    place = RunFolder(Path(folder))
-    place.require_place(spec.data)
-    require_usable(device, spec.precision)
+    place = _checked_place(spec, Path(folder), device)
     session = (session or Session(device=device)).with_progress(progress)
     clip, task = session.backbone(spec.backbone, spec.precision), task_of(spec, dataset, targets)
     identity = identify(spec, task, session, clip)
@@ -136,6 +134,14 @@ def run(
             return Outcome(place.target, result)
         require_readable(task, session, clip)
         return _fit(spec, place, task, session, identity)
+
+
+def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
+    """The folder of a run; raises, before anything is loaded, if the folder or the device cannot be used."""
+    place = RunFolder(folder)
+    place.require_place(spec.data)
+    require_usable(device, spec.precision)
+    return place
 
 
 def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:

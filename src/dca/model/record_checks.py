@@ -46,9 +46,7 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
         if len(labels) != len(names):
             faults.append(f"labels: {len(names)} expected, one per class name")
     faults += [
-        f"labels: {label!r} is neither text nor a number"
-        for label in labels
-        if type(label) not in (str, int, float, bool)
+        f"labels: {label!r} is not text or a number" for label in labels if type(label) not in (str, int, float, bool)
     ]
     kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "selection": str}
     faults += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(problem.get(k)) is not v]
