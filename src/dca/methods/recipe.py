@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dca.core import options
 from dca.core.options import opt
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ScheduleUnit = Literal["epoch", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +43,13 @@ class Recipe:
     epochs: int | None = opt(None, "passes over the training images", low=0)
     batch_size: int | None = opt(None, "images per step", low=1)
     learning_rate: float | None = opt(None, "learning rate after warm-up", low=0)
-    optimizer: str = opt("sgd", "optimiser", choices=("sgd", "adam", "adamw"), source="CoOp")
+    optimizer: OptimizerName = opt("sgd", "optimiser", source="CoOp")
     momentum: float = opt(0.9, "momentum of SGD", low=0, high=1, source="CoOp")
     adam_eps: float = opt(1e-8, "ε of Adam and AdamW", low=0, source="torch")
     weight_decay: float = opt(5e-4, "weight decay of every trained tensor", low=0, source="CoOp")
     warmup_epochs: int = opt(1, "epochs of warm-up", low=0, source="CoOp")
     warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="CoOp")
-    schedule: str = opt(
-        "epoch", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="CoOp"
-    )
+    schedule: ScheduleUnit = opt("epoch", "whether the cosine schedule advances per epoch or per step", source="CoOp")
     final_rate: float = opt(0.0, "learning rate at the end of the cosine schedule", low=0, source="CoOp")
     augment: bool = opt(True, "random resized crops of scale (0.08, 1) and flips", source="CoOp")
 

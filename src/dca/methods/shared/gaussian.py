@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ from dca.methods.shared.shots import Shots
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
 # Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
-COVARIANCES = ("class", *SHRINKAGES[3:])
+Covariance = Literal["class", "gda", "ledoit_wolf", "oas"]
 MOST_RHO = 1 - 1e-9
 # Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
 GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
@@ -102,7 +103,7 @@ def fecam(gamma1: float, gamma2: float) -> Gaussian:
 def dca(
     gamma1: float | None, gamma2: float | None, shots: int, *, covariance: str = "class", normalize: bool = True
 ) -> Gaussian:
-    """DCA's head, or with another of COVARIANCES.
+    """DCA's head, or with another covariance (`Covariance`).
 
     If γ1 and γ2 are the table's values for these shots, classes with one image take its values for one shot.
     """
