@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 MOST_FUNCTION_LINES, MOST_FILE_LINES = 50, 400
+# Lines of the middle function, and of nine in ten.
+MOST_MEDIAN_LINES, MOST_P90_LINES = 10, 30
 # Enough of a house for the planted examples.
 EMPTY = {"dca.clip.model": "", "dca.methods.shared.metric": ""}
 
@@ -99,18 +102,33 @@ def wrong_calls(texts: Mapping[str, str]) -> list[str]:
     return wrong
 
 
+def function_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Name and number of lines, with the docstring, of every function of a module."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 def too_long(texts: Mapping[str, str]) -> list[str]:
     """Functions and files over the limit."""
     wrong = []
     for module, text in texts.items():
         if len(text.splitlines()) > MOST_FILE_LINES:
             wrong.append(f"{module}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > MOST_FUNCTION_LINES:
-                    wrong.append(f"{module}.{node.name}: {lines} lines")
+        long = ((name, lines) for name, lines in function_lines(text) if lines > MOST_FUNCTION_LINES)
+        wrong += [f"{module}.{name}: {lines} lines" for name, lines in long]
     return wrong
+
+
+def typical_lines(texts: Mapping[str, str]) -> tuple[float, float]:
+    """Median and 90th percentile of the lines of all functions."""
+    lines = [number for text in texts.values() for _, number in function_lines(text)]
+    return statistics.median(lines), statistics.quantiles(lines, n=10)[-1]
+
+
+def main_sources() -> dict[str, str]:
+    """The modules of dca, without those of the pretraining."""
+    return {name: text for name, text in sources().items() if not name.startswith("dca_pretrain")}
 
 
 def test_no_room_imports_one_above_it():
@@ -122,7 +140,13 @@ def test_no_room_does_what_is_banned():
 
 
 def test_functions_and_files_stay_short():
-    assert too_long({name: text for name, text in sources().items() if not name.startswith("dca_pretrain")}) == []
+    assert too_long(main_sources()) == []
+
+
+def test_most_functions_are_short():
+    median, p90 = typical_lines(main_sources())
+    assert median <= MOST_MEDIAN_LINES
+    assert p90 <= MOST_P90_LINES
 
 
 def test_the_whole_house_is_looked_at():
@@ -203,3 +227,9 @@ def test_a_planted_long_function_or_file_is_found():
     assert too_long({"dca.a": long}) == ["dca.a.f: 51 lines"]
     assert too_long({"dca.b": "x = 1\n" * 401}) == ["dca.b: 401 lines"]
     assert too_long({"dca.c": "def f():\n" + "    x = 1\n" * 49 + "x = 1\n" * 350}) == []
+
+
+def test_the_typical_length_of_functions_is_measured():
+    short, long = "def f():\n    x = 1\n", "def g():\n" + "    x = 1\n" * 40
+    assert typical_lines({"dca.a": short * 9, "dca.b": long}) == (2, pytest.approx(37.1))
+    assert typical_lines({"dca.a": long * 9, "dca.b": short})[0] == 41

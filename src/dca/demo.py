@@ -16,7 +16,7 @@ from dca.data.sources.sample import load_sample
 from dca.engine.evaluate import Evaluation
 from dca.engine.resume import read_metrics
 from dca.engine.session import Session
-from dca.experiment.run import Outcome, evaluate, prepare, run
+from dca.experiment.run import Outcome, evaluate, run, task_of
 from dca.experiment.spec import Spec
 from dca.model.classifier import Classifier
 
@@ -48,7 +48,7 @@ def demo(
         if all((folder / name).is_file() for name in (PICTURE, CURVES, GRID)):
             return outcome
         model = Classifier.from_pretrained(folder, backbone=backbone, precision=precision, session=session)
-        measured = evaluate(model.method_, prepare(spec, dataset).targets, session)
+        measured = evaluate(model.method_, task_of(spec, dataset).targets, session)
     (target,) = measured
     plot(folder, dataset, target.zero_shot, target.adapted, model.method_.term_words)
     return outcome

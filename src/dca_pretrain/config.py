@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.core.errors import UserError, unknown_name
@@ -131,7 +131,7 @@ class TrainConfig:
     until: tuple[float, ...] = opt((0.5, 0.8, 1.0), "progress at which each phase ends")
     text_length: int = opt(20, "tokens of a text in most steps; every eighth step takes them all", low=4)
     compile: bool = opt(True, "compile the blocks (on a GPU)")
-    attention: str = opt("auto", "attention kernel (on a GPU)", choices=("auto", *ATTENTION))
+    attention: Literal["auto", "flash", "mem_efficient", "cudnn", "math"] = opt("auto", "attention kernel (on a GPU)")
     log_every: int = opt(50, "steps between log lines", low=1)
     save_every: float = opt(120.0, "seconds between checkpoints", low=0)
 

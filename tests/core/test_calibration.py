@@ -38,7 +38,7 @@ def test_bins_hold_counts_right_ones_and_mean_confidence():
 
 
 def test_lists_of_different_length_are_a_bug_of_the_caller():
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="same length"):
         binned([0.1, 0.2], [True])
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ class Some:
     count: int | None = opt(None, "how many", low=1)
     rate: float = opt(0.5, "how fast", low=0, high=1, source="paper")
     exact: bool = opt(True, "whether")
-    way: str = opt("left", "where to", choices=("left", "right"))
+    way: Literal["left", "right"] = opt("left", "where to")
     words: tuple[str, ...] = opt((), "some words")
     sizes: tuple[int, ...] = opt((), "some sizes", low=0)
 
@@ -99,7 +99,7 @@ def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: 
         two: tuple[str, ...] = opt(("a", "b"), "some more words")
 
     row = next(row for row in options.describe(More) if row["name"] == name)
-    assert (options.shown(row), options.limits(row)) == (default, allowed)
+    assert (options.default_text(row), options.limits(row)) == (default, allowed)
 
 
 def test_all_values_out_of_range_are_in_one_error():
@@ -169,7 +169,7 @@ def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
     for method in all_methods().values():
         for row in options.describe(method.Options):
             for word in ("none", "auto"):
-                if f"{word}:" in row["help"] and row["name"] not in method.unused():
+                if f"{word}:" in row["help"] and row["name"] not in method.unused_options():
                     chosen = method.choose([f"{row['name']}={word}"])
                     assert getattr(chosen, row["name"]) in (None, ()), f"{method.name}: {row['name']}={word}"
                     method.build(clip, problem, chosen)
@@ -187,8 +187,8 @@ def test_options_of_the_loop_are_refused_where_no_loop_trains():
         gda.choose({"epochs": 50})
     assert gda.choose({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
     assert coop.choose(["epochs=50"]).epochs == 50
-    assert coop.unused() == []
-    assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused())
+    assert coop.unused_options() == []
+    assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused_options())
 
 
 def test_an_error_of_a_method_names_it_in_the_way_out():
@@ -198,3 +198,30 @@ def test_an_error_of_a_method_names_it_in_the_way_out():
         with pytest.raises(UserError) as caught:
             get_method("coop").choose([line])
         assert "fix: `dca methods show coop` lists the options and their limits" in caught.value.render("cli")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Options whose annotation lists the texts allowed."""
+
+    way: Literal["left", "right"] = opt("left", "where to")
+    side: Literal["in", "out"] | None = opt(None, "which side")
+
+    def __post_init__(self) -> None:
+        options.check(self)
+
+
+def test_the_annotation_lists_the_texts_allowed():
+    assert [row["choices"] for row in options.describe(Chosen)] == [["left", "right"], ["in", "out"]]
+    assert options.parse(Chosen, ["way=right", "side=none"]) == Chosen(way="right", side=None)
+    assert options.from_dict(Chosen, {"side": "out"}).side == "out"
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [({"way": "up"}, "way=up: one of left, right"), ({"side": "up"}, "side=up: one of in, out"), ({"way": 3}, "way=3")],
+)
+def test_other_texts_are_refused(values: dict[str, Any], detail: str):
+    with pytest.raises(UserError) as caught:
+        options.from_dict(Chosen, values)
+    assert detail in caught.value.details[0]

@@ -32,6 +32,6 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_what_the_caller_gives_is_used_as_it_is():
     calls: list[tuple[str, int, int, str]] = []
-    with progress.shown(lambda *call: calls.append(call)) as told:
+    with progress.bars_unless_given(lambda *call: calls.append(call)) as told:
         progress.of_stage(told, "reading")(1, 4)
     assert calls == [("reading", 1, 4, "")]

@@ -10,7 +10,7 @@ import torch
 from conftest import make_clip
 from dca.core.errors import UserError
 from dca.engine import step as gradients
-from dca.engine.step import Gradients, compute
+from dca.engine.step import Gradients, compute_gradients
 from dca.methods.interface import Batch, Method, Problem, Step
 from dca.methods.registry import get_method
 from dca.methods.shared.intra_class import IntraClass
@@ -50,7 +50,7 @@ class Fake:
 
     def __call__(self, batch: Batch) -> Step:
         Fake.replayed.append(batch)
-        return compute(self.method, batch)
+        return compute_gradients(self.method, batch)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_the_sum_of_terms():
     terms = method.step(batch(1)).terms
     expected = torch.autograd.grad(sum(terms.values()), list(method.parameters()))
     for _ in range(2):  # the second time nothing of the first is left
-        step = compute(method, batch(1))
+        step = compute_gradients(method, batch(1))
         for parameter, gradient in zip(method.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
     assert not any(term.requires_grad for term in step.terms.values())
@@ -154,5 +154,5 @@ def test_the_noise_of_a_batch_is_one_stream_from_one_draw():
     ],
 )
 def test_a_step_that_reads_values_back_is_named(problem: str, kind: type[Exception], told: str):
-    with pytest.raises(kind, match=told), gradients.only_recordable(build("coop")):
+    with pytest.raises(kind, match=told), gradients.explain_capture_error(build("coop")):
         raise RuntimeError(f"CUDA error: {problem}")

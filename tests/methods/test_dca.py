@@ -42,7 +42,7 @@ def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> N
 
     problem = Problem(names=tuple(f"class {c}" for c in range(7)), shots=4)
     method = DCA.build(blank(VIT_B_16), problem, DCAOptions(contexts="class"))
-    assert method.trained() == 7 * 9216 + 12288
+    assert method.count_trained() == 7 * 9216 + 12288
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 1, 1, 1), (4, 1, 2, 3)])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,8 +30,8 @@ def test_classification_equals_the_literal_sum(B: int, C: int, M: int, seed: int
 
 @settings(max_examples=30, deadline=None)
 @given(
-    form=st.sampled_from(losses.INTRA),
-    reduction=st.sampled_from(losses.INTRA_REDUCTIONS),
+    form=st.sampled_from(get_args(losses.Intra)),
+    reduction=st.sampled_from(get_args(losses.IntraReduction)),
     B=st.integers(1, 6),
     seed=st.integers(0, 10**6),
 )
@@ -48,7 +50,7 @@ def test_intra_class_equals_the_literal_sum(form: str, reduction: str, B: int, s
 
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(2, 9), D=st.integers(2, 12), seed=st.integers(0, 10**6), unit=st.booleans())
-@pytest.mark.parametrize("reduction", losses.SEPARATION_REDUCTIONS)
+@pytest.mark.parametrize("reduction", get_args(losses.SeparationReduction))
 def test_text_separation_equals_the_literal_sum(reduction: str, n: int, D: int, seed: int, unit: bool) -> None:
     text = units(n, D, seed=seed) * (1.0 if unit else 3.0)
     got = losses.text_separation(text, reduction=reduction)
@@ -58,7 +60,7 @@ def test_text_separation_equals_the_literal_sum(reduction: str, n: int, D: int, 
 def test_text_separation_over_all_pairs_given_one_by_one_is_the_same() -> None:
     text = units(5, 7, seed=3)
     pairs = torch.tensor([(i, j) for i in range(5) for j in range(5) if i != j])
-    for reduction in losses.SEPARATION_REDUCTIONS:
+    for reduction in get_args(losses.SeparationReduction):
         torch.testing.assert_close(
             losses.text_separation(text, reduction=reduction, pairs=pairs),
             losses.text_separation(text, reduction=reduction),
@@ -83,7 +85,7 @@ def test_random_pairs_are_unbiased() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(N=st.integers(1, 4), **{k: shapes[k] for k in ("C", "M", "seed")}, form=st.sampled_from(metric.SCORES))
+@given(N=st.integers(1, 4), **{k: shapes[k] for k in ("C", "M", "seed")}, form=st.sampled_from(get_args(metric.Score)))
 def test_probabilities_average_the_prompts(N: int, C: int, M: int, seed: int, form: str) -> None:
     f, u = units(N, 8, seed=seed), units(M, C, 8, seed=seed + 1)
     got = PromptHead.of(u, 20.0, "euclidean", score=form, eps=1e-6)(f)

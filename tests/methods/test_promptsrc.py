@@ -12,7 +12,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset
 from dca.methods.interface import Problem
-from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, sixty
+from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, teacher_sentences
 from dca.methods.summary import parameter_count
 from dca.model.classifier import Classifier
 from oracles import towers
@@ -88,7 +88,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, depth: int) -> N
     with torch.no_grad():
         f, t = image_features(plain, method, images.pixels), text_features(plain, method)
         f0 = torch.stack([towers.encode_image(plain, image) for image in images.pixels.double()])
-        t0 = teacher_features(clip, method, tuple(sixty()))
+        t0 = teacher_features(clip, method, tuple(teacher_sentences()))
         z, z0 = literal_logits(plain, f, t), literal_logits(plain, f0, t0)
     expected = {
         "cls": towers.cross_entropy(z, images.labels),
@@ -257,7 +257,7 @@ def test_the_weights_follow_dataset_and_epochs(clip: CLIP) -> None:
 
 
 def test_the_authors_ask_with_sixty_sentences() -> None:
-    found = sixty()
+    found = teacher_sentences()
     assert len(found) == len(set(found)) == 60
     assert all(sentence.count("{}") == 1 and sentence.endswith(".") for sentence in found)
     # One of each kind of theirs, and two that CLIP's authors have and they have not.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from dca.core.errors import UserError
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
-from dca.methods.shared.gaussian import COVARIANCES
+from dca.methods.shared.gaussian import Covariance
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.shots import Shots
 from dca.methods.shared.text_head import TextHead
@@ -69,7 +69,7 @@ def test_a_loss_without_anything_to_learn_is_refused(clip: CLIP, name: str, weig
         build(clip, name, **weights)
 
 
-@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("covariance", get_args(Covariance))
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 4, 2, 1)])
 def test_distances_to_text_equal_the_dense_ones(clip: CLIP, covariance: str, counts: tuple[int, ...]) -> None:
     images = Images(counts)

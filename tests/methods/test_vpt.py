@@ -78,7 +78,7 @@ def test_parameters_on_vit_b_16() -> None:
     counts = {
         (placement, n, depth): VPT.build(
             blank(VIT_B_16), problem, VPTOptions(placement=placement, tokens=n, depth=depth)
-        ).trained()
+        ).count_trained()
         for placement, n, depth in [("dapt", 8, None), ("maple", None, None), ("original", None, None)]
     }
     assert list(counts.values()) == [6_144, 73_728, 46_080]

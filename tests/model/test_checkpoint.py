@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.model import checkpoint
-from dca.model.card import card
+from dca.model.card import model_card
 from dca.model.classifier import Classifier
 
 Edit = Callable[[dict[str, Any]], None]
@@ -133,7 +133,7 @@ def test_a_model_on_another_backbone_is_refused(fitted: Path, clip: CLIP, tiny_f
     name = next(iter(tensors))
     tensors[name].view(-1)[0] += 1e-3
     save_file(tensors, other / "model.safetensors")
-    with pytest.raises(UserError, match="is another one") as caught:
+    with pytest.raises(UserError, match="is a different one") as caught:
         Classifier.from_pretrained(fitted, backbone=other)
     assert "--backbone" in caught.value.render("cli")
 
@@ -277,9 +277,9 @@ def test_an_unfinished_run_is_called_that(model: Path, own_clip: CLIP):
 
 def test_the_card_names_a_hub_id_or_none(model: Path):
     record = checkpoint.read_record(model)
-    assert "base_model" not in card(record), "a local folder is no hub id"
+    assert "base_model" not in model_card(record), "a local folder is no hub id"
     for source, base in (("vit-b-16", "openai/clip-vit-base-patch16"), ("me/clip", "me/clip"), ("mini", None)):
-        text = card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
+        text = model_card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
         assert (f"base_model: {base}\n" in text) == (base is not None)
         assert ("base_model" in text) == (base is not None)
 
@@ -290,7 +290,7 @@ def test_the_card_of_many_classes_is_written_at_once(model: Path):
     labels = [f"class {n}" for n in range(5000)]
     draw = [{"label": n, "name": "x", "sha256": "0"} for n in range(5000) for _ in range(4)]
     began = time.perf_counter()
-    assert "4 training images per class" in card(dataclasses.replace(record, labels=labels, draw=draw))
+    assert "4 training images per class" in model_card(dataclasses.replace(record, labels=labels, draw=draw))
     assert time.perf_counter() - began < 0.5
 
 
@@ -334,15 +334,15 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw["problem"].update(names=["only"]), "at least two names"),
         (lambda raw: raw["problem"].update(names="cat"), "at least two names"),
         (lambda raw: raw["problem"]["names"].append("owl"), "labels: 11 expected, one per class name"),
-        (lambda raw: raw["labels"].__setitem__(0, None), "labels: None is no text or number"),
+        (lambda raw: raw["labels"].__setitem__(0, None), "labels: None is not text or a number"),
         (lambda raw: raw["given"].update(options={"seed": 1}), "unknown option 'seed'"),
         (lambda raw: raw["given"].pop("options"), "given.options: a JSON object expected"),
         (lambda raw: raw.update(format=1), "format 1 is of an early version"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "the list of classes has changed"),
         (lambda raw: raw["problem"]["names"].reverse(), "the list of classes has changed"),
         (lambda raw: raw.update(sha256="0"), "sha256: a JSON object expected"),
-        (lambda raw: raw["problem"]["names"].__setitem__(0, "\ud800"), "is no readable name"),
-        (lambda raw: raw["problem"]["names"].__setitem__(0, "\x1b[2J"), "is no readable name"),
+        (lambda raw: raw["problem"]["names"].__setitem__(0, "\ud800"), "is not a readable name"),
+        (lambda raw: raw["problem"]["names"].__setitem__(0, "\x1b[2J"), "is not a readable name"),
         (lambda raw: raw["problem"].update(shots=2.5), "problem.shots: a int expected"),
         (lambda raw: raw["problem"].update(colour="red"), "problem.colour: unknown"),
         (lambda raw: raw["backbone"].update(digest=5), "backbone.digest: a text expected"),

@@ -208,8 +208,8 @@ def test_half_of_the_classes_keep_their_labels(clip: CLIP):
         (pictures(2), [1, "1"], "1 and '1'"),
         (pictures(2), [[1, 0], [0, 1]], "labels that are no single values"),
         (pictures(2), np.eye(2), "labels that are no single values"),
-        (pictures(2), ["cat", ""], "'' is no readable name"),
-        (pictures(2), ["cat", "do\udcffg"], "no readable name"),
+        (pictures(2), ["cat", ""], "'' is not a readable name"),
+        (pictures(2), ["cat", "do\udcffg"], "not a readable name"),
         (np.zeros((2, 8, 8, 3)), ["a", "b"], "PIL.Image.fromarray"),
         ([1, 2], ["a", "b"], "not a int"),
         (["nowhere.jpg", "nope.jpg"], ["a", "b"], "2 of 2 images cannot be read"),
@@ -233,7 +233,7 @@ def test_every_class_needs_a_training_image(clip: CLIP):
 
 def test_labels_beside_a_folder_are_refused(clip: CLIP, photos: Path, sample: Dataset):
     for source in (photos, str(photos), sample):
-        with pytest.raises(UserError, match="labels given beside"):
+        with pytest.raises(UserError, match="labels given together"):
             Classifier(backbone=clip).fit(source, ["a"])
 
 

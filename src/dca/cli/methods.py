@@ -76,12 +76,12 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     dca methods show dca
     dca methods show tip-adapter --json
     """
-    from dca.core.options import describe, limits, shown
+    from dca.core.options import default_text, describe, limits
     from dca.methods.registry import get_method
     from dca.methods.summary import summary
 
     method = get_method(name)
-    listed = [option for option in describe(method.Options) if option["name"] not in method.unused()]
+    listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
     row: dict[str, Any] = {**summary(method), "options": listed}
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
@@ -93,7 +93,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo("options, for --set NAME=VALUE:")
     for option in listed:
         allowed = limits(option)
-        click.echo(f"  {option['name']} = {shown(option)}{f'  [{allowed}]' if allowed else ''}")
+        click.echo(f"  {option['name']} = {default_text(option)}{f'  [{allowed}]' if allowed else ''}")
         click.echo(f"      {option['help']} ({option['source']})")
-    if method.unused():
+    if method.unused_options():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")

@@ -68,7 +68,7 @@ def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError 
     typed = error.option_name.lstrip("-").replace("-", "_")
     name = ALIASES.get(typed, typed)
     problem = f"{context.command_path} has no option {error.option_name}"
-    if name in method.unused():
+    if name in method.unused_options():
         return UserError(f"{problem}, and {method.name} has no {name}: it is not trained in steps", hint="leave it out")
     if name not in _options(method) and (others := _having(name)):
         problem += f"; {name} is an option of {', '.join(others)}, not of {method.name}"
@@ -116,7 +116,7 @@ def _options(method: type[Method]) -> set[str]:
     """Names of the options that a method uses."""
     from dca.core.options import describe
 
-    return {row["name"] for row in describe(method.Options)} - set(method.unused())
+    return {row["name"] for row in describe(method.Options)} - set(method.unused_options())
 
 
 def _value(args: Sequence[str], flag: str) -> str:

@@ -105,9 +105,9 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
 
 def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
     """The images that can be read; the others are listed on stderr."""
-    from dca.model.inputs import readable
+    from dca.model.inputs import split_readable
 
-    good, bad = readable(paths, progress)
+    good, bad = split_readable(paths, progress)
     for line in bad:
         click.echo(f"skipped {line}", err=True)
     return good

@@ -34,17 +34,23 @@ class CLIP(nn.Module):
     normalised. Weights are float32; the towers calculate in `dtype` (autocast).
 
     Args:
-        config: sizes of the two towers.
-        tokenizer: turns text into ids.
-        preprocess: turns images into pixels.
-        source: short name, hub id or folder name, for display and for finding the weights again.
+        config: Sizes of the two towers.
+        tokenizer: Turns text into ids.
+        preprocess: Turns images into pixels.
+        source: Short name, hub id or folder name, for display and for finding the weights again.
+
+    Attributes:
+        visual, text: The two towers.
+        logit_scale: log τ, ().
 
     Example:
         >>> from PIL import Image
-        >>> from dca.clip import CLIP
+        >>> from dca import CLIP
         >>> clip = CLIP.from_pretrained("mini")
-        >>> clip.encode_image([Image.new("RGB", (64, 64))]).shape == (1, clip.config.embed_dim)
-        True
+        >>> image = clip.encode_image([Image.new("RGB", (64, 64))])
+        >>> texts = clip.encode_text(["a photo of a cat.", "a photo of a dog."])
+        >>> image.shape == (1, clip.config.embed_dim), texts.shape == (2, clip.config.embed_dim)
+        (True, True)
     """
 
     def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, source: str = "") -> None:
@@ -66,15 +72,15 @@ class CLIP(nn.Module):
         """Load a frozen CLIP.
 
         Args:
-            source: a short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
-            revision: branch, tag or commit of the hub repository.
-            cache_dir: where files from the hub are kept; the hub's own cache by default.
+            source: A short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
+            revision: Branch, tag or commit of the hub repository.
+            cache_dir: Where files from the hub are kept; the hub's own cache by default.
 
         Returns:
             The backbone on the CPU, frozen, with compute type float32.
 
         Raises:
-            UserError: if there is no such source, or its files are missing or do not fit together.
+            UserError: If there is no such source, or its files are missing or do not fit together.
         """
         from dca.clip.weights import load
 
@@ -113,7 +119,14 @@ class CLIP(nn.Module):
         return self.requires_grad_(False).eval()
 
     def with_dtype(self, dtype: torch.dtype) -> CLIP:
-        """Another CLIP with the same weight tensors that calculates in `dtype`; this one is unchanged."""
+        """Another CLIP with the same weight tensors and another compute type; this one is unchanged.
+
+        Args:
+            dtype: Type in which the towers calculate: torch.float32 or torch.bfloat16.
+
+        Returns:
+            The other CLIP; this one if it has that type already.
+        """
         if dtype == self._dtype:
             return self
         other = copy.copy(self)
@@ -121,7 +134,14 @@ class CLIP(nn.Module):
         return other
 
     def on(self, device: torch.device | str) -> CLIP:
-        """This CLIP if its weights are on `device`, else a copy there; this one stays where it is."""
+        """This CLIP if its weights are on `device`, else a copy there; this one stays where it is.
+
+        Args:
+            device: A device or its name.
+
+        Returns:
+            A CLIP whose weights are on the device.
+        """
         target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         if target == self.device:
             return self
@@ -145,18 +165,18 @@ class CLIP(nn.Module):
 
         Args:
             images: PIL images, or normalised pixels (B, 3, S, S).
-            tokens: rows that a method adds to those of the image.
-            updates: what is added to queries, keys or values: "visual.0.q" (tower, block, one of q, k, v) ->
+            tokens: Rows that a method adds to those of the image.
+            updates: What is added to queries, keys or values: "visual.0.q" (tower, block, one of q, k, v) ->
                 a function from the input of that projection to what is added to its output. Names of the
                 text tower are ignored.
-            dtype: compute type of this call; `self.dtype` by default.
-            tap: called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
+            dtype: Compute type of this call; `self.dtype` by default.
+            tap: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
 
         Returns:
             Features (B, D), float32, not normalised.
 
         Raises:
-            ValueError: if the name of an update is not that of a projection.
+            ValueError: If the name of an update is not that of a projection.
         """
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
         own = updates_of_tower(updates, "visual", self.config.vision.layers)
@@ -165,7 +185,15 @@ class CLIP(nn.Module):
         return features.float()
 
     def image_rows(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last image block, float32."""
+        """The rows that enter the last block of the image tower.
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Rows (B, T, W), float32.
+        """
         with self._autocast(dtype):
             return self.visual.until_last(pixels.to(self.device)).float()
 
@@ -180,14 +208,14 @@ class CLIP(nn.Module):
 
         Args:
             texts: N strings, ids (N, T), or N id sequences; ids behind the first EOT are ignored.
-            updates: as in `encode_image`, with names such as "text.0.q".
-            dtype: compute type of this call; `self.dtype` by default.
+            updates: As in `encode_image`, with names such as "text.0.q".
+            dtype: Compute type of this call; `self.dtype` by default.
 
         Returns:
             Features (N, D), float32, not normalised.
 
         Raises:
-            ValueError: if an id sequence has no EOT, or the name of an update is not that of a projection.
+            ValueError: If an id sequence has no EOT, or the name of an update is not that of a projection.
         """
         with self._autocast(dtype):
             return self.text.encode_ids(self._sequences(texts), self._text_updates(updates)).float()
@@ -206,23 +234,31 @@ class CLIP(nn.Module):
         Args:
             contexts: M embedded contexts, each (L_m, W), or (C, L_m, W) with one per class. Or one tensor
                 (B, L, W) of B contexts; its batch size may be symbolic (torch.export).
-            names: ids of each class name with EOT and without SOS.
-            deep: for each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows
+            names: Ids of each class name with EOT and without SOS.
+            deep: For each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows
                 at the input of that block.
-            updates: as in `encode_text`.
-            dtype: compute type of this call; `self.dtype` by default.
+            updates: As in `encode_text`.
+            dtype: Compute type of this call; `self.dtype` by default.
 
         Returns:
             Features (M, C, D), float32, not normalised.
 
         Raises:
-            ValueError: if the name of an update is not that of a projection.
+            ValueError: If the name of an update is not that of a projection.
         """
         with self._autocast(dtype):
             return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
 
     def encode_embedded(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
-        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D), float32, not normalised."""
+        """Text features of sequences that are embedded already.
+
+        Args:
+            sequences: N tensors (T_i, W), each from SOS to EOT.
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (N, D), float32, not normalised.
+        """
         with self._autocast(dtype):
             return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
 

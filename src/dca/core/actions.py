@@ -16,17 +16,23 @@ Audience = Literal["cli", "python"]
 
 @dataclass(frozen=True)
 class Action:
-    """One way to solve a problem.
+    """One way to solve a problem. The functions of this module make the usual ones.
 
-    cli: the text for the command line, with flags and commands.
-    python: the text for Python, with arguments and calls.
+    Args:
+        cli: Text for the command line, with flags and commands.
+        python: Text for Python, with arguments and calls.
+
+    Example:
+        >>> from dca.core.actions import set_shots
+        >>> set_shots(2, 4).python
+        'use shots=2 or 4'
     """
 
     cli: str
     python: str
 
 
-# Plain text reads the same for both.
+# Plain text is the same for the command line and for Python.
 Hint = str | Action | Sequence[str | Action]
 
 
@@ -60,7 +66,7 @@ def then(first: str, action: Action) -> Action:
 
 
 def choose_output(what: str = "another folder") -> Action:
-    """Write the result to `what`."""
+    """Write the result somewhere else; `what` describes where."""
     return Action(f"choose {what} with -o DIR", f"choose {what} with folder=DIR")
 
 
@@ -101,7 +107,7 @@ def set_option(name: str, value: Any) -> Action:
 
 
 def choose_backbone(place: str = "PLACE") -> Action:
-    """Say where the backbone is."""
+    """Name the place of the backbone."""
     return Action(f"name the backbone with --backbone {place}", f"name the backbone with backbone={_literal(place)}")
 
 
@@ -119,12 +125,12 @@ def choose_precision(*names: str) -> Action:
 
 
 def list_methods() -> Action:
-    """Look at all methods."""
+    """List all methods."""
     return Action("`dca methods` lists the methods", "`dca.list_methods()` lists the methods")
 
 
 def show_method(name: str) -> Action:
-    """Look at the options of one method."""
+    """List the options of one method."""
     return Action(
         f"`dca methods show {name}` lists the options and their limits",
         f"`dca.core.options.describe(dca.list_methods()[{name!r}].Options)` lists the options and their limits",
@@ -135,14 +141,14 @@ def show_method(name: str) -> Action:
 
 
 def list_datasets() -> Action:
-    """Look at all public datasets."""
+    """List all public datasets."""
     return Action(
         "`dca datasets` lists the public datasets", "`dca.data.sources.catalog.entries()` lists the public datasets"
     )
 
 
 def show_dataset(name: str) -> Action:
-    """Look at the layout and the source of one public dataset."""
+    """Show the layout and the source of one public dataset."""
     return Action(
         f"`dca datasets show {name}` says where to get it and how to arrange it",
         f"`dca.data.sources.catalog.get({name!r}).describe()` says where to get it and how to arrange it",
@@ -150,7 +156,7 @@ def show_dataset(name: str) -> Action:
 
 
 def set_data_root(folder: str) -> Action:
-    """Say where the public datasets are; `folder` is the one of the dataset in question."""
+    """Name the folder of the public datasets; `folder` is where the dataset in question lies in it."""
     where = f"set DCA_DATA=DIR, the folder that holds {folder}/"
     return Action(
         f"{where} (`dca datasets` also takes --root DIR)", f"{where} (`dca.load_dataset` also takes root=DIR)"
@@ -158,7 +164,7 @@ def set_data_root(folder: str) -> Action:
 
 
 def check_data() -> Action:
-    """Look for everything that is wrong with the data."""
+    """List everything that is wrong with the data."""
     return Action(
         "list all problems with `dca datasets check DATA`",
         "list all problems with `dca.data.check.source.check_source(data)`",
@@ -166,7 +172,7 @@ def check_data() -> Action:
 
 
 def write_draw() -> Action:
-    """Write the file of a draw."""
+    """Write the file of a draw again."""
     return Action(
         "write the draw again with `dca datasets draw DATA --shots K -o FILE`",
         "write the draw again with `dca.data.draws.export_draw(...)`",

@@ -29,10 +29,16 @@ def binned(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> Bins:
         confidence: (N,) probability of the predicted class.
         right: (N,) whether the prediction is correct.
         bins: Number of bins.
+
+    Returns:
+        Counts and means of each bin.
+
+    Raises:
+        ValueError: If the two lists do not have one length.
     """
     sure, hit = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
     if sure.shape != hit.shape or sure.ndim != 1:
-        raise ValueError(f"need two lists of one length, got shapes {sure.shape} and {hit.shape}")
+        raise ValueError(f"need two lists of the same length, got shapes {sure.shape} and {hit.shape}")
     index = np.clip((sure * bins).astype(int), 0, bins - 1)
     count = np.bincount(index, minlength=bins)
     total = np.bincount(index, weights=sure, minlength=bins)

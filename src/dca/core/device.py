@@ -43,7 +43,7 @@ def _no_cuda() -> str:
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
-    """The dtype of the arithmetic of the towers."""
+    """The dtype in which the towers compute; raises UserError for an unknown precision."""
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision '{precision}'", hint=choose_precision(*PRECISIONS))
     if precision == "auto":

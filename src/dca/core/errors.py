@@ -22,13 +22,19 @@ class UserError(Exception):
             `dca.core.actions` where the command line and Python need different words, or several of
             these, which are joined with "or".
 
-    >>> from dca.core.actions import set_shots
-    >>> error = UserError("class 'cat' has 2 images", hint=["add images", set_shots(2)])
-    >>> error.hint
-    'add images, or use shots=2'
-    >>> print(error.render("cli"))
-    class 'cat' has 2 images
-      fix: add images, or use --shots 2
+    Attributes:
+        problem: As given.
+        details: As given, as a tuple.
+        steps: The parts of the hint.
+
+    Example:
+        >>> from dca.core.actions import set_shots
+        >>> error = UserError("class 'cat' has 2 images", hint=["add images", set_shots(2)])
+        >>> error.hint
+        'add images, or use shots=2'
+        >>> print(error.render("cli"))
+        class 'cat' has 2 images
+          fix: add images, or use --shots 2
     """
 
     def __init__(self, problem: str, *, details: Sequence[str] = (), hint: Hint = "") -> None:
@@ -49,7 +55,14 @@ class UserError(Exception):
         return self.render("python")
 
     def render(self, audience: Audience) -> str:
-        """The whole message: the problem, the places, and the hint in the words of `audience`."""
+        """The whole message: the problem, at most 20 details, and the hint.
+
+        Args:
+            audience: "cli" words the hint with flags and commands, "python" with arguments and calls.
+
+        Returns:
+            The message, one line per detail.
+        """
         lines = [self.problem]
         lines += [f"  {line}" for line in self.details[:MOST_DETAILS]]
         if len(self.details) > MOST_DETAILS:
@@ -74,7 +87,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: Hint = "") -> UserError:
-    """The error for a name that does not exist, with the most similar one that does."""
+    """The error for a name of this kind that is not among the known ones; it suggests the most similar one."""
     known = sorted(known)
     close = nearest(name, known)
     guess = f" Did you mean '{close}'?" if close else ""

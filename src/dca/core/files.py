@@ -32,10 +32,10 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Make this process the only one that writes `folder`.
+    """Make this process the only one that writes to `folder`.
 
     The lock is an advisory lock of the system on a hidden file beside the folder. It ends with the
-    process, even if that is killed; an empty lock file that stays behind locks nobody out.
+    process, even if that is killed; a lock file that stays behind blocks nobody.
 
     Raises:
         UserError: Another process holds the lock, or the lock file cannot be created.

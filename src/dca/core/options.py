@@ -24,33 +24,59 @@ def opt(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: Iterable[str] = (),
     source: str = "ours",
     empty: Literal["auto", "none"] = "auto",
 ) -> Any:
-    """A dataclass field with its help, its limits (inclusive) and the source of its default.
+    """A field of an options dataclass, with its help, its limits and the source of its default.
 
-    empty: the word for the value None: "auto" if a value is chosen later, "none" if there is none.
+    The annotation gives the type of the values; `Literal["a", "b"]` allows a few texts only.
+
+    Args:
+        default: Default value.
+        help: What the option does, in a few words; shown by `dca methods show`.
+        low: Smallest number allowed.
+        high: Largest number allowed.
+        source: Where the default comes from: a paper, its authors' code, or "ours".
+        empty: Word for the value None: "auto" if a value is chosen later, "none" if there is none.
+
+    Returns:
+        The field, for the body of a dataclass derived from `Recipe`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dca import Recipe, opt
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class MyOptions(Recipe):
+        ...     strength: float = opt(1.0, "weight of the penalty", low=0)
+        >>> MyOptions(strength=2.0).strength
+        2.0
     """
-    meta = {"help": help, "low": low, "high": high, "choices": tuple(choices), "source": source, "empty": empty}
+    meta = {"help": help, "low": low, "high": high, "source": source, "empty": empty}
     return dataclasses.field(default=default, metadata=meta)
 
 
 def check(options: Any) -> None:
     """Raise one UserError for all values outside their limits; call from `__post_init__`."""
-    problems = []
+    problems, choices = [], _choices(type(options))
     for field in dataclasses.fields(options):
         value, meta = getattr(options, field.name), field.metadata
         if value is None or "help" not in meta:
             continue
-        if meta["choices"] and value not in meta["choices"]:
-            problems.append(f"{field.name}={value}: one of {', '.join(meta['choices'])}")
+        if choices[field.name] and value not in choices[field.name]:
+            problems.append(f"{field.name}={value}: one of {', '.join(choices[field.name])}")
         values = value if isinstance(value, tuple) else (value,)
         for number in values:
             if isinstance(number, int | float) and (fault := _fault(number, meta["low"], meta["high"])):
                 problems.append(f"{field.name}={number}: {fault}")
     if problems:
         raise UserError("options out of range", details=problems)
+
+
+def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The texts that each option allows, by name: those of `Literal`, also with `| None`; empty for other types."""
+    kinds = {name: {kind, *get_args(kind)} for name, kind in get_type_hints(cls).items()}
+    literals = {name: [get_args(kind) for kind in own if get_origin(kind) is Literal] for name, own in kinds.items()}
+    return {name: found[0] if found else () for name, found in literals.items()}
 
 
 def _fault(number: float, low: float | None, high: float | None) -> str:
@@ -142,6 +168,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, k) for k in inner)
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(v, inner[0]) for v in value)
+    if origin is Literal:  # `check` names the allowed texts
+        return isinstance(value, str)
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if kind is float else kind)
@@ -182,14 +210,14 @@ def _parts(text: str) -> list[str]:
 
 def describe(cls: type[Any]) -> list[dict[str, Any]]:
     """Name, default, help, limits and origin of each option, the class's own before inherited ones."""
-    own = cls.__annotations__
+    own, choices = cls.__annotations__, _choices(cls)
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
     return [
         {
             "name": field.name,
             "default": field.default,
             "help": field.metadata["help"],
-            "choices": list(field.metadata["choices"]),
+            "choices": list(choices[field.name]),
             "low": field.metadata["low"],
             "high": field.metadata["high"],
             "source": field.metadata["source"],
@@ -214,8 +242,8 @@ def limits(option: Mapping[str, Any]) -> str:
     return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
 
 
-def shown(option: Mapping[str, Any]) -> str:
-    """The default of a row of `describe`, for people; None by the word that the option has for it."""
+def default_text(option: Mapping[str, Any]) -> str:
+    """The default of a row of `describe` as text; None is written as the option's word for it."""
     default = option["default"]
     if default is None:
         return str(option["empty"])

@@ -13,7 +13,7 @@ LINE_EVERY = 30.0
 
 
 class Progress(Protocol):
-    """A function that is told how far long work has come. It is called often and must be cheap."""
+    """A function that receives the progress of long work. It is called often and must be cheap."""
 
     def __call__(self, stage: str, done: int, total: int, note: str, /) -> None:
         """Report progress.
@@ -36,7 +36,7 @@ def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
 
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[Progress]:
+def bars_unless_given(progress: Progress | None) -> Iterator[Progress]:
     """The given `progress`; progress bars if it is None."""
     if progress is not None:
         yield progress

@@ -15,22 +15,27 @@ def load_dataset(source: str | Path, *, root: str | Path | None = None, measurin
     """Find a dataset by path or name.
 
     Args:
-        source: a folder of images or an image list; a folder with a public dataset in its official
+        source: A folder of images or an image list; a folder with a public dataset in its official
             layout, whose split, class names and template are then used; the name of a public dataset;
-            or "sample", the small built-in dataset.
-        root: folder that holds the public datasets; by default the folder named by the environment
+            or "sample", the small built-in dataset of images drawn by code.
+        root: Folder that holds the public datasets; by default the folder named by the environment
             variable DCA_DATA.
-        measuring: accept images that are enough to measure on, but not to learn from.
+        measuring: Accept images that are enough to measure on, but not to learn from.
 
     Returns:
-        The dataset; its images are listed, not opened.
+        The dataset; its image files are listed, not opened.
 
     Raises:
-        UserError: if there is no such dataset, or it cannot be read.
+        UserError: If there is no such dataset, or it cannot be read.
 
-    >>> sample = load_dataset("sample")
-    >>> sample.names[:3], sample.counts()
-    (('butterfly', 'cactus', 'fish'), {'train': 160, 'val': 0, 'test': 200})
+    Example:
+        >>> import tempfile
+        >>> from dca import load_dataset
+        >>> from dca.data.sources.sample import write_sample
+        >>> folder = write_sample(tempfile.mkdtemp() + "/photos", per_class_train=2, per_class_test=1, size=32)
+        >>> dataset = load_dataset(folder)
+        >>> dataset.names[:3], dataset.counts()
+        (('butterfly', 'cactus', 'fish'), {'train': 20, 'val': 0, 'test': 10})
     """
     from dca.data.sources.find import find_dataset
 

@@ -15,7 +15,18 @@ ImageLike = Path | Image.Image
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One labelled image: a file or an image in memory, and the index of its class."""
+    """One labelled image.
+
+    Args:
+        image: A file, or an image in memory.
+        label: Index of its class: the place in `Dataset.labels` and `Dataset.names`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dca import Item
+        >>> Item(Path("cat/1.jpg"), 0).label
+        0
+    """
 
     image: ImageLike
     label: int
@@ -31,21 +42,24 @@ class Dataset:
     label is "n01440764" and the name "tench".
 
     Args:
-        name: what to call the dataset in messages; nothing else depends on it.
-        labels: label of each class, all different: folder names, labels of a CSV list, numbers.
-        names: words for each class, in the same order.
-        train: images to learn from.
-        val: images to choose settings on.
-        test: images for evaluation only; methods never receive them.
-        template: zero-shot sentence with `{}` for the class name.
-        keys: stable identifier of each class (WordNet id), where a public dataset has one.
-        root: folder that recorded image paths are relative to.
-        split: where the division into train, val and test comes from.
-        public: name of the public dataset that these images were recognised as, or "".
+        name: What to call the dataset in messages; nothing else depends on it.
+        labels: Label of each class, all different: folder names, labels of a CSV list, numbers.
+        names: Words for each class, in the same order.
+        train: Images to learn from.
+        val: Images to choose settings on.
+        test: Images for evaluation only; methods never receive them.
+        template: Zero-shot sentence with `{}` for the class name.
+        keys: Stable identifier of each class (WordNet id), where a public dataset has one.
+        root: Folder that recorded image paths are relative to.
+        split: Where the division into train, val and test comes from.
+        public: Name of the public dataset that these images were recognised as, or "".
 
-    >>> photos = Dataset("photos", labels=(0, 1), names=("cat", "dog"), train=(Item(Path("a.jpg"), 1),))
-    >>> photos.names[photos.train[0].label], photos.counts()
-    ('dog', {'train': 1, 'val': 0, 'test': 0})
+    Example:
+        >>> from pathlib import Path
+        >>> from dca import Dataset, Item
+        >>> photos = Dataset("photos", labels=(0, 1), names=("cat", "dog"), train=(Item(Path("a.jpg"), 1),))
+        >>> photos.names[photos.train[0].label], photos.counts()
+        ('dog', {'train': 1, 'val': 0, 'test': 0})
     """
 
     name: str
@@ -65,7 +79,14 @@ class Dataset:
         return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
 
     def path_of(self, item: Item) -> str:
-        """Path of an item as records write it: relative to the root, with forward slashes; "" in memory."""
+        """The path of an image as records hold it.
+
+        Args:
+            item: One of the images.
+
+        Returns:
+            The path relative to `root`, with forward slashes; "" for an image in memory.
+        """
         if not isinstance(item.image, Path):
             return ""
         path = item.image

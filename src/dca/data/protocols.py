@@ -13,71 +13,36 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
-from dca.core import actions
 from dca.core.errors import UserError, unknown_name
 from dca.core.seeds import derive
 from dca.core.wording import counted
 from dca.data.dataset import Dataset, Item
-from dca.data.matching import match_keys, match_labels
 from dca.data.splits import MOST_VAL_SHOTS, draw, hold_out
 from dca.data.splits import few_shot as draw_few_shot
+from dca.data.task import PROTOCOLS, SELECTIONS, Protocol, Selection, Target, Task, ValidationUse, make_target
 
-Protocol = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
-Selection = Literal["strict", "paper"]
-# What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
-# images per class, or the full validation split.
-ValidationUse = Literal["none", "few", "shots", "full"]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+__all__ = [
+    "PROTOCOLS",
+    "SELECTIONS",
+    "Protocol",
+    "Selection",
+    "Target",
+    "Task",
+    "ValidationUse",
+    "base_to_new",
+    "cross_dataset",
+    "domain_shift",
+    "few_shot",
+    "harmonic_mean",
+    "make_task",
+    "subset",
+    "training_part",
+]
+
 _NO_VALIDATION = "no validation images"
-
-
-@dataclass(frozen=True)
-class Target:
-    """Images to test on, and their classes.
-
-    Args:
-        name: what the target is called in results.
-        dataset: name of the public dataset that the images are from, or "".
-        labels: label of each class.
-        names: words for each class.
-        template: zero-shot sentence with `{}` for the class name.
-        test: the images.
-        from_source: for each class the index of the same class in training, so that what was learned
-            about it can be reused, or None if training had no such class.
-    """
-
-    name: str
-    dataset: str
-    labels: tuple[Any, ...]
-    names: tuple[str, ...]
-    template: str
-    test: tuple[Item, ...]
-    from_source: tuple[int | None, ...]
-
-    @property
-    def carries_over(self) -> bool:
-        """Whether every class was trained."""
-        return None not in self.from_source
-
-
-@dataclass(frozen=True)
-class Task:
-    """One comparison: train on `source`, whose test part is empty, and test on `targets`.
-
-    selected_on: which validation images settings may be chosen on, in words.
-    """
-
-    protocol: Protocol
-    selection: Selection
-    selected_on: str
-    shots: int | None
-    seed: int
-    source: Dataset
-    targets: tuple[Target, ...]
 
 
 def make_task(
@@ -94,20 +59,21 @@ def make_task(
 
     Args:
         protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
-        dataset: what to train on.
-        targets: what else to test on, for "cross-dataset" and "domain-shift" only.
-        shots: training images per class; None for all.
-        seed: seed of the draw.
-        selection: which validation images may be used, "strict" or "paper".
-        validation: which ones the method's official code uses.
+        dataset: What to train on.
+        targets: What else to test on, for "cross-dataset" and "domain-shift" only.
+        shots, seed, selection, validation: As for `few_shot`.
+
+    Returns:
+        The task.
 
     Raises:
-        UserError: if the protocol is unknown, or targets are missing or superfluous.
+        UserError: If the protocol is unknown, or targets are missing or superfluous.
 
-    >>> from dca.data.sources.sample import load_sample
-    >>> task = make_task("base-to-new", load_sample(per_class_train=2, per_class_test=1), [], 1, 1)
-    >>> [(target.name, len(target.names)) for target in task.targets]
-    [('sample base', 5), ('sample new', 5)]
+    Example:
+        >>> from dca.data.sources.sample import load_sample
+        >>> task = make_task("base-to-new", load_sample(per_class_train=2, per_class_test=1, size=32), [], 1, 1)
+        >>> [target.name for target in task.targets]
+        ['sample base', 'sample new']
     """
     if protocol not in get_args(Protocol):
         raise unknown_name("protocol", protocol, get_args(Protocol))
@@ -139,10 +105,31 @@ def few_shot(
     """Train on K images per class, test on the whole test part.
 
     Without a test part a fifth of each class is held out first, the same for every seed.
+
+    Args:
+        dataset: What to train and test on.
+        shots: Training images per class, K; None for all. A class with fewer images gives all it has.
+        seed: Seed of the draw.
+        selection: Which validation images may be used: "strict" or "paper"; see `training_part`.
+        validation: Which ones the official code of the method uses: "none", "few", "shots" or "full".
+
+    Returns:
+        The task, with one target.
+
+    Raises:
+        UserError: If `shots` is below 1, a word is unknown, or there are no test images.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> task = protocols.few_shot(sample, shots=2, seed=1)
+        >>> len(task.source.train), task.selected_on
+        (20, 'strict: 2 undrawn training images per class')
     """
     dataset = hold_out(dataset)
     source, words = training_part(dataset, shots, seed, selection=selection, validation=validation)
-    return Task("few-shot", selection, words, shots, seed, source, (_target(dataset, dataset),))
+    return Task("few-shot", selection, words, shots, seed, source, (make_target(dataset, dataset),))
 
 
 def base_to_new(
@@ -158,6 +145,23 @@ def base_to_new(
     Images are drawn for all classes first, as published, so the base images are the same as in the
     all-class comparison. With an odd number of classes the base half has one more. Without a test
     part a fifth of each class is held out first.
+
+    Args:
+        dataset: What to train and test on; at least 2 classes.
+        shots, seed, selection, validation: As for `few_shot`.
+
+    Returns:
+        The task, with the targets "NAME base" and "NAME new".
+
+    Raises:
+        UserError: If `shots` is below 1, a word is unknown, or there are no test images.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> protocols.base_to_new(sample, shots=2, seed=1).source.labels
+        ('butterfly', 'cactus', 'fish', 'guitar', 'hot air balloon')
     """
     dataset = hold_out(dataset)
     drawn, words = training_part(dataset, shots, seed, selection=selection, validation=validation)
@@ -170,7 +174,7 @@ def base_to_new(
         )
     source = subset(drawn, base)
     halves = {"base": subset(dataset, base), "new": subset(dataset, new)}
-    targets = tuple(_target(source, half, f"{dataset.name} {which}") for which, half in halves.items())
+    targets = tuple(make_target(source, half, f"{dataset.name} {which}") for which, half in halves.items())
     return Task("base-to-new", selection, words, shots, seed, source, targets)
 
 
@@ -183,9 +187,29 @@ def cross_dataset(
     selection: Selection = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
-    """Train on one dataset, test on others with their own class names; nothing is refitted."""
+    """Train on one dataset, test on others with their own class names; nothing is refitted.
+
+    Args:
+        source: What to train on.
+        targets: What to test on.
+        shots, seed, selection, validation: As for `few_shot`.
+
+    Returns:
+        The task, with one target for each dataset of `targets`.
+
+    Raises:
+        UserError: If `shots` is below 1, a word is unknown, or there are no test images.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> task = protocols.cross_dataset(sample, [protocols.subset(sample, [3, 1])], shots=2, seed=1)
+        >>> task.targets[0].labels, task.targets[0].from_source
+        (('guitar', 'cactus'), (3, 1))
+    """
     trained, words = training_part(source, shots, seed, selection=selection, validation=validation)
-    found = tuple(_target(source, target, by_key=False) for target in targets)
+    found = tuple(make_target(source, target, by_key=False) for target in targets)
     return Task("cross-dataset", selection, words, shots, seed, trained, found)
 
 
@@ -200,12 +224,30 @@ def domain_shift(
 ) -> Task:
     """Train on one dataset, test on it and on shifted versions of it.
 
-    A target is classified among its own classes only. Raises UserError if a target has a class that
-    the source lacks.
+    A target is classified among its own classes only.
+
+    Args:
+        source: What to train on.
+        targets: What else to test on; their classes must be classes of `source`.
+        shots, seed, selection, validation: As for `few_shot`.
+
+    Returns:
+        The task; the first target is the test part of `source`, if it has one.
+
+    Raises:
+        UserError: If a target has a class that the source lacks, and as for `few_shot`.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> task = protocols.domain_shift(sample, [protocols.subset(sample, [3, 1])], shots=2, seed=1)
+        >>> [len(target.labels) for target in task.targets]
+        [10, 2]
     """
     trained, words = training_part(source, shots, seed, selection=selection, validation=validation)
-    found = [_target(source, source)] if source.test else []
-    found += [_target(source, target) for target in targets]
+    found = [make_target(source, source)] if source.test else []
+    found += [make_target(source, target) for target in targets]
     unknown = [
         f"{target.name}: {label}"
         for target in found
@@ -222,10 +264,18 @@ def domain_shift(
 
 
 def harmonic_mean(base: float, new: float) -> float:
-    """Harmonic mean of base and new accuracy; 0 if either is.
+    """Harmonic mean of two accuracies.
 
-    >>> round(harmonic_mean(0.8, 0.6), 4)
-    0.6857
+    Args:
+        base: Accuracy on the base classes.
+        new: Accuracy on the new classes.
+
+    Returns:
+        2 base new / (base + new); 0 if one of them is 0.
+
+    Example:
+        >>> round(harmonic_mean(0.8, 0.6), 4)
+        0.6857
     """
     return 2 * base * new / (base + new) if base and new else 0.0
 
@@ -234,6 +284,20 @@ def subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     """The dataset with only the classes at these indices, renumbered from 0 in the given order.
 
     It stays the same public dataset: half of EuroSAT is learned with the settings for EuroSAT.
+
+    Args:
+        dataset: What to take classes from.
+        classes: Indices of the classes, in the new order.
+
+    Returns:
+        The dataset with all images of these classes.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> protocols.subset(sample, [3, 1]).labels
+        ('guitar', 'cactus')
     """
     number = {label: y for y, label in enumerate(classes)}
 
@@ -259,16 +323,31 @@ def training_part(
     selection: Selection = "strict",
     validation: ValidationUse = "few",
 ) -> tuple[Dataset, str]:
-    """The drawn training and validation images without any test image, and the latter in words.
+    """Draw training and validation images; test images are left out.
 
     A dataset without a validation part uses min(K, 4), or K, training images per class that were not drawn.
 
     Args:
-        dataset: what to draw from.
-        shots: training images per class; None for all.
-        seed: seed of the draw.
-        selection: with "strict", `validation` "shots" and "full" count as "few".
-        validation: what the official code of the method chooses its settings on.
+        dataset: What to draw from.
+        shots: Training images per class, K; None for all. A class with fewer images gives all it has.
+        seed: Seed of the draw.
+        selection: With "strict", `validation` "shots" and "full" count as "few".
+        validation: Validation images that the official code of the method chooses its settings on:
+            "none", "few" (min(K, 4) per class), "shots" (K per class) or "full" (the whole validation part).
+
+    Returns:
+        The drawn dataset without test images, and its validation images in words.
+
+    Raises:
+        UserError: If `shots` is below 1, or a word is unknown.
+
+    Example:
+        >>> from dca import protocols
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> drawn, words = protocols.training_part(sample, shots=1, seed=1, validation="none")
+        >>> drawn.counts(), words
+        ({'train': 10, 'val': 0, 'test': 0}, 'strict: no validation images')
     """
     if selection not in get_args(Selection):
         raise unknown_name("selection", selection, get_args(Selection))
@@ -300,20 +379,3 @@ def _validation(
     rng = random.Random(derive(seed, "validation", dataset.public, "all" if shots is None else shots))
     chosen = draw([item.label for item in pool], per_class, rng)
     return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else _NO_VALIDATION
-
-
-def _target(source: Dataset, target: Dataset, name: str = "", *, by_key: bool = True) -> Target:
-    """The test part of a target, its classes matched to the source's by key if both have keys, else by label.
-
-    name: what it is called in results, if not by the name of its dataset. by_key: False for unrelated
-    datasets, whose keys (numbers, say) may be equal by chance.
-    """
-    if not target.test:
-        raise UserError(f"{target.name} has no test images.", hint=["add a test/ folder", actions.hold_out(0.2)])
-    if by_key and source.keys and target.keys:
-        matched = match_keys(target.keys, source.keys)
-    else:
-        matched = match_labels(target.labels, target.names, source.labels, source.names)
-    return Target(
-        name or target.name, target.public, target.labels, target.names, target.template, target.test, matched
-    )

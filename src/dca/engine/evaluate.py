@@ -1,4 +1,4 @@
-"""Probabilities of many images, and what they say about a model."""
+"""Probabilities of many images, and the accuracy that follows from them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def probabilities(
     Args:
         methods: Finished methods.
         images: N images.
-        session: Where stored features and progress live.
-        stage: What progress calls this work.
-        stored: Keep the features of methods that leave the image tower alone from run to run.
+        session: Holds the feature store and receives progress.
+        stage: Name of this work in progress reports.
+        stored: Take frozen features from the store and keep new ones there, for methods that do not change the
+            image tower.
 
     Returns:
-        One float64 array per method; every row sums to one.
+        One float64 array (N, C) per method; every row sums to one.
 
     Raises:
-        UserError: If an image cannot be read, or a method gives something else than numbers.
+        UserError: If an image cannot be read, or a method gives probabilities that are not finite.
     """
     kept = {n for n, method in enumerate(methods) if stored and method.frozen_images}
     found = {n: _from_store(methods[n], images, session, stage) for n in kept}
@@ -99,22 +100,23 @@ def _from_store(method: Method, images: Sequence[ImageLike], session: Session, s
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a labelled set says about a model. Accuracies are fractions.
+    """How a model did on labelled images; `Classifier.evaluate` returns one. Accuracies are fractions.
 
     Attributes:
-        probabilities: (N, C).
-        truth: (N,), the class index of each image.
-        labels: What each class is called, in the order of the columns.
-        accuracy: Share of images whose likeliest class is right.
+        probabilities: Probabilities of the N images, (N, C); every row sums to one.
+        truth: Class index of each image, (N,).
+        labels: Label of each class, in the order of the columns.
+        accuracy: Share of images whose most probable class is right.
         per_class: Accuracy of each class that has images, by label.
         ece: Expected calibration error over 15 equal bins of the largest probability.
-        seen_in_training: How many of the images the model has learned from, where that is known.
+        seen_in_training: How many of the images the model was trained on, where that is known.
 
     Example:
         >>> import numpy as np
         >>> from dca.engine.evaluate import evaluation
-        >>> evaluation(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]), ["cat", "dog"]).per_class
-        {'cat': 1.0, 'dog': 0.0}
+        >>> result = evaluation(np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0, 1]), ["cat", "dog"])
+        >>> result.accuracy, result.per_class
+        (0.5, {'cat': 1.0, 'dog': 0.0})
     """
 
     probabilities: NDArray[np.float64]
@@ -131,7 +133,7 @@ class Evaluation:
         return len(self.truth)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `dca eval --json` prints them."""
+        """The figures as plain values, as `dca eval --json` prints them; probabilities are left out."""
         return {
             "accuracy": self.accuracy,
             "n": self.n,
@@ -142,7 +144,7 @@ class Evaluation:
 
 
 def evaluation(probs: NDArray[np.float64], truth: NDArray[np.int64], labels: Sequence[Any]) -> Evaluation:
-    """Compare probabilities (N, C) with class indices (N,), N > 0. Classes of the same label share a row."""
+    """Compare probabilities (N, C) with class indices (N,), N > 0. Classes of the same label count as one."""
     right = probs.argmax(axis=1) == truth
     rows: dict[Any, list[bool]] = {label: [] for label in labels}
     for index, hit in zip(truth.tolist(), right.tolist(), strict=True):

@@ -1,6 +1,6 @@
 """Features of the frozen backbone, stored per image and view.
 
-A feature belongs to an image's content and a view of it, not to a run: other seeds, folds, numbers of shots and
+A feature belongs to an image's content and a view of it, not to a run: runs with other seeds, folds, shots and
 methods share it. View "evaluation" is the backbone's own crop; augmented view v of an image is one random crop,
 drawn from a stream that only the image's content and v decide.
 """
@@ -29,7 +29,10 @@ BATCH, AHEAD = 128, 256
 
 @dataclass(frozen=True)
 class Views:
-    """Which views of every image: the evaluation view (numbers=None) or augmented ones by number; mirrored or not."""
+    """Which views of every image are encoded.
+
+    numbers: of augmented views; None for the evaluation view. mirrored: flip the views left to right.
+    """
 
     numbers: range | None = None
     mirrored: bool = False
@@ -57,20 +60,20 @@ def _key(content: str, view: str) -> str:
     return hashlib.sha256(f"{content} {view}".encode()).hexdigest()
 
 
-def about(clip: CLIP) -> dict[str, object]:
-    """What decides the features of an image; `display` is for people and decides nothing."""
+def facts_of(clip: CLIP) -> dict[str, object]:
+    """The facts that decide the features of an image; `display` is for lists of the store and decides nothing."""
     return {"backbone": clip.digest, "precision": str(clip.dtype), "display": {"source": clip.source}}
 
 
 def load(
     store: FeatureStore, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
 ) -> Tensor:
-    """Features (views * N, D), view after view; what the store lacks is computed and stored.
+    """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
-    contents: the content hash of each image.
+    contents: the content hash of each image. count: called with the images done and their total.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    rows = store.rows(about(clip), keys, partial(_missing, clip, images, contents, views, count))
+    rows = store.rows(facts_of(clip), keys, partial(_missing, clip, images, contents, views, count))
     if not images:
         return torch.zeros(0, clip.config.embed_dim)
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
@@ -81,7 +84,7 @@ def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
     found = set()
     for views in (Views(), Views(range(1))):
         keys = {views.keys(content)[0]: content for content in contents}
-        found |= {keys[key] for key in store.known(about(clip), list(keys))}
+        found |= {keys[key] for key in store.known(facts_of(clip), list(keys))}
     return found
 
 
@@ -89,7 +92,7 @@ def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
 def _missing(
     clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count, places: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Features at these places of (N * views), image after image, in batches; every image is opened once."""
+    """Features at these places of the N · V views, image after image, in batches; every image is opened once."""
     wanted = [(n, [place % len(views) for place in own]) for n, own in groupby(places, lambda p: p // len(views))]
     wanted_images = [images[n] for n, _ in wanted]
     functions = [partial(_crops, clip, contents[n], views, numbers) for n, numbers in wanted]

@@ -44,16 +44,19 @@ def fit(
 
     Args:
         kind: The method.
-        chosen: Its options; what is left open is settled here.
+        chosen: Its options; values that are left open are filled in.
         source: The drawn training and validation images.
-        session: Where images and features come from.
+        session: Loads images and features, and receives progress.
         clip: The backbone.
         seed: Decides initial values, the order of images and augmentation.
-        selection: Whether values that authors chose by dataset may be used.
+        selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
         folder: Where the state of training is kept, so that an interrupted fit continues.
 
     Returns:
         The finished method, and one row of metrics per epoch (none for methods without epochs).
+
+    Raises:
+        UserError: If options do not fit the problem, an image cannot be read, or training diverges.
     """
     method = kind.build(clip, problem_of(source, seed, selection), chosen)
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None

@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
-# The rule for a learning rate that nobody chose: see `probe_rate`.
+# The rule for a learning rate that is not given: see `probe_rate`.
 PROBE_SHARE, PROBE_SHOTS, PROBE_BATCHES = 0.02, 16, 8
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Where training stands: steps done, epoch, mean loss and training accuracy of the epoch so far."""
+    """Progress of training after a step: steps done, epoch, mean loss and training accuracy of the epoch so far."""
 
     done: int
     total: int
@@ -69,7 +69,7 @@ class Totals:
 
     @property
     def accuracy(self) -> float:
-        """Share of right images."""
+        """Share of images that were classified correctly."""
         return self.correct / self.seen
 
     def row(self, epoch: int, rate: float, seconds: float) -> Row:
@@ -80,7 +80,10 @@ class Totals:
 
 
 class Trainer:
-    """One training run of one method on one set of images."""
+    """One training run of one method on one set of images.
+
+    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation.
+    """
 
     def __init__(self, method: TrainedMethod, images: TrainingImages, recipe: Recipe, seed: int) -> None:
         if recipe.epochs is None or recipe.batch_size is None:
@@ -97,9 +100,9 @@ class Trainer:
         self._gradients = Gradients(method)
 
     def run(self, folder: Path | None = None, watch: Watch | None = None) -> list[Row]:
-        """Train to the last epoch, continuing what `folder` holds; returns one row per epoch.
+        """Train to the last epoch, continuing from the state in `folder`; returns one row per epoch.
 
-        An interrupt saves the last whole epoch before it goes on.
+        A KeyboardInterrupt is raised again after the state of the last whole epoch is saved.
         """
         saved = self._restore(folder) if folder else 0
         latest, clock = None, time.monotonic()
@@ -119,7 +122,7 @@ class Trainer:
         return self.rows
 
     def _restore(self, folder: Path) -> int:
-        """Continue what `folder` holds; returns the number of epochs that are done."""
+        """Continue from the state in `folder`; returns the number of epochs that are done."""
         saved, self.rows = restore(folder, self.method, self.optimizer, self.epochs)
         if saved.epochs_done:
             self.rate = saved.rate
@@ -150,7 +153,10 @@ class Trainer:
         return totals.row(epoch + 1, rate, time.monotonic() - began)
 
     def _step(self, batch: Batch, rate: float) -> tuple[list[str], Tensor]:
-        """One update. Names of the loss terms; their values and the number of right images, still on the device."""
+        """One update.
+
+        Returns the names of the loss terms; their values and the number of correct images, still on the device.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         step = self._gradients(batch)
@@ -182,7 +188,7 @@ class Trainer:
         return Batch(inputs, self._labels[on_device], generator)
 
     def probe_rate(self) -> float:
-        """A learning rate from the gradient itself, for data that nobody has tuned on.
+        """A learning rate from the gradient itself, for data without a tuned value.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the initial values: the first full step would
         change the trained tokens by the share s of their norm. So the rate follows the 10⁴-fold differences that

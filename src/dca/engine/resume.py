@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, method: Method, optimizer: torch.optim.Optimizer, epochs_done: int, rate: float) -> Snapshot:
-        """Copy the state where it lies; nothing is serialised."""
+        """Copy the state on its device; nothing is serialised."""
         tensors = {f"method.{name}": tensor.detach().clone() for name, tensor in method.state_dict().items()}
         for name, parameter in method.named_parameters():
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -52,7 +52,7 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: Path) -> Snapshot | None:
-        """The saved state of a folder, if there is one. Raises what a damaged file raises."""
+        """The state saved in a folder, or None; a damaged file raises what the reader raises."""
         path = folder / STATE
         if not path.is_file():
             return None
@@ -60,7 +60,7 @@ class Snapshot:
         record = _metadata(data)
         return cls(load_tensors(data), int(record["epochs_done"]), float(record["learning_rate"]))
 
-    def put_back(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
+    def copy_into(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
         """Copy the tensors into a method and its optimiser; raises where one is missing or has another shape."""
         for name, tensor in method.state_dict().items():
             tensor.copy_(_like(tensor, self.tensors[f"method.{name}"]))
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 def restore(folder: Path, method: Method, optimizer: torch.optim.Optimizer, epochs: int) -> tuple[Snapshot, list[Row]]:
-    """Take up the state in `folder`; a snapshot of 0 epochs where there is none.
+    """Load the state in `folder` into a method and its optimiser; a snapshot of 0 epochs where there is none.
 
     Raises:
         UserError: If the state is damaged or belongs to another run.
@@ -83,11 +83,11 @@ def restore(folder: Path, method: Method, optimizer: torch.optim.Optimizer, epoc
         rows = read_metrics(folder)[: saved.epochs_done]
         if not 0 <= saved.epochs_done <= epochs or len(rows) < saved.epochs_done:
             raise ValueError(f"{saved.epochs_done} of {epochs} epochs done, {len(rows)} rows of metrics")
-        saved.put_back(method, optimizer)
+        saved.copy_into(method, optimizer)
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(
             f"{folder}: the interrupted run cannot be continued ({error})",
-            hint="delete that folder, and training starts again",
+            hint="delete that folder to start training again",
         ) from None
     return saved, rows
 

@@ -28,7 +28,7 @@ from dca.engine import features
 
 
 class Session:
-    """Loads, hashes and decodes once for many runs.
+    """Shares backbones, hashes, decoded images and features between runs.
 
     A session is cheap to make. Runs that share one load a backbone once, read and hash each image file once
     while it does not change, and keep recently decoded training images in memory.
@@ -36,7 +36,7 @@ class Session:
     Args:
         device: "auto", "cpu", "cuda", "cuda:1", ...
         store: Where features of the frozen backbone are kept on disk; the user's cache by default.
-        progress: Told how far long work has come.
+        progress: Receives the progress of long work.
 
     Raises:
         UserError: If the device cannot be used.
@@ -58,8 +58,15 @@ class Session:
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
 
-    def reporting(self, progress: Progress) -> Self:
-        """The same session, telling its progress to someone else."""
+    def with_progress(self, progress: Progress) -> Self:
+        """The same session with another receiver of progress.
+
+        Args:
+            progress: Receives the progress of long work.
+
+        Returns:
+            A session that shares everything else with this one.
+        """
         other = copy.copy(self)
         other.progress = progress
         return other
@@ -69,10 +76,10 @@ class Session:
 
         Args:
             source: A short name, a hub id, a path, or a CLIP that is loaded already.
-            precision: "auto", "fp32" or "bf16": what its towers calculate in.
+            precision: Compute type of its towers: "auto", "fp32" or "bf16".
 
         Returns:
-            The same weights for the same source, however often it is asked for.
+            The backbone; calls with the same source share its weights.
 
         Raises:
             UserError: If there is no such backbone, or the precision is unknown.
@@ -86,7 +93,17 @@ class Session:
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)
 
     def sha256(self, image: ImageLike) -> str:
-        """Hash of an image's content, computed once while a file keeps its size and time."""
+        """Hash of an image's content, computed again only if the size or the time of a file has changed.
+
+        Args:
+            image: A file or an image in memory.
+
+        Returns:
+            64 hexadecimal digits.
+
+        Raises:
+            UserError: If the file cannot be read.
+        """
         if isinstance(image, Path):
             stat = _stat(image)
             key = (str(image), stat.st_size, stat.st_mtime_ns)
@@ -99,12 +116,33 @@ class Session:
         return known[1]
 
     def sha256_all(self, images: Sequence[ImageLike]) -> list[str]:
-        """`sha256` of each image, several files at a time."""
+        """`sha256` of many images, several files at a time.
+
+        Args:
+            images: N files or images in memory.
+
+        Returns:
+            N hashes.
+
+        Raises:
+            UserError: If a file cannot be read.
+        """
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self.sha256, images))
 
     def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> ImageStore:
-        """Decoded training images; recently used sets stay in memory, up to the budget of one store."""
+        """Decoded training images; recently used sets stay in memory, up to the budget of one store.
+
+        Args:
+            images: The images.
+            clip: The backbone whose preprocessing and size are used.
+
+        Returns:
+            The images on this session's device.
+
+        Raises:
+            UserError: If images cannot be read; it names all of them.
+        """
         key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), str(self.device)])
         if key not in self._decoded:
             count = of_stage(self.progress, "reading")
@@ -131,19 +169,26 @@ class Session:
             images: N images.
             views: 0 for the evaluation view; otherwise that many augmented views of each image.
             mirrored: Flip the evaluation view left to right.
-            stage: What progress calls this work.
+            stage: Name of this work in progress reports.
 
         Returns:
-            (N, D), or (views * N, D) view after view, on the CPU.
+            Features (N, D), or (views · N, D) view after view, float32, on the CPU.
+
+        Raises:
+            UserError: If images cannot be read; it names all of them.
         """
         wanted = features.Views(range(views) if views else None, mirrored)
         return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
 
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
-        """Open the images about which nothing is known yet, so that a bad one is named before any training.
+        """Open images that were not opened before, so that unreadable ones are reported before training.
+
+        Args:
+            clip: The backbone; an image with stored features is known to be readable.
+            images: The images.
 
         Raises:
-            UserError: With every image that cannot be read.
+            UserError: If images cannot be read; it names all of them.
         """
         contents = [self._hash_or_none(image) for image in images]
         known = self._readable | features.known(self.store, clip, [content for content in contents if content])

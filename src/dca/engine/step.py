@@ -19,7 +19,7 @@ from dca.methods.interface import Batch, Step, TrainedMethod
 WARM_UP = 2
 
 
-def compute(method: TrainedMethod, batch: Batch) -> Step:
+def compute_gradients(method: TrainedMethod, batch: Batch) -> Step:
     """The step's terms; its gradients become those of the method's parameters."""
     method.zero_grad(set_to_none=True)
     step = method.step(batch)
@@ -28,7 +28,7 @@ def compute(method: TrainedMethod, batch: Batch) -> Step:
 
 
 class Recording:
-    """A step on fixed memory: a batch is copied in, its noise begun where it would begin, the graph replayed."""
+    """A step in fixed memory: the batch is copied in, its noise generator is seeded, the graph is replayed."""
 
     def __init__(self, method: TrainedMethod, batch: Batch, noisy: bool) -> None:
         self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), seeds.generator(0, "recording"))
@@ -39,10 +39,10 @@ class Recording:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
-                compute(method, self.batch)
+                compute_gradients(method, self.batch)
         torch.cuda.current_stream().wait_stream(aside)
-        with only_recordable(method), torch.cuda.graph(self.graph):
-            self.step = compute(method, self.batch)
+        with explain_capture_error(method), torch.cuda.graph(self.graph):
+            self.step = compute_gradients(method, self.batch)
         self.gradients = [(p, p.grad) for p in method.parameters()]
 
     def __call__(self, batch: Batch) -> Step:
@@ -58,8 +58,8 @@ class Recording:
 
 
 @contextmanager
-def only_recordable(method: TrainedMethod) -> Iterator[None]:
-    """Say in our words what CUDA says of a step that reads values back while it is recorded."""
+def explain_capture_error(method: TrainedMethod) -> Iterator[None]:
+    """Turn CUDA's error about a step that reads values back while it is recorded into a UserError."""
     try:
         yield
     except RuntimeError as error:
@@ -67,19 +67,19 @@ def only_recordable(method: TrainedMethod) -> Iterator[None]:
             raise
         raise UserError(
             f"method {method.name}: its step cannot be recorded as a CUDA graph, since it reads values back",
-            hint=f"say `recordable = False` in class {type(method).__name__}, or keep its values on the device",
+            hint=f"set `recordable = False` in class {type(method).__name__}, or keep its values on the device",
         ) from error
 
 
 def on_gpu(batch: Batch) -> bool:
-    """Whether the batch lies where steps can be recorded."""
+    """Whether the batch is on a GPU, where steps can be recorded."""
     return batch.inputs.is_cuda
 
 
 class Gradients:
-    """`compute`, recorded where that is possible.
+    """`compute_gradients`, recorded where that is possible.
 
-    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers but `noise`.
+    That is on a GPU, for methods with `recordable = True` whose step draws random numbers from `noise` only.
     """
 
     def __init__(self, method: TrainedMethod) -> None:
@@ -98,16 +98,16 @@ class Gradients:
         if self._recordable is None:
             return self._first(batch)
         if not self._recordable:
-            return compute(self.method, batch)
+            return compute_gradients(self.method, batch)
         shape = tuple(batch.inputs.shape)
         if shape not in self._recordings:
             self._recordings[shape] = Recording(self.method, batch, self._noisy)
         return self._recordings[shape](batch)
 
     def _first(self, batch: Batch) -> Step:
-        """The first step as written, watching what it draws."""
+        """The first step without recording; finds out which random numbers the step draws."""
         quiet = torch.Generator().set_state(batch.generator.get_state())
-        step = compute(self.method, batch)
+        step = compute_gradients(self.method, batch)
         self._noisy = batch.noisy
         if batch.noisy:
             seeds.branch(quiet, batch.inputs.device)

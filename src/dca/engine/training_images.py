@@ -20,7 +20,7 @@ BATCH = 64
 class TrainingImages:
     """Training images and their labels on the backbone's device; see `methods.interface.Support`.
 
-    Images are decoded when pixels are first asked for: a method over stored features never opens one.
+    Images are decoded when pixels are first needed: a method over stored features never opens one.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TrainingImages:
 
     @property
     def labels(self) -> Tensor:
-        """(N,), on the backbone's device."""
+        """Class index of each image, (N,), on the backbone's device."""
         return self._labels
 
     @cached_property
@@ -52,7 +52,7 @@ class TrainingImages:
 
     @torch.no_grad()
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
-        """`encode` of every image's pixels: (N, ...), or (views * N, ...) of augmented views, view after view."""
+        """`encode` of every image's pixels: (N, ...), or (views · N, ...) of augmented views, view after view."""
         rows = []
         for view in range(max(views, 1)):
             generator = seeds.generator(self.seed, "views", view)
@@ -61,6 +61,6 @@ class TrainingImages:
         return torch.cat(rows)
 
     def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
-        """Features of the frozen backbone, not normalised: (N, D), or (views * N, D); stored from run to run."""
+        """Features of the frozen backbone, not normalised: (N, D), or (views · N, D); stored from run to run."""
         found = self.session.frozen_features(self.clip, self.images, views=views, mirrored=mirrored)
         return found.to(self.clip.device)

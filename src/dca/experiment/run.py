@@ -34,9 +34,13 @@ from dca.model.inputs import as_dataset, require_learnable, require_shots
 
 @dataclass(frozen=True)
 class TargetResult:
-    """How a model did on one target, zero-shot CLIP beside it.
+    """How a model and zero-shot CLIP did on one target.
 
-    metric: the distance that its head used there, where the method has a choice.
+    Attributes:
+        name: Name of the target.
+        adapted: Evaluation of the model.
+        zero_shot: Evaluation of zero-shot CLIP.
+        metric: Distance that the head of the model used, if the method has a choice.
     """
 
     name: str
@@ -59,13 +63,19 @@ class TargetResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run.
+    """A finished run; `run` returns one.
 
     Attributes:
-        folder: Where it is.
+        folder: Folder of the run.
         result: Its figures, as `result.json` holds them.
-        targets: What was measured, where this call measured it; empty for a run that was finished before.
-        classifier: The fitted model, where this call fitted it.
+        targets: Evaluations of each target; empty if the run was finished before.
+        classifier: The fitted model; None if the run was finished before.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dca import Outcome
+        >>> Outcome(Path("models/pets"), {"accuracy": 0.91}).classifier is None
+        True
     """
 
     folder: Path
@@ -92,14 +102,15 @@ def run(
     Args:
         spec: What to run.
         folder: Where the finished run goes; until then it is in `folder` + ".partial".
-        dataset: What `spec.data` names, where it is in memory already; `targets`: likewise.
+        dataset: The dataset that `spec.data` names, if it is loaded already.
+        targets: The datasets that `spec.targets` names, if they are loaded already.
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
-        progress: Told how far it has come.
+        progress: Receives the progress of the run.
 
     Returns:
-        The outcome; its `result` is what `result.json` holds.
+        The outcome with the figures of `result.json`.
 
     Raises:
         UserError: If the data, the spec or the folder cannot be used, or another run's model is there.
@@ -107,15 +118,14 @@ def run(
     Example:
         >>> import tempfile
         >>> from dca import Spec, run
-        >>> folder = tempfile.mkdtemp() + "/model"
-        >>> run(Spec(data="sample", method="zero_shot", shots=2), folder).result["test_images"]
-        200
+        >>> from dca.data.sources.sample import load_sample
+        >>> spec, sample = Spec(data="sample", method="zero_shot"), load_sample(per_class_train=1, per_class_test=2)
+        >>> run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
+        20
     """
-    place = RunFolder(Path(folder))
-    place.require_place(spec.data)
-    require_usable(device, spec.precision)
-    session = (session or Session(device=device)).reporting(progress)
-    clip, task = session.backbone(spec.backbone, spec.precision), prepare(spec, dataset, targets)
+    place = _checked_place(spec, Path(folder), device)
+    session = (session or Session(device=device)).with_progress(progress)
+    clip, task = session.backbone(spec.backbone, spec.precision), task_of(spec, dataset, targets)
     identity = identify(spec, task, session, clip)
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
@@ -126,7 +136,15 @@ def run(
         return _fit(spec, place, task, session, identity)
 
 
-def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
+def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
+    """The folder of a run; raises, before anything is loaded, if the folder or the device cannot be used."""
+    place = RunFolder(folder)
+    place.require_place(spec.data)
+    require_usable(device, spec.precision)
+    return place
+
+
+def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
     """The task of a spec: what is trained on, and what is tested."""
     dataset = dataset if dataset is not None else as_dataset(spec.data, None)
     if targets is None:
@@ -147,7 +165,7 @@ def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
 
 
 def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
-    """The few-shot task of a draw's file."""
+    """The few-shot task of the images that `spec.draw` lists."""
     assert spec.draw is not None
     source = import_draw(spec.draw, dataset)
     words = f"{spec.selection}: the validation images of {Path(spec.draw).name}"
@@ -163,7 +181,7 @@ def require_readable(task: Task, session: Session, clip: CLIP) -> None:
 
 
 def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any]) -> Outcome:
-    """Train in the unfinished folder, test on every target, and put the folder into its place."""
+    """Train in the unfinished folder, test on every target, and rename the folder."""
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -203,7 +221,7 @@ def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
 
 
 def retargeted(method: Method, target: Target) -> Method:
-    """The finished method for the target's classes; the method itself where they are its own."""
+    """The finished method for the target's classes; the method itself if it was trained on exactly these."""
     if target.from_source == tuple(range(len(method.problem.names))):
         return method
     problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
@@ -213,7 +231,7 @@ def retargeted(method: Method, target: Target) -> Method:
 def _result(
     spec: Spec, task: Task, model: Classifier, measured: Sequence[TargetResult], seconds: float
 ) -> dict[str, Any]:
-    """The figures of a run, as `dca fit --json` prints them; no path of this machine is among them."""
+    """The figures of a run, as `dca fit --json` prints them; they hold no path of the user's machine."""
     rows = [target.to_dict() for target in measured]
     first: dict[str, Any] = rows[0] if rows and spec.protocol != "cross-dataset" else {}
     found: dict[str, Any] = {
@@ -234,7 +252,7 @@ def _result(
         "zero_shot_accuracy": first.get("zero_shot_accuracy"),
         "accuracy": first.get("accuracy"),
         "targets": rows,
-        "trained_parameters": model.method_.trained(),
+        "trained_parameters": model.method_.count_trained(),
         "seconds": round(seconds, 2),
     }
     if spec.protocol == "base-to-new":

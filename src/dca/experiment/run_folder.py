@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class RunFolder:
     """Where a run is written.
 
-    target: the folder of the finished run. partial: where it is until then; an interrupted run continues from there.
+    target: the folder of the finished run. partial: the folder of the unfinished run; an interrupted run continues
+    from there.
     """
 
     def __init__(self, target: Path) -> None:
@@ -29,11 +30,11 @@ class RunFolder:
 
     @property
     def partial(self) -> Path:
-        """Where the run is until it is finished."""
+        """The folder of the unfinished run."""
         return partial_of(self.target)
 
     def require_place(self, data: str) -> None:
-        """Raise where no model may go: on top of something else, or among the images it learns from."""
+        """Raise if the target holds something that is not a model, or is inside the folder of images `data`."""
         checkpoint.require_replaceable(self.target)
         source, place = Path(data).expanduser(), self.target.absolute().parent.resolve()
         if source.is_dir() and place.is_relative_to(source.resolve()):
@@ -43,7 +44,7 @@ class RunFolder:
             )
 
     def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a finished run with this identity; raises where another run's model is there."""
+        """The result of a finished run with this identity, or None; raises if the folder holds another run's model."""
         if not checkpoint.holds_model(self.target):
             return None
         try:
@@ -64,7 +65,7 @@ class RunFolder:
         return result
 
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
-        """The folder of the unfinished run: continued when it is this run's, emptied otherwise."""
+        """The folder of the unfinished run: kept if it has this identity, emptied otherwise."""
         with writing(self.partial):
             if self.partial.exists() and (differing := self._discarded(identity)):
                 self._require_ours()
@@ -75,7 +76,7 @@ class RunFolder:
         return self.partial
 
     def _discarded(self, identity: dict[str, Any]) -> list[str]:
-        """Why the unfinished run that is there cannot be continued; nothing if it can."""
+        """Reasons why the unfinished run on disk cannot be continued; none if it can."""
         try:
             return differences(self._identity(self.partial), identity, but=[TEST])
         except UserError as error:
@@ -86,7 +87,7 @@ class RunFolder:
         return read_json(folder / SPEC).get("identity")
 
     def _require_ours(self) -> None:
-        """Raise where the partial folder holds what no run has written; hidden files are halves of ours."""
+        """Raise if the partial folder holds files that no run writes; hidden files are unfinished writes of ours."""
         names = (path.name for path in self.partial.iterdir())
         if foreign := sorted(name for name in names if name not in FILES and not name.startswith(".")):
             raise UserError(
@@ -96,7 +97,7 @@ class RunFolder:
             )
 
     def abandon(self) -> None:
-        """Remove the partial folder where there is nothing to continue from."""
+        """Remove the partial folder if it holds no state to continue from."""
         if not (self.partial / STATE).is_file():
             shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -105,12 +106,12 @@ class RunFolder:
         return sum(row["seconds"] for row in read_metrics(self.partial))
 
     def finish(self) -> None:
-        """Put the finished folder into its place."""
+        """Rename the partial folder to the target."""
         atomic_replace(self.partial, self.target)
         # Only now: until the folder is in its place, an interrupted run still needs its state.
         (self.target / STATE).unlink(missing_ok=True)
 
 
 def partial_of(target: Path) -> Path:
-    """Where a run is until it is finished."""
+    """The folder of the unfinished run of `target`."""
     return target.with_name(f"{target.name}{PARTIAL}")

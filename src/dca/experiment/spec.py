@@ -15,7 +15,8 @@ from dca.core.files import digest_of
 from dca.data.protocols import PROTOCOLS, SELECTIONS, Protocol, Selection
 from dca.methods.interface import Method
 from dca.methods.registry import get_method
-from dca.model.classifier import Classifier, whole_number
+from dca.model.classifier import Classifier
+from dca.model.inputs import whole_number
 
 # Fields that may hold a path of this machine; records keep only their last part.
 PLACES = ("data", "draw", "backbone")
@@ -23,7 +24,7 @@ PLACES = ("data", "draw", "backbone")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One experiment. Equal experiments have equal specs, however they were written down.
+    """One experiment. Equal experiments have equal specs, however their options were given.
 
     Args:
         data: What to learn from: a folder, an image list, or the name of a public dataset.
@@ -34,10 +35,10 @@ class Spec:
         seed: Decides the draw and the initial values.
         backbone: A short name, a hub id or a path.
         precision: "auto", "fp32" or "bf16".
-        selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code took.
+        selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code used.
         hold_out: Test on this share of each class, where the data has no test part.
-        draw: A file that says exactly which images are taken.
-        options: Options of the method by name; those at their defaults are dropped.
+        draw: A file that lists exactly which images are drawn.
+        options: Options of the method by name; those with their default values are dropped.
 
     Raises:
         UserError: If a name or value is wrong, or arguments contradict each other.
@@ -80,7 +81,7 @@ class Spec:
         self._check()
 
     def _check(self) -> None:
-        """Raise where words are unknown or arguments contradict each other."""
+        """Raise if a word is unknown or arguments contradict each other."""
         for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS)):
             if getattr(self, name) not in known:
                 raise UserError(f"unknown {name} '{getattr(self, name)}'", hint=f"one of: {', '.join(known)}")
@@ -88,10 +89,10 @@ class Spec:
             return
         where = Path(self.draw).name
         if self.shots is not None:
-            problem = f"draw and shots cannot be combined: {where} says which images are taken"
+            problem = f"draw and shots cannot be combined: {where} lists the images to draw"
             raise UserError(problem, hint=[omit("shots"), write_draw()])
         if self.hold_out:
-            problem = f"draw and hold_out cannot be combined: images that {where} takes could be held out"
+            problem = f"draw and hold_out cannot be combined: images that {where} lists could be held out"
             raise UserError(problem, hint=omit("hold_out"))
         if self.protocol != "few-shot":
             raise UserError(f"draw and protocol {self.protocol} cannot be combined", hint=omit("draw"))
@@ -105,18 +106,25 @@ class Spec:
         return get_method(self.method)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that may travel: of paths only the last part, so that no folder of this machine is told."""
+        """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values |= {name: values[name] and _portable(values[name]) for name in PLACES}
         return values | {"targets": list(map(_portable, self.targets)), "options": dict(self.options)}
 
     @cached_property
     def id(self) -> str:
-        """Hash of the canonical spec, 16 hexadecimal digits: the name of its cell in a sweep."""
+        """Hash of `to_dict`, 16 hexadecimal digits; names the run in a sweep."""
         return digest_of(self.to_dict())[:16]
 
     def classifier(self, device: str = "auto") -> Classifier:
-        """The classifier that this spec asks for, not fitted yet."""
+        """The classifier of this spec, not fitted yet.
+
+        Args:
+            device: "auto", "cpu", "cuda", ...
+
+        Returns:
+            A classifier with the method, options, shots, seed, backbone and precision of the spec.
+        """
         return Classifier(
             self.method,
             shots=self.shots,

@@ -17,6 +17,7 @@ longer text vectors than those of CLIP need less, or the prototypes cannot move.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, 
 from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
 from dca.methods.shared.heads import Head, LinearHead
 
-MULTIPLIERS = ("class", "mean", "corrected", "one", "none")
+Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,9 @@ class CLAPOptions(FrozenOptions):
     """Settings of CLAP; symbols as in the paper."""
 
     views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
-    multipliers: str = opt(
+    multipliers: Multipliers = opt(
         "class",
         "λ: one per class; their mean; one per class, scaled to mean 1; all 1; none (ZS-LP)",
-        choices=MULTIPLIERS,
         source="paper",
     )
     strength: float = opt(

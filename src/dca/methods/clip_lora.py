@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from dca.clip import CLIP
 from dca.clip.blocks import Update
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step
+from dca.methods.recipe import OptimizerName, ScheduleUnit
 from dca.methods.shared.prompts import alphabetical, dropout, sentences
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -38,19 +39,17 @@ class CLIPLoRAOptions(TextHeadOptions):
     epochs: int | None = opt(None, "passes over the training images; auto: 500 steps per shot", low=0, source="paper")
     batch_size: int | None = opt(32, "images per step", low=1, source="paper")
     learning_rate: float | None = opt(2e-4, "initial learning rate; auto: from the gradient", low=0, source="paper")
-    optimizer: str = opt("adamw", "optimiser", choices=("sgd", "adam", "adamw"), source="paper")
+    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
     weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="paper")
     warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
-    schedule: str = opt(
-        "step", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="paper"
-    )
+    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
     final_rate: float = opt(1e-6, "learning rate at the end of the cosine schedule", low=0, source="paper")
     rank: int = opt(2, "r, rank of each update", low=1, high=1024, source="paper")
     alpha: float = opt(1.0, "α; the product is scaled by α / √r", low=0, source="paper")
     dropout: float = opt(
         0.25, "share of the inputs of the product zeroed in training", low=0, high=0.99, source="paper"
     )
-    towers: str = opt("both", "which towers are updated", choices=("both", "visual", "text"), source="paper")
+    towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
 
 
 class CLIPLoRA(TextHead):

@@ -103,7 +103,7 @@ class CoCoOp(TrainedMethod):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same context and network for other names."""
-        return self.moved(problem, sources).seal()
+        return self.copy_for(problem, sources).seal()
 
     def _head(self, context: Tensor, *layers: Tensor) -> ConditionalHead:
         """The head over these parameters: the context, then weight and bias of each layer."""

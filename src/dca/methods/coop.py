@@ -15,7 +15,7 @@ falls back to a shared context in that case.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +44,10 @@ class CoOpOptions(TextHeadOptions):
     )
     n_tokens: int = opt(16, "M, learned tokens; ignored with a phrase", low=1, high=1024, source="paper")
     phrase: str | None = opt(None, "initial words of the context; none: random", empty="none", source="paper")
-    contexts: str = opt(
-        "unified", "one context for all classes, or one per class", choices=("unified", "class"), source="paper"
+    contexts: Literal["unified", "class"] = opt(
+        "unified", "one context for all classes, or one per class", source="paper"
     )
-    position: str = opt("end", "position of the class name", choices=("end", "middle", "front"), source="paper")
+    position: Literal["end", "middle", "front"] = opt("end", "position of the class name", source="paper")
     suffix: str = opt(".", "text after the class name", source="CoOp's code")
 
 

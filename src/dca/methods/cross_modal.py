@@ -30,7 +30,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from dca.clip import CLIP
 from dca.clip.vision import VisionTower, read_out
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
+from dca.methods.recipe import OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
 from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.prompts import alphabetical
@@ -58,13 +59,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 class CrossModalOptions(FrozenOptions):
     """Settings of Cross-Modal adaptation."""
 
-    form: str = opt(
-        "linear", "partial: the end of the image tower is trained, too", choices=("linear", "partial"), source="paper"
+    form: Literal["linear", "partial"] = opt(
+        "linear", "partial: the end of the image tower is trained, too", source="paper"
     )
-    init: str = opt("zeroshot", "initial weights: text features, or random", choices=("zeroshot", "random"))
-    keep: str = opt(
-        "best", "keep the best state on validation images, or the last", choices=("best", "last"), source="paper"
-    )
+    init: Literal["zeroshot", "random"] = opt("zeroshot", "initial weights: text features, or random")
+    keep: Literal["best", "last"] = opt("best", "keep the best state on validation images, or the last", source="paper")
     wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
     tau: float | None = opt(
         None, "τ, scale of the softmax; auto: the checkpoint's, partial e⁴", low=0, source="Cross-Modal's code"
@@ -72,7 +71,7 @@ class CrossModalOptions(FrozenOptions):
     epochs: int | None = opt(
         None, "passes over the training images; auto: as many as make 12,800 iterations", low=0, source="paper"
     )
-    optimizer: str = opt("adamw", "optimiser", choices=("sgd", "adam", "adamw"), source="paper")
+    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
     batch_size: int | None = opt(
         None, "images per step, and as many sentences; auto: 16, partial 4", low=1, source="paper's grid"
     )
@@ -83,9 +82,7 @@ class CrossModalOptions(FrozenOptions):
     weight_decay: float | None = opt(  # type: ignore[assignment]
         None, "weight decay of every trained tensor; auto: 0.01, partial 1e-3", low=0, source="paper's grid"
     )
-    schedule: str = opt(
-        "step", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="paper"
-    )
+    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
 
 
 def repeats(rows: int, batch: int) -> int:

@@ -14,7 +14,7 @@ class c; it is not normalised and stays constant during training.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,17 +51,16 @@ SHARPNESS = 2.0
 class DAPTOptions(TextHeadOptions):
     """Settings of DAPT."""
 
-    recipe: str = opt(
+    recipe: Literal["paper", "own"] = opt(
         "paper",
         "paper: its table, for datasets in it; own: medians, learning rate from the gradient",
-        choices=("paper", "own"),
     )
     text_tokens: int = opt(16, "length of the text context", low=1, high=1024, source="paper")
     visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
     beta_visual: float | None = opt(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
     beta_text: float | None = opt(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
     # The authors take one augmented view, so their prototypes depend on a random crop.
-    prototypes: str = opt("evaluation", "view of the images in prototypes", choices=("evaluation", "augmented"))
+    prototypes: Literal["evaluation", "augmented"] = opt("evaluation", "view of the images in prototypes")
 
 
 class DAPT(TextHead):

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -31,12 +31,12 @@ from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
 from dca.methods.recipe import Recipe
 from dca.methods.shared import losses
-from dca.methods.shared.gaussian import COVARIANCES, Gaussian, gammas, naming_classes
+from dca.methods.shared.gaussian import Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
 from dca.methods.shared.heads import Head, PromptHead, prompt_logits
 from dca.methods.shared.intra_class import IntraClass
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.metric import METRICS, SCORES
+from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
 from dca.methods.shared.shots import Shots, shots_problems
 
@@ -64,37 +64,31 @@ OWN_ALPHA, OWN_BETA = 10.0, 0.1
 class DCAOptions(Recipe):
     """Settings of DCA; symbols as in the paper."""
 
-    recipe: str = opt("own", "own: for any dataset; paper: its table, by dataset", choices=("own", "paper"))
+    recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
     n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
     phrases: tuple[str, ...] = opt(
         PHRASES, "initial words of the contexts; further contexts are random", source="paper"
     )
     random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
-    contexts: str = opt(
-        "unified", "contexts shared by all classes, or M contexts per class", choices=("unified", "class")
-    )
+    contexts: Literal["unified", "class"] = opt("unified", "contexts shared by all classes, or M contexts per class")
     suffix: str = opt(".", "text after the class name", source="CoOp")
     visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
     tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0)
     eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
-    score: str = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", choices=SCORES, source="paper, eq. 8")
-    train_metric: str = opt("euclidean", "distance in training", choices=METRICS, source="paper")
-    test_metric: str = opt("mahalanobis", "distance of the finished model", choices=METRICS, source="paper")
+    score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
+    train_metric: Metric = opt("euclidean", "distance in training", source="paper")
+    test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
     alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0)
     beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0)
-    intra: str = opt("mahalanobis", "form of L_in", choices=losses.INTRA, source="paper")
-    intra_features: str = opt(
-        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", choices=("clip", "prompted")
+    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper")
+    intra_features: Literal["clip", "prompted"] = opt(
+        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens"
     )
-    intra_reduction: str = opt(
-        "element", "reduction of L_in over images and dimensions", choices=losses.INTRA_REDUCTIONS
-    )
-    separation_reduction: str = opt("mean", "reduction of L_ts over pairs", choices=losses.SEPARATION_REDUCTIONS)
+    intra_reduction: losses.IntraReduction = opt("element", "reduction of L_in over images and dimensions")
+    separation_reduction: losses.SeparationReduction = opt("mean", "reduction of L_ts over pairs")
     separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0)
-    covariance: str = opt(
-        "class", "of the head: one covariance per class, shrunk by γ, or one for all", choices=COVARIANCES
-    )
-    center: str = opt("text", "centre of the covariance of a class", choices=("text", "visual"))
+    covariance: Covariance = opt("class", "of the head: one covariance per class, shrunk by γ, or one for all")
+    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class")
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0)
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
     normalize: bool = opt(True, "turn covariances into correlations", source="paper")
@@ -231,9 +225,9 @@ class DCA(TrainedMethod):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.text_features = other.encode_text().detach()
-        shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+        shots = Shots(self.shot_features, self.shot_counts).select(sources)
         if shots is None:
             if self.options.test_metric == "mahalanobis":
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")

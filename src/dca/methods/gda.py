@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ from dca.methods.shared.shots import Shots
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Shots -> α without validation images: the middle of the values that the search found.
 ALPHA_BY_SHOTS = {1: 1e-3, 2: 1e-2, 4: 1e-1, 8: 1.0, 16: 10.0}
-ESTIMATES = ("gda", "ledoit_wolf", "oas", "convex")
+Estimate = Literal["gda", "ledoit_wolf", "oas", "convex"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class GDAOptions(FrozenOptions):
 
     views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
     alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: validation images, or by shots", low=0)
-    shrinkage: str = opt("gda", "estimate of the inverse covariance", choices=ESTIMATES, source="paper")
+    shrinkage: Estimate = opt("gda", "estimate of the inverse covariance", source="paper")
     rho: float = opt(0.1, "ρ, for shrinkage=convex", low=1e-6, high=1)
 
 

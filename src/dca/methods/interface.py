@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,99 +21,56 @@ from dca.clip import CLIP
 from dca.core import options, seeds
 from dca.core.actions import set_option, show_method, then
 from dca.core.errors import UserError
+from dca.methods.problem import Batch, Problem, Selection, Step, Support, ValidationUse, describe_terms
 from dca.methods.recipe import Recipe
+from dca.methods.saved_state import state_problems
 from dca.methods.shared.heads import Head
 
+__all__ = [
+    "Batch",
+    "Method",
+    "Problem",
+    "Selection",
+    "Step",
+    "Support",
+    "TrainedMethod",
+    "TrainsOn",
+    "ValidationUse",
+    "describe_terms",
+]
+
 TrainsOn = Literal["images", "features", "nothing"]
-# Validation images that a method's authors select on; data/protocols.py explains the values.
-ValidationUse = Literal["none", "few", "shots", "full"]
-# "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
-Selection = Literal["strict", "paper"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """The classification problem that a method is built for.
-
-    Args:
-        names: words that CLIP reads for each class.
-        shots: training images per class, on average.
-        seed: of all random numbers of the method.
-        dataset: name of a public dataset, or "".
-        template: sentence about an image, {} in place of the class name.
-        selection: whether values chosen per dataset may be used.
-    """
-
-    names: tuple[str, ...]
-    shots: int
-    seed: int = 0
-    dataset: str = ""
-    template: str = "a photo of a {}."
-    selection: Selection = "strict"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The images of one training step: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,)."""
-
-    inputs: Tensor
-    labels: Tensor
-    generator: torch.Generator
-
-    @cached_property
-    def noise(self) -> torch.Generator:
-        """A generator on the device of the inputs, seeded by one draw of `generator`."""
-        return seeds.branch(self.generator, self.inputs.device)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether `noise` has been used."""
-        return "noise" in vars(self)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Result of a training step: weighted loss terms by name, whose sum is minimised, and (B, C) probabilities."""
-
-    terms: dict[str, Tensor]
-    probabilities: Tensor
-
-
-class Support(Protocol):
-    """The training images, as a method may use them outside the steps."""
-
-    @property
-    def labels(self) -> Tensor:
-        """(N,)."""
-
-    @property
-    def validation(self) -> Support | None:
-        """Validation images, if the method may select on any."""
-
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
-        """`encode` of the pixels of every image, without gradients: (N, ...).
-
-        views = 0 is the evaluation view; otherwise that many augmented views of each image,
-        view after view: (views · N, ...).
-        """
-
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
-        """Features of the frozen backbone: (N, D) or (views · N, D), not normalised; stored between runs.
-
-        mirrored: of the pixels flipped left to right.
-        """
-
-
-def describe_terms(**own: str) -> Mapping[str, str]:
-    """Descriptions of loss terms by name: those that many methods have, and a method's own."""
-    return MappingProxyType({"cls": "classification", "in": "within classes", "ts": "between texts", **own})
 
 
 class Method(nn.Module, ABC):
-    """Owns its parameters; turns image features into probabilities.
+    """Base class of all methods: owns its parameters and turns image features into probabilities.
 
-    It opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
+    A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
     frozen and shared: it is neither among the parameters nor in the state.
+
+    Args:
+        clip: The frozen backbone.
+        problem: Classes, shots and seed.
+        chosen: Options with all values filled in; `build` does that.
+
+    Attributes:
+        name: Name of the method.
+        paper: Authors, title and venue.
+        trains_on: What the training loop feeds to steps: "images", "features", or "nothing".
+        Options: Dataclass of the options.
+        validation: Validation images that the authors select on.
+        results: Tensors made after training, whose shapes depend on the data, and their types.
+        term_words: Loss terms in a few words, for the titles of training curves.
+        head: The finished head, after `seal`.
+
+    Example:
+        >>> from dca import CLIP, list_methods
+        >>> from dca.methods.interface import Problem
+        >>> kind = list_methods()["coop"]
+        >>> problem = Problem(names=("cat", "dog"), shots=1)
+        >>> method = kind.build(CLIP.from_pretrained("mini"), problem, kind.choose({"n_tokens": 4}))
+        >>> method.context.shape == (4, method.clip.config.text.width)
+        True
     """
 
     name: ClassVar[str]
@@ -124,9 +78,7 @@ class Method(nn.Module, ABC):
     trains_on: ClassVar[TrainsOn] = "nothing"
     Options: ClassVar[type[Recipe]]
     validation: ClassVar[ValidationUse] = "none"
-    # Tensors made after training, whose shapes depend on the data, and their types.
     results: ClassVar[Mapping[str, torch.dtype]] = {}
-    # Loss terms in a few words, for the titles of training curves.
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
     head: Head
 
@@ -140,12 +92,22 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def choose(cls, given: Mapping[str, Any] | Iterable[str]) -> Any:
-        """Options from values by name or from `key=value` texts. Raises for options without an effect."""
+        """The options of this method.
+
+        Args:
+            given: Values by name, or `key=value` texts.
+
+        Returns:
+            The options, checked.
+
+        Raises:
+            UserError: If a name is unknown, a value is not allowed, or an option would have no effect.
+        """
         hint = show_method(cls.name)
         read = options.from_dict if isinstance(given, Mapping) else options.parse
         chosen: Recipe = read(cls.Options, given, hint=hint)  # type: ignore[arg-type]
         default = cls.Options()
-        idle = [name for name in cls.unused() if getattr(chosen, name) != getattr(default, name)]
+        idle = [name for name in cls.unused_options() if getattr(chosen, name) != getattr(default, name)]
         if idle:
             raise UserError(
                 f"{cls.name} is not trained in steps: these options would have no effect",
@@ -155,7 +117,7 @@ class Method(nn.Module, ABC):
         return chosen
 
     @classmethod
-    def unused(cls) -> list[str]:
+    def unused_options(cls) -> list[str]:
         """Options of the recipe without an effect: all that a method without steps does not redefine."""
         if cls.trains_on != "nothing":
             return []
@@ -164,12 +126,29 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def build(cls, clip: CLIP, problem: Problem, chosen: Any) -> Self:
-        """A method for this problem, with options that were left open resolved."""
+        """A method for a problem, not trained yet.
+
+        Args:
+            clip: The frozen backbone.
+            problem: Classes, shots and seed.
+            chosen: Options of `choose`; values that are left open are filled in.
+
+        Returns:
+            The method.
+        """
         return cls(clip, problem, cls.resolve(chosen, problem))
 
     @classmethod
     def resolve(cls, chosen: Any, problem: Problem) -> Any:
-        """Options with all values that depend on the problem filled in."""
+        """Fill in the values that depend on the problem.
+
+        Args:
+            chosen: Options of `choose`.
+            problem: Classes, shots and dataset.
+
+        Returns:
+            The options to train with.
+        """
         return chosen
 
     @property
@@ -178,18 +157,33 @@ class Method(nn.Module, ABC):
         return self._backbone[0]
 
     def generator(self, stream: str) -> torch.Generator:
-        """A private random stream for the initial values of this method."""
+        """A random stream of this method's own, e.g. for initial values.
+
+        Args:
+            stream: Name of the stream.
+
+        Returns:
+            A CPU generator at the start of the stream.
+        """
         return seeds.generator(self.problem.seed, self.name, stream)
 
-    def trained(self) -> int:
+    def count_trained(self) -> int:
         """Number of trained values."""
         return sum(p.numel() for p in self.parameters())
 
     def prepare(self, support: Support) -> None:
-        """Compute the constants of training; called once before it."""
+        """Compute the constants of training; called once before it.
+
+        Args:
+            support: The training images.
+        """
 
     def finish(self, support: Support) -> None:
-        """Compute `results`; called once after training."""
+        """Compute `results`; called once after training.
+
+        Args:
+            support: The training images.
+        """
 
     @abstractmethod
     def make_head(self) -> Head:
@@ -202,7 +196,14 @@ class Method(nn.Module, ABC):
         return self
 
     def classify(self, features: Tensor) -> Tensor:
-        """Image features (B, D) of `encode` -> probabilities (B, C). The method must be sealed."""
+        """Probabilities of images; the method must be sealed.
+
+        Args:
+            features: Image features (B, D) of `encode`.
+
+        Returns:
+            Probabilities (B, C).
+        """
         return self.head(features)
 
     @property
@@ -211,15 +212,37 @@ class Method(nn.Module, ABC):
         return self.head.images_at_once
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, 3, S, S) -> unit image features (B, D); overridden where the image tower is changed."""
+        """Image features; overridden by methods that change the image tower.
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+
+        Returns:
+            Unit features (B, D).
+        """
         return self.from_frozen(self.clip.encode_image(pixels))
 
     def from_frozen(self, features: Tensor) -> Tensor:
-        """The features (B, D) that `encode` gives, from those of the frozen backbone."""
+        """The features that `encode` returns, from those of the frozen backbone.
+
+        Args:
+            features: Features (B, D) of the frozen backbone, not normalised.
+
+        Returns:
+            Features (B, D).
+        """
         return F.normalize(features, dim=-1)
 
     def encode_all(self, support: Support, *, views: int = 0) -> Tensor:
-        """`encode` of all images: (N, D), or (views · N, D); from stored features if the tower is unchanged."""
+        """`encode` of all images, from stored features if the image tower is unchanged.
+
+        Args:
+            support: The N images.
+            views: 0 for the evaluation view; otherwise that many augmented views of each image.
+
+        Returns:
+            Features (N, D), or (views · N, D) view after view.
+        """
         if self.frozen_images:
             return self.from_frozen(support.frozen_features(views=views))
         return support.map(self.encode, views=views)
@@ -234,18 +257,37 @@ class Method(nn.Module, ABC):
         return set()
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The finished model for the classes of another problem, sealed; nothing is fitted again.
+        """The finished model for the classes of another problem; nothing is fitted again.
 
-        sources: for each class of `problem` the trained class it is, or None. Prompts are attached to
-        the new names; values of a class (such as its covariance) follow its source.
+        Args:
+            problem: The other problem.
+            sources: For each of its classes the index of the same trained class, or None. Prompts are
+                attached to the new names; values of a class (such as its covariance) follow its source.
+
+        Returns:
+            Another method, sealed.
+
+        Raises:
+            UserError: If the method cannot be used for other classes.
         """
         raise UserError(
             f"a {self.name} model knows only the classes it was trained on",
             hint="methods that learn prompts can be used for other classes: dca, coop, vpt, maple, ...",
         )
 
-    def moved(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """A copy with these parameters for another problem, without `results`: a start for `retarget`."""
+    def copy_for(self, problem: Problem, sources: Sequence[int | None]) -> Self:
+        """A copy with these parameters for another problem, without `results`; `retarget` begins with it.
+
+        Args:
+            problem: The other problem.
+            sources: As for `retarget`.
+
+        Returns:
+            The copy, not sealed.
+
+        Raises:
+            UserError: If a parameter belongs to classes that the other problem does not have.
+        """
         other = type(self)(self.clip, problem, self.options)
         mine = dict(self.named_parameters())
         rows = [s for s in sources if s is not None]
@@ -263,8 +305,15 @@ class Method(nn.Module, ABC):
         return other
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a saved `state_dict`, checking every name, shape and value, and seal the method."""
-        if problems := self._state_problems(state) or self.check_results(state):
+        """Load a saved `state_dict` and seal the method.
+
+        Args:
+            state: Tensors by name.
+
+        Raises:
+            UserError: If a name, shape, type or value is wrong; it lists all of them.
+        """
+        if problems := state_problems(dict(self.named_parameters()), self.results, state) or self.check_results(state):
             raise UserError(f"the saved tensors are not those of a '{self.name}' model", details=problems)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -273,42 +322,64 @@ class Method(nn.Module, ABC):
             setattr(self, name, state[name].to(self.clip.device))
         self.seal()
 
-    def _state_problems(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Errors in the names, shapes, types and values of saved tensors, one line each."""
-        expected = {**dict(self.named_parameters()), **dict.fromkeys(self.results)}
-        problems = [f"missing {n}" for n in expected if n not in state]
-        problems += [f"unexpected {n}" for n in state if n not in expected]
-        for name, tensor in state.items():
-            want = expected.get(name)
-            dtype = self.results.get(name, torch.float32)
-            if want is not None and want.shape != tensor.shape:
-                problems.append(f"{name}: shape {tuple(tensor.shape)}, expected {tuple(want.shape)}")
-            if tensor.dtype != dtype:
-                problems.append(f"{name}: type {tensor.dtype}, expected {dtype}")
-            elif not torch.isfinite(tensor).all():
-                problems.append(f"{name}: holds NaN or infinite values")
-        return problems
-
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Errors in the shapes of saved `results`, one line each."""
+        """Check the shapes of saved `results`.
+
+        Args:
+            state: Tensors by name; none is missing.
+
+        Returns:
+            One line for each error.
+        """
         return []
 
 
 class TrainedMethod(Method):
-    """A method that the training loop trains: it turns a batch into loss terms."""
+    """A method that the training loop trains: it turns a batch into loss terms.
+
+    Args:
+        clip, problem, chosen: As for `Method`.
+
+    Attributes:
+        recordable: Whether a GPU may record a step once and replay it. False for a step that reads values
+            back from the device or does something else the second time. Steps that draw from
+            `Batch.generator` are never recorded.
+
+    Example:
+        >>> from dca import TrainedMethod, list_methods
+        >>> [name for name, kind in list_methods().items() if not issubclass(kind, TrainedMethod)]
+        ['gda', 'linear_probe', 'tip_adapter', 'zero_shot']
+    """
 
     trains_on: ClassVar[TrainsOn] = "images"
-    # Whether a GPU may record a step once and replay it. False for a step that reads values back from the
-    # device or does something else the second time. Steps that draw from `Batch.generator` are never recorded.
     recordable: ClassVar[bool] = True
 
     @abstractmethod
     def step(self, batch: Batch) -> Step:
-        """Loss terms of one batch."""
+        """Loss terms of one batch.
+
+        Args:
+            batch: Pixels (B, 3, S, S) or frozen features, and labels (B,).
+
+        Returns:
+            Loss terms and probabilities (B, C).
+        """
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
-        """Frozen features (R, D) and labels (R,) that steps take, if `trains_on` is "features"."""
+        """What steps train on if `trains_on` is "features".
+
+        Args:
+            support: The training images.
+
+        Returns:
+            Frozen features (R, D) and labels (R,).
+        """
         return support.frozen_features(), support.labels
 
     def epoch_done(self, epoch: int, epochs: int) -> None:
-        """Called after epoch 1, 2 .. `epochs`, for methods that average over epochs."""
+        """Called after every epoch, for methods that average over epochs.
+
+        Args:
+            epoch: The epoch that has ended, from 1 on.
+            epochs: Number of epochs.
+        """

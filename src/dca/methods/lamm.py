@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,13 +44,13 @@ class LAMMOptions(TextHeadOptions):
     n_tokens: int | None = opt(None, "ℓ, learned tokens per name; auto: as many as the shortest name has", low=1)
     phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
     suffix: str = opt(".", "text after the class name", source="LAMM's code")
-    anchor: str = opt("code", "λ: 1 as in the code, 1/shots as in the paper", choices=("code", "paper"))
+    anchor: Literal["code", "paper"] = opt("code", "λ: 1 as in the code, 1/shots as in the paper")
     feature_weight: float = opt(
         1.0, "weight of the term that keeps text features near their start", low=0, source="LAMM's code"
     )
     distillation_weight: float = opt(0.05, "weight of the distillation term", low=0, source="LAMM's code")
-    distillation: str = opt(
-        "student", "first argument of H: the student, as in the code, or the teacher", choices=("student", "teacher")
+    distillation: Literal["student", "teacher"] = opt(
+        "student", "first argument of H: the student, as in the code, or the teacher"
     )
     temperature: float = opt(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +45,7 @@ class LinearProbeOptions(Recipe):
 
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
     default_c: float = opt(0.316, "c where there are no validation images", low=1e-9, source="CLIP")
-    features: str = opt(
-        "raw", "image features of the encoder: raw, or normalised", choices=("raw", "unit"), source="CoOp"
-    )
+    features: Literal["raw", "unit"] = opt("raw", "image features of the encoder: raw, or normalised", source="CoOp")
     iterations: int = opt(1000, "most iterations of L-BFGS", low=1, source="CoOp")
 
 

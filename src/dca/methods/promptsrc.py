@@ -82,7 +82,7 @@ class PromptSRCOptions(TextHeadOptions):
             raise UserError("teacher_templates without {} for the class name", details=wrong)
 
 
-def sixty() -> list[str]:
+def teacher_sentences() -> list[str]:
     """The authors' sentences of t°, {} for the name."""
 
     def with_articles(words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -148,7 +148,7 @@ class PromptSRC(TextHead):
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features, (C, D)."""
-        templates = self.options.teacher_templates or sixty()
+        templates = self.options.teacher_templates or teacher_sentences()
         with torch.no_grad():
             each = [self.clip.encode_text(sentences(self.problem.names, template)) for template in templates]
             return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
@@ -174,7 +174,7 @@ class PromptSRC(TextHead):
     def prepare(self, support: Support) -> None:
         """Start the average over epochs."""
         super().prepare(support)
-        self.average = torch.zeros(self.trained(), device=self.clip.device)
+        self.average = torch.zeros(self.count_trained(), device=self.clip.device)
 
     @torch.no_grad()
     def epoch_done(self, epoch: int, epochs: int) -> None:

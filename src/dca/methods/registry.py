@@ -19,7 +19,17 @@ log = logging.getLogger(__name__)
 
 @cache
 def all_methods() -> dict[str, type[Method]]:
-    """Every method by name: the modules of this package that define METHOD, and entry points `dca.methods`."""
+    """All methods: modules of this package that define METHOD, and entry points `dca.methods` of other packages.
+
+    Returns:
+        The class of each method by its name, sorted.
+
+    Example:
+        >>> import dca
+        >>> methods = dca.list_methods()
+        >>> len(methods) >= 17, methods["coop"].paper
+        (True, 'Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022')
+    """
     import dca.methods as package
 
     found = {}
@@ -50,7 +60,7 @@ def _outside() -> Iterator[type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method called `name`; names are compared folded, so hyphens and underscores are alike."""
+    """The class of the method called `name`, in any case, with hyphens or underscores; raises UserError if unknown."""
     methods = {fold(known): method for known, method in all_methods().items()}
     if fold(name) not in methods:
         raise unknown_name("method", name, all_methods(), hint=list_methods())

@@ -26,6 +26,7 @@ from dca.clip.blocks import QuickGELU
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, describe_terms
+from dca.methods.recipe import OptimizerName
 from dca.methods.shared.prompts import linear, name_ids, random_tokens, require_room, sentences
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -59,7 +60,7 @@ class TCPOptions(TextHeadOptions):
     learning_rate: float | None = opt(
         0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="TCP's code"
     )
-    optimizer: str = opt("adam", "optimiser", choices=("sgd", "adam", "adamw"), source="TCP's code")
+    optimizer: OptimizerName = opt("adam", "optimiser", source="TCP's code")
     adam_eps: float = opt(1e-3, "ε of Adam and AdamW", low=0, source="TCP's code")
     n_tokens: int = opt(4, "M, tokens of the context", low=1, high=1024, source="paper")
     block: int = opt(8, "block before which Q_c is inserted; at most the last one", low=0, source="paper")

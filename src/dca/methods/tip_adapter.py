@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -54,10 +54,9 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 class TipAdapterOptions(FrozenOptions):
     """Settings of Tip-Adapter, symbols as in the paper. The training recipe is not used."""
 
-    selection: str | None = opt(
+    selection: Literal["paper", "strict"] | None = opt(
         None,
         "range and start of α and β: by dataset, or one for all; auto: that of the run",
-        choices=("paper", "strict"),
     )
     views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
     alpha: float | None = opt(None, "α, weight of the cache; auto: by selection, then searched", low=0)

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
+from dca.methods.recipe import OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import image_views, one_view, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, cache_logits
 
@@ -36,15 +37,13 @@ class TipAdapterFOptions(TipAdapterOptions):
         20, "augmented views per image that the epochs draw from", low=1, source="paper: one per epoch"
     )
     epochs: int | None = opt(None, "passes over the training images; auto: 20, for EuroSAT 100", low=0, source="paper")
-    optimizer: str = opt("adamw", "optimiser", choices=("sgd", "adam", "adamw"), source="paper")
+    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
     batch_size: int | None = opt(256, "images per step", low=1, source="paper")
     learning_rate: float | None = opt(1e-3, "initial learning rate", low=0, source="paper")
     adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="paper")
     weight_decay: float = opt(0.01, "weight decay of the keys", low=0, source="paper")
     warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
-    schedule: str = opt(
-        "step", "whether the cosine schedule advances per epoch or per step", choices=("epoch", "step"), source="paper"
-    )
+    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
 
 
 class TipAdapterF(TipAdapter, TrainedMethod):

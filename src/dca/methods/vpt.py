@@ -20,7 +20,7 @@ acts on P_0:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +33,16 @@ from dca.methods.interface import Batch, Problem, Step, Support
 from dca.methods.shared.prompts import coop_epochs, dropout, random_tokens, sentences, visual_start
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
-# Placement -> (tokens, depth) as published.
-SIZES = {"original": (5, 12), "maple": (8, 12), "dapt": (16, 1)}
+Placement = Literal["original", "maple", "dapt"]
+# Tokens and depth as published.
+SIZES: dict[Placement, tuple[int, int]] = {"original": (5, 12), "maple": (8, 12), "dapt": (16, 1)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VPTOptions(TextHeadOptions):
     """Settings of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
 
-    placement: str = opt(
-        "dapt", "initial values, place and ln_pre of the tokens, by paper", choices=SIZES, source="DAPT"
-    )
+    placement: Placement = opt("dapt", "initial values, place and ln_pre of the tokens, by paper", source="DAPT")
     tokens: int | None = opt(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
     depth: int | None = opt(None, "blocks with tokens of their own; auto: by placement, at most all", low=1, high=1024)
     dropout: float = opt(0.0, "share of token entries zeroed in training", low=0, high=0.99, source="paper")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -28,10 +28,9 @@ class ZeroShotOptions(Recipe):
     """Settings of zero-shot CLIP."""
 
     templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
-    ensemble: str = opt(
+    ensemble: Literal["none", "seven"] = opt(
         "none",
         "the sentence of the dataset, or the seven of CLIP's authors",
-        choices=("none", "seven"),
         source="CLIP",
     )
 
@@ -66,7 +65,7 @@ class ZeroShot(Method):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same sentences for other names."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.finish()
         return other.seal()
 

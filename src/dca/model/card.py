@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LIBRARY = "dca-prompt"
 
 
-def card(record: Record) -> str:
+def model_card(record: Record) -> str:
     """The card as Markdown with the hub's header."""
     source = record.backbone["source"]
     base = hub_id(source)

@@ -1,4 +1,4 @@
-"""What a trained model is on disk: config.json, model.safetensors, a card. Never backbone weights."""
+"""A trained model on disk: config.json, model.safetensors and a model card, without backbone weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dca.core.files import atomic_replace, digest_of, read_json, utf8, write_byt
 from dca.engine.resume import METRICS, STATE
 from dca.methods.interface import Method, Problem
 from dca.methods.registry import get_method
-from dca.model.card import LIBRARY, card
+from dca.model.card import LIBRARY, model_card
 from dca.model.record_checks import record_problems
 
 FORMAT = 2
@@ -38,19 +38,19 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class Record:
-    """Everything about a model but its tensors.
+    """Everything about a model except its tensors.
 
     Attributes:
         method: Name of the method.
-        options: Its options, all of them settled.
-        problem: What the method was told: class names that CLIP reads, shots, seed, ...
-        labels: What the user calls each class; `predict` returns these.
+        options: Its options, with all values filled in.
+        problem: The problem of the method: class names that CLIP reads, shots, seed, ...
+        labels: Label of each class; `predict` returns these.
         backbone: Source name, hash, sizes and preprocessing of the backbone.
         given: Shots and options as the user gave them, so that the model can be fitted again.
         draw: Class index, name and content hash of each training image.
         results: Figures of the fit.
         sha256: Hashes of the weights and of problem and labels as they were written.
-        package: Top module of the method's code, where it is not ours.
+        package: Top module of the method's code if it is not `dca`, else "".
     """
 
     method: str
@@ -65,18 +65,18 @@ class Record:
     package: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As `config.json` holds it."""
+        """The content of `config.json`."""
         head = {"library": LIBRARY, "format": FORMAT, "version": dca.__version__}
         return {**head, **dataclasses.asdict(self)}
 
 
 def stored_label(label: Any) -> Any:
-    """A label as JSON can hold it: text, numbers and booleans stay, anything else becomes text."""
+    """A label for JSON: text, numbers and booleans are kept, anything else becomes text."""
     return label if isinstance(label, str | bool | int | float) else str(label)
 
 
 def backbone_record(clip: CLIP) -> dict[str, Any]:
-    """Identity of a backbone: what it is called, its hash, its sizes and how it sees images."""
+    """Identity of a backbone: its source, hash, sizes and preprocessing."""
     return {
         "source": clip.source,
         "digest": clip.digest,
@@ -86,12 +86,12 @@ def backbone_record(clip: CLIP) -> dict[str, Any]:
 
 
 def write(folder: Path, method: Method, record: Record) -> None:
-    """Write a model's files into an existing folder that nobody takes for finished yet."""
+    """Write a model's files into an existing folder, which is renamed when it is complete."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     weights = save(tensors)
     sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
     write_bytes(folder / WEIGHTS, weights)
-    write_bytes(folder / CARD, utf8(card(record)))
+    write_bytes(folder / CARD, utf8(model_card(record)))
     write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
 
 
@@ -102,7 +102,7 @@ def _classes_hash(raw: dict[str, Any]) -> str:
 
 
 def save_model(target: Path, method: Method, record: Record) -> None:
-    """A finished model folder at `target`, replacing a model that was there, and nothing else."""
+    """Write a complete model folder to `target`; an existing model is replaced, anything else is refused."""
     require_replaceable(target)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,9 +117,9 @@ def save_model(target: Path, method: Method, record: Record) -> None:
 
 
 def require_replaceable(target: Path) -> None:
-    """Raise where `target` is no name for a folder, or holds something that is not a model of ours."""
+    """Raise if `target` is not a name for a folder, or holds something other than a model."""
     if target.name in ("", ".."):
-        raise UserError(f"'{target}' is no name for a new folder", hint=choose_output())
+        raise UserError(f"'{target}' is not a name for a new folder", hint=choose_output())
     with writing(target):
         if target.is_dir() and any(target.iterdir()) and not holds_model(target):
             raise UserError(f"{target} exists and is not a dca model", hint=choose_output())
@@ -128,7 +128,7 @@ def require_replaceable(target: Path) -> None:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder holds a model written here, whole or damaged."""
+    """Whether the folder holds a model of this library, complete or damaged."""
     try:
         if read_json(folder / CONFIG).get("library") == LIBRARY:
             return True
@@ -162,19 +162,19 @@ def read_record(folder: Path) -> Record:
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
     if raw["sha256"]["classes"] != _classes_hash(raw):
-        raise _changed(folder / CONFIG, "the list of classes")
+        raise _changed_error(folder / CONFIG, "the list of classes")
     problem = Problem(**{**raw["problem"], "names": tuple(raw["problem"]["names"])})
     fields = {f.name: raw[f.name] for f in dataclasses.fields(Record)}
     return Record(**{**fields, "problem": problem})
 
 
-def _changed(path: Path, what: str) -> UserError:
-    hint = "copy the model again from where it was whole, or fit again"
+def _changed_error(path: Path, what: str) -> UserError:
+    hint = "copy the model again from a complete copy, or fit again"
     return UserError(f"{path}: {what} has changed since it was written", hint=hint)
 
 
 def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
-    """The model's method, which may be another package's."""
+    """The model's method, which may come from another package."""
     try:
         return get_method(raw["method"])
     except UserError as error:
@@ -187,7 +187,7 @@ def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The JSON of a model folder, if it is one of ours and of a format known here."""
+    """The `config.json` of a model folder, if this version can read it."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such model folder", hint=fit_first())
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
@@ -219,15 +219,15 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def require_whole(folder: Path, record: Record) -> None:
-    """Raise where the weights are not, byte for byte, those that were written with the record."""
+    """Raise if the weights are not, byte for byte, those that were written with the record."""
     with (folder / WEIGHTS).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if record.sha256["weights"] != found:
-        raise _changed(folder / WEIGHTS, "its content")
+        raise _changed_error(folder / WEIGHTS, "its content")
 
 
 def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
-    """The method of a model folder on its backbone; another backbone is refused."""
+    """The method of a model folder on its backbone, sealed; raises for another backbone."""
     require_same_backbone(folder, record, clip)
     tensors = read_tensors(folder)
     kind = get_method(record.method)
@@ -242,12 +242,12 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
 
 
 def require_same_backbone(folder: Path, record: Record, clip: CLIP) -> None:
-    """Raise unless `clip` is, bit for bit, what the model was trained on."""
+    """Raise unless `clip` is exactly the backbone that the model was trained on."""
     wanted, found = record.backbone["digest"], clip.digest
     if wanted != found:
         raise UserError(
             f"{folder} was made with backbone {record.backbone['source']} (sha256 {wanted[:8]}); "
-            f"{clip.source} is another one (sha256 {found[:8]})",
+            f"{clip.source} is a different one (sha256 {found[:8]})",
             hint=[choose_backbone(), "fit again on the new one"],
         )
 

@@ -1,9 +1,8 @@
-"""Classifier: from a folder of photos to predictions, in the manner of scikit-learn."""
+"""Classifier: fit on a folder of photos, predict other photos; the interface is that of scikit-learn."""
 
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +16,7 @@ from dca.clip.places import find_backbone
 from dca.core.actions import choose_backbone
 from dca.core.device import require_usable
 from dca.core.errors import UserError
-from dca.core.progress import Progress, shown, silent
+from dca.core.progress import Progress, bars_unless_given, silent
 from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
@@ -27,7 +26,16 @@ from dca.methods.interface import Method
 from dca.methods.registry import get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
-from dca.model.inputs import as_dataset, as_images, is_one, match_classes, require_learnable, require_shots
+from dca.model.inputs import (
+    as_dataset,
+    as_images,
+    is_single_image,
+    label_array,
+    match_classes,
+    require_learnable,
+    require_shots,
+    whole_number,
+)
 
 Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
 Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
@@ -45,18 +53,21 @@ class Classifier:
         backbone: A short name ("mini", "vit-b-16"), a hub id, a folder, or a loaded `CLIP`.
         device: "auto", "cpu", "cuda", ...
         precision: "auto", "fp32" or "bf16".
-        **settings: Options of the method. All arguments are checked by `fit`.
+        **settings: Options of the method; `dca methods show NAME` lists them. `fit` checks all arguments.
 
     Attributes:
-        classes_: After `fit`, the labels in the order of the columns of `predict_proba`: labels as they were given
-            (numbers stay numbers), or folder names where a folder was given.
+        classes_: After `fit`, the label of each class in the order of the columns of `predict_proba`: labels as they
+            were given (numbers stay numbers), or folder names if a folder was given.
         method_: After `fit`, the finished method.
         history_: After `fit`, one row of metrics per epoch.
+        draw_: After `fit`, class index, name and content hash of each training image.
+        results_: Figures of the run that made the model; empty after a plain `fit`.
 
     Example:
-        >>> from dca import Classifier, load_dataset
-        >>> sample = load_dataset("sample")
-        >>> model = Classifier("gda", shots=4, views=0, device="cpu").fit(sample)
+        >>> from dca import Classifier
+        >>> from dca.data.sources.sample import load_sample
+        >>> sample = load_sample(per_class_train=2, per_class_test=1)
+        >>> model = Classifier("gda", shots=2, views=0, device="cpu").fit(sample)
         >>> model.predict(sample.test[0].image) in list(model.classes_)
         True
     """
@@ -83,11 +94,30 @@ class Classifier:
         self.settings = settings
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """What the constructor was given."""
+        """The arguments of the constructor, as scikit-learn expects it.
+
+        Args:
+            deep: Ignored; there are no nested estimators.
+
+        Returns:
+            Values by name, options of the method included.
+
+        Example:
+            >>> from dca import Classifier
+            >>> Classifier("gda", shots=4, views=0).get_params()["views"]
+            0
+        """
         return {**{name: getattr(self, name) for name in OWN}, **self.settings}
 
     def set_params(self, **params: Any) -> Self:
-        """Change what the constructor was given; takes effect at the next `fit`."""
+        """Change arguments of the constructor; takes effect at the next `fit`.
+
+        Args:
+            **params: New values by name.
+
+        Returns:
+            The classifier itself.
+        """
         for name, value in params.items():
             if name in OWN:
                 setattr(self, name, value)
@@ -96,7 +126,7 @@ class Classifier:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's `cross_val_score`, `GridSearchCV` and the like ask for."""
+        """Properties that scikit-learn's `cross_val_score`, `GridSearchCV` and similar functions need."""
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
@@ -124,10 +154,10 @@ class Classifier:
 
         Args:
             X: A folder, an image list, a dataset, or images.
-            y: Labels, where X are images.
-            progress: Told how far it has come; None draws bars where stderr is a terminal.
+            y: Label of each image, if X is a list of images.
+            progress: Receives the progress of the fit; None shows bars if stderr is a terminal.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
-            session: Shared backbones and images; its device is used, not this classifier's.
+            session: Backbones and images shared with other fits; its device is used instead of `device`.
 
         Returns:
             The classifier itself.
@@ -141,8 +171,8 @@ class Classifier:
         require_learnable(dataset)
         require_shots(dataset, shots)
         source, _ = training_part(dataset, shots, seed, selection="strict", validation=kind.validation)
-        with shown(progress) as told:
-            session = (session or Session(device=self.device)).reporting(told)
+        with bars_unless_given(progress) as receiver:
+            session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
 
     def learn(
@@ -153,16 +183,19 @@ class Classifier:
         selection: Selection = "strict",
         folder: Path | None = None,
     ) -> Self:
-        """Learn from all training images of `source`, which was drawn already: what `fit` and experiments share.
+        """Learn from all training images of a drawn dataset; `fit` and `run` call it.
 
         Args:
             source: Training and validation images; test images are ignored.
-            session: Where backbones, images and features come from.
-            selection: Whether values that authors chose by dataset may be used.
-            folder: Where the state of training is kept.
+            session: Loads backbones, images and features.
+            selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
+            folder: Folder that keeps the state of training.
 
         Returns:
             The classifier itself.
+
+        Raises:
+            UserError: If settings or data cannot be used.
         """
         require_learnable(source)
         kind = get_method(self.method)
@@ -180,10 +213,10 @@ class Classifier:
         return self
 
     def _adopt(self, method: Method, session: Session, labels: Sequence[Any]) -> None:
-        self.method_, self._session = method, session.reporting(silent)
-        self.classes_ = _array(labels)
+        self.method_, self._session = method, session.with_progress(silent)
+        self.classes_ = label_array(labels)
 
-    def _fitted(self) -> Method:
+    def _require_fitted(self) -> Method:
         if not hasattr(self, "method_"):
             raise UserError(
                 "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
@@ -194,43 +227,46 @@ class Classifier:
         """Probabilities of images.
 
         Args:
-            X: One image or several (paths or PIL images), or a folder of images.
-            progress: Told how far it has come.
+            X: One image or several (paths or PIL images), or a folder of images; n images in all.
+            progress: Receives the progress.
 
         Returns:
-            (n, C), columns in the order of `classes_`; every row sums to one.
+            Probabilities (n, C), columns in the order of `classes_`; every row sums to one.
 
         Raises:
             UserError: If the classifier is not fitted, or an image cannot be read.
         """
-        method = self._fitted()
+        method = self._require_fitted()
         return self._probabilities(method, as_images(X), progress, stored=False)
 
     def predict(self, X: Images) -> Any:
-        """The likeliest class as `classes_` has it.
+        """The label of the most probable class.
 
         Args:
             X: As for `predict_proba`.
 
         Returns:
-            One label for one image, an array for several.
+            One label for one image, an array (n,) for several.
+
+        Raises:
+            UserError: As for `predict_proba`.
         """
         best = self.predict_proba(X).argmax(axis=1)
         found = self.classes_[best]
-        return found.tolist()[0] if is_one(X) else found
+        return found.tolist()[0] if is_single_image(X) else found
 
     def _probabilities(
         self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool
     ) -> NDArray[np.float64]:
-        return probabilities([method], images, self._session.reporting(progress), stored=stored)[0]
+        return probabilities([method], images, self._session.with_progress(progress), stored=stored)[0]
 
     def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
         """Measure the model on labelled images.
 
         Args:
             X: A folder, an image list or a dataset (its test part, or else its validation part, is used), or images.
-            y: Labels, where X are images.
-            progress: Told how far it has come.
+            y: Label of each image, if X is a list of images.
+            progress: Receives the progress.
 
         Returns:
             Accuracy, accuracy per class and calibration.
@@ -238,30 +274,41 @@ class Classifier:
         Raises:
             UserError: If a class is not one of the model's, or an image cannot be read.
         """
-        method = self._fitted()
+        method = self._require_fitted()
         items = match_classes(as_dataset(X, y, measuring=True), list(self.classes_), method.problem.names)
         images = [item.image for item in items]
         probs = self._probabilities(method, images, progress, stored=True)
         report = evaluation(probs, np.array([item.label for item in items]), self.classes_.tolist())
-        return dataclasses.replace(report, seen_in_training=self._seen(images))
+        return dataclasses.replace(report, seen_in_training=self._count_seen(images))
 
-    def _seen(self, images: Sequence[ImageLike]) -> int:
-        """How many of the images are among those of the fit, by their content."""
+    def _count_seen(self, images: Sequence[ImageLike]) -> int:
+        """How many of the images the model was trained on, compared by content."""
         known = {row["sha256"] for row in self.draw_}
         return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
-        """Accuracy on labelled images, a fraction; see `evaluate`."""
+        """Accuracy on labelled images.
+
+        Args:
+            X: As for `evaluate`.
+            y: As for `evaluate`.
+
+        Returns:
+            The accuracy, a fraction.
+
+        Raises:
+            UserError: As for `evaluate`.
+        """
         return self.evaluate(X, y).accuracy
 
     def zero_shot(self) -> ZeroShot:
-        """Zero-shot CLIP for the same classes on the same backbone, to compare with."""
-        method = self._fitted()
+        """Zero-shot CLIP for the same classes on the same backbone, for comparison; the classifier must be fitted."""
+        method = self._require_fitted()
         return ZeroShot.of(method.clip, method.problem)
 
     def record(self) -> checkpoint.Record:
-        """What is saved beside the tensors."""
-        method = self._fitted()
+        """Everything that is saved beside the tensors; the classifier must be fitted."""
+        method = self._require_fitted()
         module = type(method).__module__.partition(".")[0]
         given = {"shots": self.shots if self.shots is None else int(self.shots), "options": _plain(self.settings)}
         return checkpoint.Record(
@@ -277,15 +324,15 @@ class Classifier:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model: prompts, head, classes, options; never backbone weights.
+        """Write the model: trained tensors, classes and options; backbone weights are not written.
 
         Args:
-            folder: Where to; a model that is there is replaced, nothing else ever is.
+            folder: Folder of the model; an existing model is replaced, anything else is refused.
 
         Raises:
             UserError: If the classifier is not fitted, or the folder cannot be written.
         """
-        checkpoint.save_model(Path(folder), self._fitted(), self.record())
+        checkpoint.save_model(Path(folder), self._require_fitted(), self.record())
 
     @classmethod
     def from_pretrained(
@@ -301,22 +348,22 @@ class Classifier:
 
         Args:
             folder: The model folder.
-            backbone: Where its backbone is now; found by its recorded name and hash by default.
+            backbone: Backbone of the model; by default found by its recorded name and hash.
             device: "auto", "cpu", "cuda", ...
             precision: "auto", "fp32" or "bf16".
-            session: Shared backbones; its device is used.
+            session: Backbones shared with other models; its device is used instead of `device`.
 
         Returns:
-            A fitted classifier with the settings it was made with: `fit` learns with them again.
+            A fitted classifier with the settings of the original one: `fit` uses them again.
 
         Raises:
-            UserError: If the folder holds no whole model, or the backbone cannot be loaded or is another one.
+            UserError: If the folder holds no complete model, or the backbone cannot be loaded or is a different one.
         """
         path = Path(folder)
         require_usable(device, precision)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
-        source = backbone if backbone is not None else find_backbone(**_named(record.backbone))
+        source = backbone if backbone is not None else find_backbone(**_name_and_digest(record.backbone))
         try:
             clip = session.backbone(source, precision)
         except UserError as error:
@@ -338,31 +385,10 @@ class Classifier:
         return model
 
 
-def _named(backbone: dict[str, Any]) -> dict[str, str]:
+def _name_and_digest(backbone: dict[str, Any]) -> dict[str, str]:
     return {"source": backbone["source"], "digest": backbone["digest"]}
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as JSON holds them: numbers of numpy as Python's."""
+    """Settings for JSON: NumPy numbers become Python numbers."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
-
-
-def whole_number(name: str, value: Any, low: int) -> int:
-    """A whole number, numpy's too; raises a UserError for anything else."""
-    hint = "shots=16, for example, or shots=None for all images" if name == "shots" else f"{name}=1, for example"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise UserError(f"{name}={value!r}: a whole number expected", hint=hint) from None
-    if isinstance(value, bool) or number < low:
-        raise UserError(f"{name}={value!r}: a whole number of at least {low} expected", hint=hint)
-    return number
-
-
-def _array(labels: Sequence[Any]) -> NDArray[Any]:
-    """Labels as an array of their own type; of objects, where they have several types or numpy would change them."""
-    array = np.array(labels)
-    if array.tolist() != list(labels):
-        array = np.empty(len(labels), dtype=object)
-        array[:] = labels
-    return array

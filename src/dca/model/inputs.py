@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from dca.core.actions import set_shots
@@ -26,22 +29,24 @@ P = TypeVar("P", bound=ImageLike)
 
 
 def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:
-    """Labelled images: a dataset, a folder, an image list, or images X with labels y.
+    """Labelled images X as a dataset: a dataset, a folder, an image list, or images with labels y.
 
-    measuring: the images are only measured on, so they need not be enough to learn from.
+    measuring: the images are for evaluation only, so they need not be enough to learn from.
     """
     if isinstance(X, str | Path | Dataset):
         if y is not None:
-            raise UserError("labels given beside a folder or dataset, which has its labels already", hint="fit(folder)")
+            raise UserError(
+                "labels given together with a folder or dataset, which has its own labels", hint="fit(folder)"
+            )
         return X if isinstance(X, Dataset) else load_dataset(X, measuring=measuring)
     if y is None:
         raise UserError("images without labels", hint="fit(images, labels), or a folder with one sub-folder per class")
-    images, labels = _several(X), _labels(y)
+    images, labels = _image_list(X), _label_list(y)
     if len(images) != len(labels):
         found = f"{counted(len(images), 'image')} but {counted(len(labels), 'label')}"
         raise UserError(found, hint="one label for each image")
-    distinct = _in_order(set(labels))
-    if alike := _alike(distinct):
+    distinct = _sorted_labels(set(labels))
+    if alike := _alike_pairs(distinct):
         raise UserError("labels that read alike", details=alike, hint="give one class one name")
     place = {label: i for i, label in enumerate(distinct)}
     items = tuple(Item(x, place[label]) for x, label in zip(images, labels, strict=True))
@@ -49,7 +54,7 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
 
 
 def require_learnable(dataset: Dataset) -> None:
-    """Raise unless there are two classes, all with readable names and training images."""
+    """Raise unless there are at least two classes, all with readable names and training images."""
     if faults := unreadable_names(dataset.names):
         raise UserError("class names that are no text", details=faults, hint="rename these classes")
     if len(dataset.labels) < 2:
@@ -61,19 +66,19 @@ def require_learnable(dataset: Dataset) -> None:
 
 
 def as_images(X: Any) -> list[ImageLike]:
-    """Images to predict: one, several, or all images of a folder."""
-    if is_one(X):
-        return _exist([as_image(X)])
+    """Images to predict: one image, several, or all images of a folder."""
+    if is_single_image(X):
+        return _require_files([as_image(X)])
     if not isinstance(X, str | Path):
-        return _exist(_several(X))
+        return _require_files(_image_list(X))
     found = image_files(Path(X))
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
 
 
-def readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
-    """The images that can be opened, and the name of each other one with the reason; raises if none can."""
+def split_readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
+    """The images that can be opened, and one line for each that cannot; raises if none can."""
     outcomes = attempt(images, lambda image: None, progress=of_stage(progress, "checking"))
     faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
     if len(faults) == len(images):
@@ -82,8 +87,8 @@ def readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str
     return good, [str(fault) for fault in faults]
 
 
-def is_one(X: Any) -> bool:
-    """Whether X is a single image: a path that is no folder, or an image."""
+def is_single_image(X: Any) -> bool:
+    """Whether X is a single image: a PIL image, or a path that is not a folder."""
     return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not os.path.isdir(X))
 
 
@@ -100,7 +105,7 @@ def as_image(x: Any) -> ImageLike:
 
 
 def require_shots(dataset: Dataset, shots: int | None) -> None:
-    """Raise where a class has fewer training images than are to be drawn."""
+    """Raise if a class has fewer training images than `shots`."""
     if shots is None or not (short := short_classes(dataset, shots)):
         return
     least = min(n for _, n in short)
@@ -112,7 +117,7 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
 
 
 def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str]) -> list[Item]:
-    """The dataset's test images (else validation, else training images), numbered as the model's classes.
+    """The dataset's test images (else validation, else training images) with the class indices of the model.
 
     labels, names: the model's classes. Classes are matched by label, then by name; see `match_labels`.
     Raises UserError with the classes that the model does not know.
@@ -144,16 +149,16 @@ def _title(label: Any, name: str) -> str:
     return str(label) if fold(str(label)) == fold(name) else f"{label} ({name})"
 
 
-def _several(X: Any) -> list[ImageLike]:
+def _image_list(X: Any) -> list[ImageLike]:
     if isinstance(X, Image.Image) or not isinstance(X, Iterable):
         raise UserError(f"a list of images expected, found a {type(X).__name__}", hint="[image] for a single one")
     return [as_image(x) for x in X]
 
 
-def _labels(y: Any) -> list[Any]:
+def _label_list(y: Any) -> list[Any]:
     if isinstance(y, str) or not isinstance(y, Iterable):
         raise UserError(f"a list of labels expected, found {y!r}", hint="one label for each image")
-    labels = y.tolist() if hasattr(y, "tolist") else list(y)  # numbers of arrays and tensors as Python's
+    labels = y.tolist() if hasattr(y, "tolist") else list(y)  # NumPy and torch numbers become Python numbers
     if wrong := [repr(label)[:60] for label in labels if not isinstance(label, Hashable)]:
         raise UserError("labels that are no single values", details=wrong, hint="one name or number for each image")
     if missing := [str(n) for n, label in enumerate(labels) if label is None or label != label]:
@@ -162,22 +167,43 @@ def _labels(y: Any) -> list[Any]:
     return labels
 
 
-def _in_order(labels: Iterable[Any]) -> tuple[Any, ...]:
-    """Labels sorted: numbers by size, names by letters; mixed ones as they read."""
+def _sorted_labels(labels: Iterable[Any]) -> tuple[Any, ...]:
+    """Labels sorted by value; labels of several types by their text."""
     try:
         return tuple(sorted(labels))
     except TypeError:
         return tuple(sorted(labels, key=lambda label: (str(label), type(label).__name__)))
 
 
-def _exist(images: list[ImageLike]) -> list[ImageLike]:
+def _require_files(images: list[ImageLike]) -> list[ImageLike]:
     if missing := [str(p) for p in images if isinstance(p, Path) and not os.path.exists(p)]:
         raise UserError("no such file", details=missing, hint="check the paths")
     return images
 
 
-def _alike(labels: Sequence[Any]) -> list[str]:
+def _alike_pairs(labels: Sequence[Any]) -> list[str]:
     """Pairs of labels whose names CLIP could not tell apart."""
     seen: dict[str, Any] = {}
     pairs = [(seen.setdefault(fold(str(label)), label), label) for label in labels]
     return [f"{first!r} and {label!r}" for first, label in pairs if first != label]
+
+
+def whole_number(name: str, value: Any, low: int) -> int:
+    """The value as an int, NumPy integers included; raises a UserError for anything else or below `low`."""
+    hint = "shots=16, for example, or shots=None for all images" if name == "shots" else f"{name}=1, for example"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name}={value!r}: a whole number expected", hint=hint) from None
+    if isinstance(value, bool) or number < low:
+        raise UserError(f"{name}={value!r}: a whole number of at least {low} expected", hint=hint)
+    return number
+
+
+def label_array(labels: Sequence[Any]) -> NDArray[Any]:
+    """Labels as an array of their own type; of objects if they have several types or NumPy would change them."""
+    array = np.array(labels)
+    if array.tolist() != list(labels):
+        array = np.empty(len(labels), dtype=object)
+        array[:] = labels
+    return array

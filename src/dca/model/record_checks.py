@@ -1,4 +1,4 @@
-"""What can be wrong with the `config.json` of a model, field by field."""
+"""Checks of the `config.json` of a model, field by field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS = (
 
 
 def record_problems(raw: dict[str, Any]) -> list[str]:
-    """One line per field that is missing or is not what it should be."""
+    """One line per field that is missing or wrong."""
     problems = [f"{name}: a JSON {word} expected" for name, kind, word in FIELDS if type(raw.get(name)) is not kind]
     if problems:
         return problems
@@ -46,7 +46,7 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
         if len(labels) != len(names):
             faults.append(f"labels: {len(names)} expected, one per class name")
     faults += [
-        f"labels: {label!r} is no text or number" for label in labels if type(label) not in (str, int, float, bool)
+        f"labels: {label!r} is not text or a number" for label in labels if type(label) not in (str, int, float, bool)
     ]
     kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "selection": str}
     faults += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(problem.get(k)) is not v]
@@ -63,9 +63,9 @@ def _given_faults(given: dict[str, Any]) -> list[str]:
 
 
 def unreadable_names(names: Sequence[str]) -> list[str]:
-    """Class names that are empty or hold what is no text: control characters, broken Unicode."""
+    """One line per class name that is empty or holds control characters or broken Unicode."""
     return [
-        f"{name!r} is no readable name"
+        f"{name!r} is not a readable name"
         for name in names
         if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
     ]

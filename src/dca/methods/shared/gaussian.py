@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ from dca.methods.shared.shots import Shots
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
 # Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
-COVARIANCES = ("class", *SHRINKAGES[3:])
+Covariance = Literal["class", "gda", "ledoit_wolf", "oas"]
 MOST_RHO = 1 - 1e-9
 # Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
 GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
@@ -102,7 +103,7 @@ def fecam(gamma1: float, gamma2: float) -> Gaussian:
 def dca(
     gamma1: float | None, gamma2: float | None, shots: int, *, covariance: str = "class", normalize: bool = True
 ) -> Gaussian:
-    """DCA's head, or with another of COVARIANCES.
+    """DCA's head, or with another covariance (`Covariance`).
 
     If γ1 and γ2 are the table's values for these shots, classes with one image take its values for one shot.
     """
@@ -206,7 +207,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
         if gaussian.pooling and pooled is not None:
             common_rows = pooled.expand(*U.shape[:-2], *pooled.shape[-2:])
             U = torch.cat([math.sqrt(1 - gaussian.pooling) * U, math.sqrt(gaussian.pooling) * common_rows], dim=-2)
-        with numbered(places):
+        with numbering_classes(places):
             own = shrunk(U, gaussian, n, rho)
         yield places, own
     if len(single) and pooled is not None:
@@ -214,7 +215,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
 
 
 @contextmanager
-def numbered(group: Tensor) -> Iterator[None]:
+def numbering_classes(group: Tensor) -> Iterator[None]:
     """Turn the places of an IndefiniteError in a batch into the classes `group` (c,) of the batch."""
     try:
         yield

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared.metric import Precision, quadratic
 
-INTRA = ("mahalanobis", "l2", "l1")
-INTRA_REDUCTIONS = ("element", "mean", "sum")
-SEPARATION_REDUCTIONS = ("mean", "sum")
+Intra = Literal["mahalanobis", "l2", "l1"]
+IntraReduction = Literal["element", "mean", "sum"]
+SeparationReduction = Literal["mean", "sum"]
 
 
 def classification(logits: Tensor, labels: Tensor) -> Tensor:

@@ -18,14 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dca.core.errors import UserError
 
-METRICS = ("mahalanobis", "euclidean", "cosine")
-SCORES = ("inverse", "negative")
+Metric = Literal["mahalanobis", "euclidean", "cosine"]
+Score = Literal["inverse", "negative"]
 # Total variance of unit features below which they are equal up to rounding.
 FLAT = 1e-12
 

@@ -39,7 +39,7 @@ class Shots:
         """Class of each row: (N,)."""
         return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
 
-    def carried(self, sources: Sequence[int | None]) -> Shots | None:
+    def select(self, sources: Sequence[int | None]) -> Shots | None:
         """The shots of the classes `sources`, in that order; None where a class has no source."""
         chosen = [s for s in sources if s is not None]
         if len(chosen) < len(sources):

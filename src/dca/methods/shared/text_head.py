@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from dca.methods.shared import gaussian, losses
 from dca.methods.shared.heads import Head, LinearHead, PromptHead
 from dca.methods.shared.intra_class import IntraClass
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.metric import METRICS
+from dca.methods.shared.metric import Metric
 from dca.methods.shared.shots import Shots, shots_problems
 
 
@@ -36,14 +36,13 @@ from dca.methods.shared.shots import Shots, shots_problems
 class TextHeadOptions(Recipe):
     """A recipe, and how the finished model compares image with text."""
 
-    test_metric: str = opt("cosine", "distance between image and text in the finished model", choices=METRICS)
-    covariance: str = opt(
+    test_metric: Metric = opt("cosine", "distance between image and text in the finished model")
+    covariance: gaussian.Covariance = opt(
         "class",
         "of d_m: one covariance per class, shrunk by γ, or one for all",
-        choices=gaussian.COVARIANCES,
         source="DCA",
     )
-    center: str = opt("text", "centre of the covariance of a class", choices=("text", "visual"), source="DCA")
+    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="DCA")
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
     alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which pulls images to the centre of their class", low=0)
@@ -115,11 +114,11 @@ class TextHead(TrainedMethod):
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Text features of the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.moved(problem, sources)
+        other = self.copy_for(problem, sources)
         other.text_features = other.encode_text().detach()
         shots = None
         if self.options.test_metric == "mahalanobis":
-            shots = Shots(self.shot_features, self.shot_counts).carried(sources)
+            shots = Shots(self.shot_features, self.shot_counts).select(sources)
             if shots is None:
                 other.options = dataclasses.replace(self.options, test_metric="euclidean")
         shots = shots or Shots.none(len(problem.names), other.text_features)

@@ -1,0 +1,97 @@
+"""What a method is given: its problem, the training images, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dca.core import seeds
+
+# Validation images that a method's authors select on; data/protocols.py explains the values.
+ValidationUse = Literal["none", "few", "shots", "full"]
+# "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
+Selection = Literal["strict", "paper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The classification problem that a method is built for.
+
+    Args:
+        names: Words that CLIP reads for each class.
+        shots: Training images per class, on average.
+        seed: Seed of all random numbers of the method.
+        dataset: Name of a public dataset, or "".
+        template: Zero-shot sentence with `{}` for the class name.
+        selection: "paper" allows values that authors chose per dataset, "strict" does not.
+    """
+
+    names: tuple[str, ...]
+    shots: int
+    seed: int = 0
+    dataset: str = ""
+    template: str = "a photo of a {}."
+    selection: Selection = "strict"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The images of one training step: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,)."""
+
+    inputs: Tensor
+    labels: Tensor
+    generator: torch.Generator
+
+    @cached_property
+    def noise(self) -> torch.Generator:
+        """A generator on the device of the inputs, seeded by one draw of `generator`."""
+        return seeds.branch(self.generator, self.inputs.device)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether `noise` has been used."""
+        return "noise" in vars(self)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Result of a training step: weighted loss terms by name, whose sum is minimised, and (B, C) probabilities."""
+
+    terms: dict[str, Tensor]
+    probabilities: Tensor
+
+
+class Support(Protocol):
+    """The training images, as a method may use them outside the steps."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Class index of each image, (N,)."""
+
+    @property
+    def validation(self) -> Support | None:
+        """Validation images, if the method may select on any."""
+
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+        """`encode` of the pixels of every image, without gradients: (N, ...).
+
+        views = 0 is the evaluation view; otherwise that many augmented views of each image,
+        view after view: (views · N, ...).
+        """
+
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
+        """Features of the frozen backbone: (N, D) or (views · N, D), not normalised; stored between runs.
+
+        mirrored: of the pixels flipped left to right.
+        """
+
+
+def describe_terms(**own: str) -> Mapping[str, str]:
+    """Descriptions of loss terms by name: those that many methods have, and a method's own."""
+    return MappingProxyType({"cls": "classification", "in": "within classes", "ts": "between texts", **own})
