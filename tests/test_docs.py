@@ -68,7 +68,7 @@ def test_python_of_the_readme_runs(desk: Path) -> None:
 
 
 def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
-    shutil.copytree(photos, desk / "pictures")
+    shutil.copytree(photos, desk / "images")
     (block,) = blocks("docs/quickstart.md", "python")
     names: dict[str, object] = {}
     exec(block, names)
