@@ -1,10 +1,10 @@
 """Check that a GPU gives what the CPU gives, and time both: python benchmarks/check_device.py [--backbone mini].
 
-The same method, images and random streams run on both devices. Printed are the largest differences
+The same method, images and random streams run on both devices. It prints the largest differences
 of features, loss terms and gradients in float32 (TF32 off), the agreement of predictions in
-bfloat16, and milliseconds a training step. Then, for every method that trains on images, the step as
-recorded in a CUDA graph against the step as written, and that a step that cannot be recorded is named. Exits with 1
-when a float32 difference exceeds its limit.
+bfloat16, and milliseconds per training step. Then it compares, for every method that trains on images, the step
+recorded in a CUDA graph with the step as written, and checks that a step that cannot be recorded raises a UserError.
+Exits with 1 when a float32 difference exceeds its limit.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
 
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
     """DCA on the sample images, prepared, on one device."""
-    clip = CLIP.from_pretrained(backbone).to(device)
-    clip.compute_dtype = dtype
+    clip = CLIP.from_pretrained(backbone).on(device).with_dtype(dtype)
     data, images = sample_of(clip)
     method = DCA.build(clip, Problem(names=data.names, shots=8, seed=1), DCAOptions())
     method.prepare(images)
@@ -50,7 +49,7 @@ def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, Training
 
 
 def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
-    """Everything that both devices must agree on, from one augmented batch."""
+    """The values on which both devices must agree, from one augmented batch."""
     generator = seeds.generator(1, "check")
     indices = torch.arange(32)
     pixels = images.pixels(indices, generator, augment=True)
@@ -122,7 +121,7 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
 
 
 def check_recordings(clip: CLIP) -> bool:
-    """Every method that trains on images; whether all gaps are within the limit."""
+    """Whether the recorded gradients of every method that trains on images are within the limit."""
     data, images = sample_of(clip)
     good = True
     for name, kind in all_methods().items():
@@ -131,22 +130,22 @@ def check_recordings(clip: CLIP) -> bool:
         gap, written, replayed = recorded(name, clip, images, data)
         good &= gap <= LIMITS["gradients"]
         how = "not recorded" if replayed is None else f"recorded {replayed:.1f}"
-        print(f"{name:<10} gradients {gap:.1e} apart; ms a step: written {written:.1f}, {how}")
+        print(f"{name:<10} gradients {gap:.1e} apart; ms per step: written {written:.1f}, {how}")
     return good
 
 
 class ReadsBack(CoOp):
-    """CoOp with a step that asks the device for a number, which no recording can do."""
+    """CoOp with a step that reads a value back from the device, which cannot be recorded."""
 
     def step(self, batch: Batch) -> Step:
-        """CoOp's, looked at."""
+        """The step of CoOp, with one value read back."""
         step = super().step(batch)
         step.terms["cls"].item()
         return step
 
 
 def check_refusal(clip: CLIP) -> bool:
-    """Whether a step that cannot be recorded ends with an error of ours. Last, since CUDA may be of no use then."""
+    """Whether a step that cannot be recorded raises a UserError. Called last: CUDA may be unusable afterwards."""
     data, images = sample_of(clip)
     method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())
     gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
@@ -181,7 +180,7 @@ def main() -> int:
     same = observe(*half)["probabilities"].argmax(-1) == ours["probabilities"].argmax(-1)
     print(f"bf16 predictions equal to the CPU's: {float(same.float().mean()):.1%}")
     times = milliseconds(*cpu, steps=3), milliseconds(*gpu), milliseconds(*half)
-    print("ms a step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
+    print("ms per step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
     failed |= not check_recordings(gpu[0].clip)
     return int(failed | (not check_refusal(gpu[0].clip)))
 

@@ -1,9 +1,9 @@
-"""How fast images come in: decoding for evaluation, and augmentation beside a training step.
+"""Speed of image input: decoding for evaluation, and augmentation compared with a training step.
 
     python benchmarks/data_throughput.py [--backbone mini] [--images 400] [--json]
 
-Ours beside a plain reference in one run: streamed decoding beside a loop over Pillow, batched
-augmentation beside Pillow's crop and resize of the same boxes, one image at a time.
+Each is compared with a plain reference in the same run: streamed decoding with a loop over Pillow, batched
+augmentation with Pillow's crop and resize of the same boxes, one image at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRANSFORM = Preprocess(size=224, resize=224, resample=3, mean=(0.48, 0.46, 0.41)
 
 
 def photo(seed: int, size: tuple[int, int]) -> Image.Image:
-    """An image with the spectrum of a photograph: the finer, the fainter."""
+    """An image with the spectrum of a photo: finer detail is fainter."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((size[1], size[0], 3))
     for octave in range(9):
@@ -47,9 +47,9 @@ def photo(seed: int, size: tuple[int, int]) -> Image.Image:
 
 
 def core_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median processor time of one call, all threads together: what it takes of one core.
+    """Median processor time of one call, summed over all threads.
 
-    Unlike the time on the wall, it hardly depends on what else the machine is doing.
+    Unlike wall-clock time, it hardly depends on what else the machine is doing.
     """
     work()
     times = []
@@ -88,7 +88,7 @@ def decoding(count: int) -> dict[str, float]:
 
 
 def training(backbone: str) -> dict[str, float]:
-    """A DCA step on 160 images of 224 px held in memory, and what the images cost in it."""
+    """A DCA step on 160 images of 224 px held in memory, and the share of the images in its time."""
     clip = CLIP.from_pretrained(backbone).freeze()
     photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
     store = ImageStore(photos, clip.preprocess.size, clip.preprocess.crop)
