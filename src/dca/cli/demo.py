@@ -11,9 +11,16 @@ from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running,
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("dca-demo"), show_default=True, help="Folder to write."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("dca-demo"),
+    show_default=True,
+    help="Folder to write.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
+)
 @click.option("--backbone", default="mini", show_default=True, help="As for dca fit.")
 @overwrite_flag
 @running

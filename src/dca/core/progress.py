@@ -13,7 +13,7 @@ LINE_EVERY = 30.0
 
 
 class Progress(Protocol):
-    """A function that is told how far long work has come. It is called often and must be cheap."""
+    """A function that is called with the progress of long work. It is called often and must be cheap."""
 
     def __call__(self, stage: str, done: int, total: int, note: str, /) -> None:
         """Report progress.

@@ -1,4 +1,4 @@
-"""Probabilities of many images, and what they say about a model."""
+"""Probabilities of many images, and the evaluation of a model from them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def probabilities(
     Args:
         methods: Finished methods.
         images: N images.
-        session: Where stored features and progress live.
-        stage: What progress calls this work.
-        stored: Keep the features of methods that leave the image tower alone from run to run.
+        session: Provides stored features and reports progress.
+        stage: Name of this work in progress reports.
+        stored: Use the feature store for methods that do not change the image tower.
 
     Returns:
         One float64 array per method; every row sums to one.
 
     Raises:
-        UserError: If an image cannot be read, or a method gives something else than numbers.
+        UserError: If an image cannot be read, or a method gives values that are not finite.
     """
     kept = {n for n, method in enumerate(methods) if stored and method.frozen_images}
     found = {n: _from_store(methods[n], images, session, stage) for n in kept}
@@ -61,7 +61,7 @@ def probabilities(
 
 
 def _normalized(probs: Tensor) -> NDArray[np.float64]:
-    """Float32 softmaxes as float64 rows that sum to one in float64, too."""
+    """Float32 probabilities as float64 rows that sum to one in float64."""
     wide = probs.double()
     rows: NDArray[np.float64] = (wide / wide.sum(dim=1, keepdim=True)).numpy()
     return rows
@@ -92,23 +92,23 @@ def _streamed(methods: Sequence[Method], images: Sequence[ImageLike], session: S
 
 
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
-    """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
+    """Probabilities (N, C) from frozen features, encoding only images that are not stored yet."""
     found = session.frozen_features(method.clip, images, stage=f"{stage}: features")
     return _classify(method, method.from_frozen(found.to(method.clip.device)))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a labelled set says about a model. Accuracies are fractions.
+    """Results of a model on labelled images. Accuracies are fractions.
 
     Attributes:
         probabilities: (N, C).
         truth: (N,), the class index of each image.
-        labels: What each class is called, in the order of the columns.
-        accuracy: Share of images whose likeliest class is right.
+        labels: Label of each class, in the order of the columns.
+        accuracy: Share of images whose most probable class is correct.
         per_class: Accuracy of each class that has images, by label.
         ece: Expected calibration error over 15 equal bins of the largest probability.
-        seen_in_training: How many of the images the model has learned from, where that is known.
+        seen_in_training: How many of the images the model was trained on, if known.
 
     Example:
         >>> import numpy as np

@@ -1,6 +1,6 @@
 """Features of the frozen backbone, stored per image and view.
 
-A feature belongs to an image's content and a view of it, not to a run: other seeds, folds, numbers of shots and
+A feature depends on an image's content and a view of it, not on a run: other seeds, folds, numbers of shots and
 methods share it. View "evaluation" is the backbone's own crop; augmented view v of an image is one random crop,
 drawn from a stream that only the image's content and v decide.
 """
@@ -58,14 +58,14 @@ def _key(content: str, view: str) -> str:
 
 
 def about(clip: CLIP) -> dict[str, object]:
-    """What decides the features of an image; `display` is for people and decides nothing."""
+    """What decides the features of an image; `display` is only for display and not part of the key."""
     return {"backbone": clip.digest, "precision": str(clip.dtype), "display": {"source": clip.source}}
 
 
 def load(
     store: FeatureStore, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
 ) -> Tensor:
-    """Features (views * N, D), view after view; what the store lacks is computed and stored.
+    """Features (views * N, D), view after view; missing ones are computed and stored.
 
     contents: the content hash of each image.
     """
@@ -77,7 +77,7 @@ def load(
 
 
 def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
-    """The contents of which the evaluation view or the first augmented view is stored."""
+    """The content hashes whose evaluation view or first augmented view is stored."""
     found = set()
     for views in (Views(), Views(range(1))):
         keys = {views.keys(content)[0]: content for content in contents}

@@ -18,7 +18,7 @@ from dca.methods.recipe import Recipe
 
 
 def problem_of(dataset: Dataset, seed: int, selection: Selection = "strict") -> Problem:
-    """The problem that a drawn dataset poses; its shots are the mean number of images per class."""
+    """The problem of a drawn dataset; its shots are the mean number of images per class, rounded down."""
     return Problem(
         names=dataset.names,
         shots=max(len(dataset.train) // len(dataset.names), 1),
@@ -44,7 +44,7 @@ def fit(
 
     Args:
         kind: The method.
-        chosen: Its options; what is left open is settled here.
+        chosen: Its options; values that are None are resolved here.
         source: The drawn training and validation images.
         session: Where images and features come from.
         clip: The backbone.

@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
-# The rule for a learning rate that nobody chose: see `probe_rate`.
+# Constants of the learning rate rule in `probe_rate`.
 PROBE_SHARE, PROBE_SHOTS, PROBE_BATCHES = 0.02, 16, 8
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Where training stands: steps done, epoch, mean loss and training accuracy of the epoch so far."""
+    """Progress of training: steps done, epoch, mean loss and training accuracy of the epoch so far."""
 
     done: int
     total: int
@@ -57,7 +57,7 @@ class Totals:
         self.correct = self.seen = self.steps = 0
 
     def add(self, terms: dict[str, float], correct: int, seen: int) -> None:
-        """One more step."""
+        """Add one step."""
         for name, value in terms.items():
             self.terms[name] = self.terms.get(name, 0.0) + value
         self.correct, self.seen, self.steps = self.correct + correct, self.seen + seen, self.steps + 1
@@ -69,7 +69,7 @@ class Totals:
 
     @property
     def accuracy(self) -> float:
-        """Share of right images."""
+        """Share of correct images."""
         return self.correct / self.seen
 
     def row(self, epoch: int, rate: float, seconds: float) -> Row:
@@ -97,9 +97,9 @@ class Trainer:
         self._gradients = Gradients(method)
 
     def run(self, folder: Path | None = None, watch: Watch | None = None) -> list[Row]:
-        """Train to the last epoch, continuing what `folder` holds; returns one row per epoch.
+        """Train to the last epoch, continuing a saved state in `folder`; returns one row per epoch.
 
-        An interrupt saves the last whole epoch before it goes on.
+        A KeyboardInterrupt saves the state after the last complete epoch and is raised again.
         """
         saved = self._restore(folder) if folder else 0
         latest, clock = None, time.monotonic()
@@ -119,7 +119,7 @@ class Trainer:
         return self.rows
 
     def _restore(self, folder: Path) -> int:
-        """Continue what `folder` holds; returns the number of epochs that are done."""
+        """Restore the state saved in `folder`; returns the number of epochs that are done."""
         saved, self.rows = restore(folder, self.method, self.optimizer, self.epochs)
         if saved.epochs_done:
             self.rate = saved.rate
@@ -136,7 +136,7 @@ class Trainer:
             passed = (number - 1) / len(steps) if self.recipe.schedule == "step" else 0.0
             rate = rate_at(epoch + passed, self.epochs, self.recipe, self.rate)
             metrics = self._step(following, rate)
-            # A GPU is still busy with this step while the next batch is made; reading waits for it.
+            # The next batch is made while a GPU is still busy with this step; reading its metrics waits for it.
             if number < len(steps):
                 following = self._batch(steps[number], generator)
             totals.add(*self._read(*metrics, epoch), len(indices))
@@ -150,7 +150,7 @@ class Trainer:
         return totals.row(epoch + 1, rate, time.monotonic() - began)
 
     def _step(self, batch: Batch, rate: float) -> tuple[list[str], Tensor]:
-        """One update. Names of the loss terms; their values and the number of right images, still on the device."""
+        """One update. Returns the names of the loss terms; their values and the number of correct images."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         step = self._gradients(batch)
@@ -182,7 +182,7 @@ class Trainer:
         return Batch(inputs, self._labels[on_device], generator)
 
     def probe_rate(self) -> float:
-        """A learning rate from the gradient itself, for data that nobody has tuned on.
+        """A learning rate from the gradient, for data without a published learning rate.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the initial values: the first full step would
         change the trained tokens by the share s of their norm. So the rate follows the 10⁴-fold differences that

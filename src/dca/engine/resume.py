@@ -19,7 +19,7 @@ from dca.core.files import write_bytes
 from dca.methods.interface import Method
 
 METRICS, STATE = "metrics.jsonl", "training.safetensors"
-# What torch's SGD, Adam and AdamW remember of each parameter.
+# State of torch's SGD, Adam and AdamW per parameter.
 OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 
 Row = dict[str, float]
@@ -27,7 +27,7 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where training stood after a whole epoch: the method's tensors, the optimiser's, and the learning rate."""
+    """The state of training after an epoch: tensors of the method and of the optimiser, and the learning rate."""
 
     tensors: dict[str, Tensor]
     epochs_done: int
@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, method: Method, optimizer: torch.optim.Optimizer, epochs_done: int, rate: float) -> Snapshot:
-        """Copy the state where it lies; nothing is serialised."""
+        """Copy the state on its device, without serialising it."""
         tensors = {f"method.{name}": tensor.detach().clone() for name, tensor in method.state_dict().items()}
         for name, parameter in method.named_parameters():
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -52,7 +52,7 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: Path) -> Snapshot | None:
-        """The saved state of a folder, if there is one. Raises what a damaged file raises."""
+        """The saved state of a folder, None if there is none. A damaged file raises the error of its reader."""
         path = folder / STATE
         if not path.is_file():
             return None
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 def restore(folder: Path, method: Method, optimizer: torch.optim.Optimizer, epochs: int) -> tuple[Snapshot, list[Row]]:
-    """Take up the state in `folder`; a snapshot of 0 epochs where there is none.
+    """Restore the state in `folder`; a snapshot of 0 epochs if there is none.
 
     Raises:
         UserError: If the state is damaged or belongs to another run.
@@ -93,7 +93,7 @@ def restore(folder: Path, method: Method, optimizer: torch.optim.Optimizer, epoc
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """The rows of `metrics.jsonl`, one per epoch; none where training has not saved yet."""
+    """The rows of `metrics.jsonl`, one per epoch; empty if training has not saved yet."""
     path = folder / METRICS
     if not path.is_file():
         return []

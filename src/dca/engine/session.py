@@ -1,4 +1,4 @@
-"""What many runs share: backbones, content hashes, decoded images and stored features."""
+"""A session shares between runs: backbones, content hashes, decoded images and stored features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Session:
     Args:
         device: "auto", "cpu", "cuda", "cuda:1", ...
         store: Where features of the frozen backbone are kept on disk; the user's cache by default.
-        progress: Told how far long work has come.
+        progress: Called with the progress of long work.
 
     Raises:
         UserError: If the device cannot be used.
@@ -59,7 +59,7 @@ class Session:
         self._readable: set[str] = set()
 
     def reporting(self, progress: Progress) -> Self:
-        """The same session, telling its progress to someone else."""
+        """A session with the same contents that reports to another `progress`."""
         other = copy.copy(self)
         other.progress = progress
         return other
@@ -69,10 +69,10 @@ class Session:
 
         Args:
             source: A short name, a hub id, a path, or a CLIP that is loaded already.
-            precision: "auto", "fp32" or "bf16": what its towers calculate in.
+            precision: "auto", "fp32" or "bf16": the precision of its towers.
 
         Returns:
-            The same weights for the same source, however often it is asked for.
+            The backbone; repeated calls with the same source share its weights.
 
         Raises:
             UserError: If there is no such backbone, or the precision is unknown.
@@ -86,7 +86,7 @@ class Session:
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)
 
     def sha256(self, image: ImageLike) -> str:
-        """Hash of an image's content, computed once while a file keeps its size and time."""
+        """Hash of an image's content, computed once as long as the file keeps its size and modification time."""
         if isinstance(image, Path):
             stat = _stat(image)
             key = (str(image), stat.st_size, stat.st_mtime_ns)
@@ -104,7 +104,7 @@ class Session:
             return list(pool.map(self.sha256, images))
 
     def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> ImageStore:
-        """Decoded training images; recently used sets stay in memory, up to the budget of one store."""
+        """Decoded training images; recently used ones stay in memory, up to BUDGET bytes."""
         key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), str(self.device)])
         if key not in self._decoded:
             count = of_stage(self.progress, "reading")
@@ -131,7 +131,7 @@ class Session:
             images: N images.
             views: 0 for the evaluation view; otherwise that many augmented views of each image.
             mirrored: Flip the evaluation view left to right.
-            stage: What progress calls this work.
+            stage: Name of this work in progress reports.
 
         Returns:
             (N, D), or (views * N, D) view after view, on the CPU.
@@ -140,7 +140,7 @@ class Session:
         return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
 
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
-        """Open the images about which nothing is known yet, so that a bad one is named before any training.
+        """Open the images that have not been read before, so that unreadable ones are reported before training.
 
         Raises:
             UserError: With every image that cannot be read.

@@ -1,7 +1,7 @@
 """Loss terms and gradients of a step: computed as written, or on a GPU recorded once and replayed.
 
 A step of a small backbone is a thousand kernels of a few microseconds, and starting them one by one
-takes far longer than running them. A CUDA graph starts them all at once, and computes the same.
+takes far longer than running them. A CUDA graph starts them all at once and gives the same result.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dca.core import seeds
 from dca.core.errors import UserError
 from dca.methods.interface import Batch, Step, TrainedMethod
 
-# Steps run as written before the recording: they fill caches and settle which kernels are used.
+# Steps run as written before the recording: they fill caches and choose the kernels.
 WARM_UP = 2
 
 
 def compute(method: TrainedMethod, batch: Batch) -> Step:
-    """The step's terms; its gradients become those of the method's parameters."""
+    """Loss terms of a step; writes its gradients to the method's parameters."""
     method.zero_grad(set_to_none=True)
     step = method.step(batch)
     torch.stack(list(step.terms.values())).sum().backward()  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ def compute(method: TrainedMethod, batch: Batch) -> Step:
 
 
 class Recording:
-    """A step on fixed memory: a batch is copied in, its noise begun where it would begin, the graph replayed."""
+    """A recorded step: copies a batch into fixed memory, seeds the noise as for that batch, and replays the graph."""
 
     def __init__(self, method: TrainedMethod, batch: Batch, noisy: bool) -> None:
         self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), seeds.generator(0, "recording"))
@@ -59,7 +59,7 @@ class Recording:
 
 @contextmanager
 def only_recordable(method: TrainedMethod) -> Iterator[None]:
-    """Say in our words what CUDA says of a step that reads values back while it is recorded."""
+    """Turn the CUDA error of a step that reads values back while it is recorded into a UserError."""
     try:
         yield
     except RuntimeError as error:
@@ -67,19 +67,19 @@ def only_recordable(method: TrainedMethod) -> Iterator[None]:
             raise
         raise UserError(
             f"method {method.name}: its step cannot be recorded as a CUDA graph, since it reads values back",
-            hint=f"say `recordable = False` in class {type(method).__name__}, or keep its values on the device",
+            hint=f"set `recordable = False` in class {type(method).__name__}, or keep its values on the device",
         ) from error
 
 
 def on_gpu(batch: Batch) -> bool:
-    """Whether the batch lies where steps can be recorded."""
+    """Whether the batch is on a GPU, where steps can be recorded."""
     return batch.inputs.is_cuda
 
 
 class Gradients:
     """`compute`, recorded where that is possible.
 
-    That is on a GPU, for methods that do not forbid it and whose step draws no random numbers but `noise`.
+    That is on a GPU, for methods with `recordable` whose step draws no random numbers except from `noise`.
     """
 
     def __init__(self, method: TrainedMethod) -> None:
@@ -105,7 +105,7 @@ class Gradients:
         return self._recordings[shape](batch)
 
     def _first(self, batch: Batch) -> Step:
-        """The first step as written, watching what it draws."""
+        """Run the first step as written and note which random streams it draws from."""
         quiet = torch.Generator().set_state(batch.generator.get_state())
         step = compute(self.method, batch)
         self._noisy = batch.noisy

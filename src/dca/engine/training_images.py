@@ -1,4 +1,4 @@
-"""The few-shot images as training sees them: evaluation view, augmented batches, stored features."""
+"""The few-shot images for training: evaluation view, augmented batches, stored features."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class TrainingImages:
         return torch.cat(rows)
 
     def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
-        """Features of the frozen backbone, not normalised: (N, D), or (views * N, D); stored from run to run."""
+        """Features of the frozen backbone, not normalised: (N, D), or (views * N, D); from the feature store."""
         found = self.session.frozen_features(self.clip, self.images, views=views, mirrored=mirrored)
         return found.to(self.clip.device)

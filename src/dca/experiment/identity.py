@@ -17,12 +17,12 @@ from dca.engine.fit import problem_of
 from dca.engine.session import Session
 from dca.experiment.spec import Spec
 
-# A run may be continued though this has changed: it is looked at after training.
+# A run may be continued although this has changed: it is used only after training.
 TEST = "test images"
 
 
 def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
-    """Everything that decides a run, as plain values and hashes, each under a name that people understand."""
+    """Everything that decides a run, as plain values and hashes under readable names."""
     source, kind = task.source, spec.kind
     problem = problem_of(source, spec.seed, spec.selection)
     resolved = kind.resolve(kind.choose(spec.options), problem)
@@ -47,12 +47,12 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON gives them back."""
+    """Options as they are read back from JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 def _content(session: Session, image: ImageLike) -> str:
-    """Hash of an image; empty where it cannot be read, which is reported before training."""
+    """Hash of an image; empty if it cannot be read, which is reported before training."""
     try:
         return session.sha256(image)
     except UserError:
@@ -60,7 +60,7 @@ def _content(session: Session, image: ImageLike) -> str:
 
 
 def _marks(session: Session, items: Iterable[Item]) -> Iterable[list[Any]]:
-    """What tells whether a test image has changed, without reading its file."""
+    """Label, name, size and time of each test image, to notice changes without reading files."""
     for item in items:
         if not isinstance(item.image, Path):
             yield [item.label, session.sha256(item.image)]
@@ -74,7 +74,7 @@ def _marks(session: Session, items: Iterable[Item]) -> Iterable[list[Any]]:
 
 
 def differences(there: Any, here: dict[str, Any], *, but: Iterable[str] = ()) -> list[str]:
-    """One line per part in which the run on disk is not the one that was asked for."""
+    """One line per difference between the run on disk and the requested one."""
     if not isinstance(there, dict):
         return ["the record of that run is damaged"]
     lines = []

@@ -1,4 +1,4 @@
-"""The one runner: draw, fit, evaluate on one or several targets, record."""
+"""Run an experiment: draw, fit, evaluate on one or several targets, record."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from dca.model.inputs import as_dataset, require_learnable, require_shots
 
 @dataclass(frozen=True)
 class TargetResult:
-    """How a model did on one target, zero-shot CLIP beside it.
+    """Results of a model and of zero-shot CLIP on one target.
 
-    metric: the distance that its head used there, where the method has a choice.
+    metric: the distance of its head on this target; None for methods without that option.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Outcome:
     """A finished run.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder of the run.
         result: Its figures, as `result.json` holds them.
-        targets: What was measured, where this call measured it; empty for a run that was finished before.
-        classifier: The fitted model, where this call fitted it.
+        targets: Results on each target; empty for a run that was finished before.
+        classifier: The fitted model; None for a run that was finished before.
     """
 
     folder: Path
@@ -85,24 +85,25 @@ def run(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
-    """Run one experiment and leave a finished model with its figures at `folder`.
+    """Run one experiment and write the finished model with its figures to `folder`.
 
     A finished run of the same spec, images and backbone is returned as it is; an interrupted one continues.
 
     Args:
         spec: What to run.
-        folder: Where the finished run goes; until then it is in `folder` + ".partial".
-        dataset: What `spec.data` names, where it is in memory already; `targets`: likewise.
+        folder: Folder of the finished run; until then it is `folder` + ".partial".
+        dataset: The dataset that `spec.data` names, if it is loaded already.
+        targets: The datasets that `spec.targets` name, if they are loaded already.
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
-        overwrite: Replace a finished run that is there.
-        progress: Told how far it has come.
+        overwrite: Replace a finished run in `folder`.
+        progress: Called with the progress of the run.
 
     Returns:
         The outcome; its `result` is what `result.json` holds.
 
     Raises:
-        UserError: If the data, the spec or the folder cannot be used, or another run's model is there.
+        UserError: If the data, the spec or the folder cannot be used, or `folder` holds the model of another run.
 
     Example:
         >>> import tempfile
@@ -120,14 +121,14 @@ def run(
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
     with exclusive_lock(place.partial):
-        if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
+        if not overwrite and (result := place.finished(identity)):  # by another process, just now
             return Outcome(place.target, result)
         require_readable(task, session, clip)
         return _fit(spec, place, task, session, identity)
 
 
 def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
-    """The task of a spec: what is trained on, and what is tested."""
+    """The task of a spec: the images to train on and to test on."""
     dataset = dataset if dataset is not None else as_dataset(spec.data, None)
     if targets is None:
         targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
@@ -138,7 +139,7 @@ def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
     if spec.hold_out:
         dataset = hold_out(dataset, spec.hold_out, spec.seed)
     validation = spec.kind.validation
-    if spec.protocol == "few-shot" and not dataset.test:  # nothing is held out unless asked for
+    if spec.protocol == "few-shot" and not dataset.test:  # no test images: nothing is measured
         source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
         return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
     return make_task(
@@ -147,7 +148,7 @@ def prepare(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
 
 
 def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
-    """The few-shot task of a draw's file."""
+    """The few-shot task of the images that a draw file lists."""
     assert spec.draw is not None
     source = import_draw(spec.draw, dataset)
     words = f"{spec.selection}: the validation images of {Path(spec.draw).name}"
@@ -163,7 +164,7 @@ def require_readable(task: Task, session: Session, clip: CLIP) -> None:
 
 
 def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any]) -> Outcome:
-    """Train in the unfinished folder, test on every target, and put the folder into its place."""
+    """Train in the partial folder, test on every target, and rename the folder to its target."""
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -203,7 +204,7 @@ def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
 
 
 def retargeted(method: Method, target: Target) -> Method:
-    """The finished method for the target's classes; the method itself where they are its own."""
+    """The finished method for the target's classes; the method itself if they are its own classes."""
     if target.from_source == tuple(range(len(method.problem.names))):
         return method
     problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
@@ -213,7 +214,7 @@ def retargeted(method: Method, target: Target) -> Method:
 def _result(
     spec: Spec, task: Task, model: Classifier, measured: Sequence[TargetResult], seconds: float
 ) -> dict[str, Any]:
-    """The figures of a run, as `dca fit --json` prints them; no path of this machine is among them."""
+    """The figures of a run, as `dca fit --json` prints them; without any path of this machine."""
     rows = [target.to_dict() for target in measured]
     first: dict[str, Any] = rows[0] if rows and spec.protocol != "cross-dataset" else {}
     found: dict[str, Any] = {

@@ -29,11 +29,11 @@ class RunFolder:
 
     @property
     def partial(self) -> Path:
-        """Where the run is until it is finished."""
+        """The folder of the run until it is finished."""
         return partial_of(self.target)
 
     def require_place(self, data: str) -> None:
-        """Raise where no model may go: on top of something else, or among the images it learns from."""
+        """Raise if the target holds something other than a model, or is inside the image folder."""
         checkpoint.require_replaceable(self.target)
         source, place = Path(data).expanduser(), self.target.absolute().parent.resolve()
         if source.is_dir() and place.is_relative_to(source.resolve()):
@@ -43,7 +43,7 @@ class RunFolder:
             )
 
     def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a finished run with this identity; raises where another run's model is there."""
+        """The result of a finished run with this identity; raises if the folder holds the model of another run."""
         if not checkpoint.holds_model(self.target):
             return None
         try:
@@ -60,11 +60,11 @@ class RunFolder:
         if differing:
             problem = f"{self.target} holds a model of another run"
             raise UserError(problem, details=differing, hint=[choose_output(), allow_overwrite()])
-        (self.target / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
+        (self.target / STATE).unlink(missing_ok=True)  # left if a run was killed just after the rename
         return result
 
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
-        """The folder of the unfinished run: continued when it is this run's, emptied otherwise."""
+        """The folder of the unfinished run; what another run left there is deleted."""
         with writing(self.partial):
             if self.partial.exists() and (differing := self._discarded(identity)):
                 self._require_ours()
@@ -75,7 +75,7 @@ class RunFolder:
         return self.partial
 
     def _discarded(self, identity: dict[str, Any]) -> list[str]:
-        """Why the unfinished run that is there cannot be continued; nothing if it can."""
+        """Why the unfinished run in the folder cannot be continued; empty if it can."""
         try:
             return differences(self._identity(self.partial), identity, but=[TEST])
         except UserError as error:
@@ -86,7 +86,7 @@ class RunFolder:
         return read_json(folder / SPEC).get("identity")
 
     def _require_ours(self) -> None:
-        """Raise where the partial folder holds what no run has written; hidden files are halves of ours."""
+        """Raise if the partial folder holds files that a run does not write; hidden files are our temporary files."""
         names = (path.name for path in self.partial.iterdir())
         if foreign := sorted(name for name in names if name not in FILES and not name.startswith(".")):
             raise UserError(
@@ -96,7 +96,7 @@ class RunFolder:
             )
 
     def abandon(self) -> None:
-        """Remove the partial folder where there is nothing to continue from."""
+        """Remove the partial folder if it holds no state to continue from."""
         if not (self.partial / STATE).is_file():
             shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -105,12 +105,12 @@ class RunFolder:
         return sum(row["seconds"] for row in read_metrics(self.partial))
 
     def finish(self) -> None:
-        """Put the finished folder into its place."""
+        """Rename the finished folder to its target."""
         atomic_replace(self.partial, self.target)
-        # Only now: until the folder is in its place, an interrupted run still needs its state.
+        # Only now: until the rename, an interrupted run still needs its state.
         (self.target / STATE).unlink(missing_ok=True)
 
 
 def partial_of(target: Path) -> Path:
-    """Where a run is until it is finished."""
+    """The folder of a run until it is finished."""
     return target.with_name(f"{target.name}{PARTIAL}")

@@ -1,4 +1,4 @@
-"""What is to be run: one canonical description for the command line, Python and sweeps."""
+"""`Spec`: the canonical description of an experiment, for the command line, Python and sweeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = ("data", "draw", "backbone")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One experiment. Equal experiments have equal specs, however they were written down.
+    """One experiment. Equal experiments have equal specs, however their arguments are spelled.
 
     Args:
         data: What to learn from: a folder, an image list, or the name of a public dataset.
@@ -34,9 +34,9 @@ class Spec:
         seed: Decides the draw and the initial values.
         backbone: A short name, a hub id or a path.
         precision: "auto", "fp32" or "bf16".
-        selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code took.
+        selection: "strict" selects on at most 4 validation images per class, "paper" on those of the authors' code.
         hold_out: Test on this share of each class, where the data has no test part.
-        draw: A file that says exactly which images are taken.
+        draw: A file that lists exactly the images to take.
         options: Options of the method by name; those at their defaults are dropped.
 
     Raises:
@@ -80,7 +80,7 @@ class Spec:
         self._check()
 
     def _check(self) -> None:
-        """Raise where words are unknown or arguments contradict each other."""
+        """Raise if a value is unknown or arguments contradict each other."""
         for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS)):
             if getattr(self, name) not in known:
                 raise UserError(f"unknown {name} '{getattr(self, name)}'", hint=f"one of: {', '.join(known)}")
@@ -105,7 +105,7 @@ class Spec:
         return get_method(self.method)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that may travel: of paths only the last part, so that no folder of this machine is told."""
+        """Plain values for records; of paths only the last part, so that records hold no folder of this machine."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values |= {name: values[name] and _portable(values[name]) for name in PLACES}
         return values | {"targets": list(map(_portable, self.targets)), "options": dict(self.options)}
@@ -116,7 +116,7 @@ class Spec:
         return digest_of(self.to_dict())[:16]
 
     def classifier(self, device: str = "auto") -> Classifier:
-        """The classifier that this spec asks for, not fitted yet."""
+        """The classifier of this spec, not fitted yet."""
         return Classifier(
             self.method,
             shots=self.shots,

@@ -1,4 +1,4 @@
-"""What a trained model is on disk: config.json, model.safetensors, a card. Never backbone weights."""
+"""A trained model on disk: config.json, model.safetensors and a card, without backbone weights."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from dca.model.record_checks import record_problems
 
 FORMAT = 2
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
-# Everything that a model folder, finished or not, may hold.
+# All files that a model folder, finished or not, may hold.
 FILES = frozenset({CONFIG, WEIGHTS, CARD, SPEC, RESULT, METRICS, STATE})
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Record:
-    """Everything about a model but its tensors.
+    """Everything about a model except its tensors.
 
     Attributes:
         method: Name of the method.
-        options: Its options, all of them settled.
-        problem: What the method was told: class names that CLIP reads, shots, seed, ...
+        options: Its options, all resolved.
+        problem: The problem of the method: class names that CLIP reads, shots, seed, ...
         labels: What the user calls each class; `predict` returns these.
         backbone: Source name, hash, sizes and preprocessing of the backbone.
         given: Shots and options as the user gave them, so that the model can be fitted again.
         draw: Class index, name and content hash of each training image.
         results: Figures of the fit.
         sha256: Hashes of the weights and of problem and labels as they were written.
-        package: Top module of the method's code, where it is not ours.
+        package: Top-level package of the method if it is not `dca`; else empty.
     """
 
     method: str
@@ -76,7 +76,7 @@ def stored_label(label: Any) -> Any:
 
 
 def backbone_record(clip: CLIP) -> dict[str, Any]:
-    """Identity of a backbone: what it is called, its hash, its sizes and how it sees images."""
+    """Identity of a backbone: source name, hash, sizes and preprocessing."""
     return {
         "source": clip.source,
         "digest": clip.digest,
@@ -86,7 +86,7 @@ def backbone_record(clip: CLIP) -> dict[str, Any]:
 
 
 def write(folder: Path, method: Method, record: Record) -> None:
-    """Write a model's files into an existing folder that nobody takes for finished yet."""
+    """Write a model's files into an existing folder that is not yet at its final place."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
     weights = save(tensors)
     sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
@@ -102,7 +102,7 @@ def _classes_hash(raw: dict[str, Any]) -> str:
 
 
 def save_model(target: Path, method: Method, record: Record) -> None:
-    """A finished model folder at `target`, replacing a model that was there, and nothing else."""
+    """Write a model folder to `target`; replaces a model, but nothing else."""
     require_replaceable(target)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def save_model(target: Path, method: Method, record: Record) -> None:
 
 
 def require_replaceable(target: Path) -> None:
-    """Raise where `target` is no name for a folder, or holds something that is not a model of ours."""
+    """Raise if `target` is not a valid folder name, or holds something that is not a dca model."""
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is no name for a new folder", hint=choose_output())
     with writing(target):
@@ -128,12 +128,12 @@ def require_replaceable(target: Path) -> None:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder holds a model written here, whole or damaged."""
+    """Whether the folder holds a dca model, intact or damaged."""
     if not folder.is_dir() or not (folder / CONFIG).is_file():
         return False
     try:
         return read_json(folder / CONFIG).get("library") == LIBRARY
-    except UserError:  # a damaged file: known by what lies beside it
+    except UserError:  # a damaged file: recognised by the files beside it
         names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
         return WEIGHTS in names and names <= FILES
 
@@ -162,7 +162,7 @@ def _changed(path: Path, what: str) -> UserError:
 
 
 def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
-    """The model's method, which may be another package's."""
+    """The method of the model, possibly from another package."""
     try:
         return get_method(raw["method"])
     except UserError as error:
@@ -175,7 +175,7 @@ def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The JSON of a model folder, if it is one of ours and of a format known here."""
+    """The JSON of a model folder; raises if it is not a dca model in a format that this version reads."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such model folder", hint=fit_first())
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
@@ -207,7 +207,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def require_whole(folder: Path, record: Record) -> None:
-    """Raise where the weights are not, byte for byte, those that were written with the record."""
+    """Raise if the bytes of the weights differ from those that were written with the record."""
     with (folder / WEIGHTS).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if record.sha256["weights"] != found:
@@ -230,7 +230,7 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
 
 
 def require_same_backbone(folder: Path, record: Record, clip: CLIP) -> None:
-    """Raise unless `clip` is, bit for bit, what the model was trained on."""
+    """Raise unless `clip` has exactly the weights that the model was trained with."""
     wanted, found = record.backbone["digest"], clip.digest
     if wanted != found:
         raise UserError(

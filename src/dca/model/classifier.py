@@ -1,4 +1,4 @@
-"""Classifier: from a folder of photos to predictions, in the manner of scikit-learn."""
+"""Classifier: from a folder of photos to predictions, with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dca.model.inputs import as_dataset, as_images, is_one, match_classes, requi
 
 Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
 Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
-# Parameters of every classifier; the others belong to its method.
+# Parameters of every classifier; all others are options of its method.
 OWN = ("method", "shots", "seed", "backbone", "device", "precision")
 
 
@@ -49,7 +49,7 @@ class Classifier:
 
     Attributes:
         classes_: After `fit`, the labels in the order of the columns of `predict_proba`: labels as they were given
-            (numbers stay numbers), or folder names where a folder was given.
+            (numbers stay numbers), or folder names if a folder was given.
         method_: After `fit`, the finished method.
         history_: After `fit`, one row of metrics per epoch.
 
@@ -61,7 +61,7 @@ class Classifier:
         True
     """
 
-    _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
+    _estimator_type = "classifier"  # read by scikit-learn before 1.6
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Classifier:
         self.settings = settings
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """What the constructor was given."""
+        """The arguments of the constructor."""
         return {**{name: getattr(self, name) for name in OWN}, **self.settings}
 
     def set_params(self, **params: Any) -> Self:
-        """Change what the constructor was given; takes effect at the next `fit`."""
+        """Change arguments of the constructor; takes effect at the next `fit`."""
         for name, value in params.items():
             if name in OWN:
                 setattr(self, name, value)
@@ -96,7 +96,7 @@ class Classifier:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's `cross_val_score`, `GridSearchCV` and the like ask for."""
+        """Tags that scikit-learn's `cross_val_score`, `GridSearchCV` and others read."""
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
@@ -124,8 +124,8 @@ class Classifier:
 
         Args:
             X: A folder, an image list, a dataset, or images.
-            y: Labels, where X are images.
-            progress: Told how far it has come; None draws bars where stderr is a terminal.
+            y: Labels, if X are images.
+            progress: Called with the progress of the fit; None shows bars if stderr is a terminal.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
             session: Shared backbones and images; its device is used, not this classifier's.
 
@@ -141,8 +141,8 @@ class Classifier:
         require_learnable(dataset)
         require_shots(dataset, shots)
         source, _ = training_part(dataset, shots, seed, selection="strict", validation=kind.validation)
-        with shown(progress) as told:
-            session = (session or Session(device=self.device)).reporting(told)
+        with shown(progress) as report:
+            session = (session or Session(device=self.device)).reporting(report)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
 
     def learn(
@@ -153,12 +153,12 @@ class Classifier:
         selection: Selection = "strict",
         folder: Path | None = None,
     ) -> Self:
-        """Learn from all training images of `source`, which was drawn already: what `fit` and experiments share.
+        """Learn from all training images of `source`, which is drawn already; used by `fit` and by experiments.
 
         Args:
             source: Training and validation images; test images are ignored.
             session: Where backbones, images and features come from.
-            selection: Whether values that authors chose by dataset may be used.
+            selection: With "paper", values that authors chose per dataset may be used.
             folder: Where the state of training is kept.
 
         Returns:
@@ -195,7 +195,7 @@ class Classifier:
 
         Args:
             X: One image or several (paths or PIL images), or a folder of images.
-            progress: Told how far it has come.
+            progress: Called with the number of images done.
 
         Returns:
             (n, C), columns in the order of `classes_`; every row sums to one.
@@ -207,7 +207,7 @@ class Classifier:
         return self._probabilities(method, as_images(X), progress, stored=False)
 
     def predict(self, X: Images) -> Any:
-        """The likeliest class as `classes_` has it.
+        """The label of the most probable class.
 
         Args:
             X: As for `predict_proba`.
@@ -229,8 +229,8 @@ class Classifier:
 
         Args:
             X: A folder, an image list or a dataset (its test part, or else its validation part, is used), or images.
-            y: Labels, where X are images.
-            progress: Told how far it has come.
+            y: Labels, if X are images.
+            progress: Called with the number of images done.
 
         Returns:
             Accuracy, accuracy per class and calibration.
@@ -246,7 +246,7 @@ class Classifier:
         return dataclasses.replace(report, seen_in_training=self._seen(images))
 
     def _seen(self, images: Sequence[ImageLike]) -> int:
-        """How many of the images are among those of the fit, by their content."""
+        """How many of the images were trained on, by their content."""
         known = {row["sha256"] for row in self.draw_}
         return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
@@ -260,7 +260,7 @@ class Classifier:
         return ZeroShot.of(method.clip, method.problem)
 
     def record(self) -> checkpoint.Record:
-        """What is saved beside the tensors."""
+        """The record that is saved beside the tensors."""
         method = self._fitted()
         module = type(method).__module__.partition(".")[0]
         given = {"shots": self.shots if self.shots is None else int(self.shots), "options": _plain(self.settings)}
@@ -277,10 +277,10 @@ class Classifier:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model: prompts, head, classes, options; never backbone weights.
+        """Write the model: prompts, head, classes and options, without backbone weights.
 
         Args:
-            folder: Where to; a model that is there is replaced, nothing else ever is.
+            folder: Folder to write; a model in it is replaced, anything else is an error.
 
         Raises:
             UserError: If the classifier is not fitted, or the folder cannot be written.
@@ -307,10 +307,10 @@ class Classifier:
             session: Shared backbones; its device is used.
 
         Returns:
-            A fitted classifier with the settings it was made with: `fit` learns with them again.
+            A fitted classifier with its original settings, which another `fit` uses again.
 
         Raises:
-            UserError: If the folder holds no whole model, or the backbone cannot be loaded or is another one.
+            UserError: If the folder holds no intact model, or its backbone cannot be loaded or is a different one.
         """
         path = Path(folder)
         require_usable(device, precision)

@@ -73,7 +73,7 @@ def as_images(X: Any) -> list[ImageLike]:
 
 
 def readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
-    """The images that can be opened, and the name of each other one with the reason; raises if none can."""
+    """The images that can be opened, and one line with name and reason for each other one; raises if none can."""
     outcomes = attempt(images, lambda image: None, progress=of_stage(progress, "checking"))
     faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
     if len(faults) == len(images):
@@ -83,7 +83,7 @@ def readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str
 
 
 def is_one(X: Any) -> bool:
-    """Whether X is a single image: a path that is no folder, or an image."""
+    """Whether X is a single image: a path that is not a folder, or an image."""
     return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not os.path.isdir(X))
 
 
@@ -100,7 +100,7 @@ def as_image(x: Any) -> ImageLike:
 
 
 def require_shots(dataset: Dataset, shots: int | None) -> None:
-    """Raise where a class has fewer training images than are to be drawn."""
+    """Raise if a class has fewer training images than `shots`."""
     if shots is None or not (short := short_classes(dataset, shots)):
         return
     least = min(n for _, n in short)
@@ -163,7 +163,7 @@ def _labels(y: Any) -> list[Any]:
 
 
 def _in_order(labels: Iterable[Any]) -> tuple[Any, ...]:
-    """Labels sorted: numbers by size, names by letters; mixed ones as they read."""
+    """Labels sorted: numbers by size, names by letters; mixed ones by their text."""
     try:
         return tuple(sorted(labels))
     except TypeError:

@@ -1,4 +1,4 @@
-"""What can be wrong with the `config.json` of a model, field by field."""
+"""Checks of the `config.json` of a model, field by field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-# Field, type, what JSON calls it.
+# Field, type, name of the type in JSON.
 FIELDS = (
     ("method", str, "string"),
     ("options", dict, "object"),
@@ -22,7 +22,7 @@ FIELDS = (
 
 
 def record_problems(raw: dict[str, Any]) -> list[str]:
-    """One line per field that is missing or is not what it should be."""
+    """One line per field that is missing or wrong."""
     problems = [f"{name}: a JSON {word} expected" for name, kind, word in FIELDS if type(raw.get(name)) is not kind]
     if problems:
         return problems
@@ -63,7 +63,7 @@ def _given_faults(given: dict[str, Any]) -> list[str]:
 
 
 def unreadable_names(names: Sequence[str]) -> list[str]:
-    """Class names that are empty or hold what is no text: control characters, broken Unicode."""
+    """Class names that are empty or contain control characters or broken Unicode."""
     return [
         f"{name!r} is no readable name"
         for name in names
