@@ -19,15 +19,15 @@ import torch
 from dca.core import seeds
 from dca.clip import CLIP
 from dca.data.dataset import Dataset
-from dca.data.image_store import ImageStore
 from dca.data.sources.sample import load_sample
 from dca.core.errors import UserError
+from dca.engine.session import Session
 from dca.engine.step import Gradients, compute
+from dca.engine.training_images import TrainingImages
 from dca.methods.interface import Batch, Step, Problem
 from dca.methods.registry import all_methods, get_method
 from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
-from dca.engine.training_images import TrainingImages
 
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
@@ -35,8 +35,7 @@ LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gr
 def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
     """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
-    store = ImageStore([item.image for item in data.train], clip.preprocess.size, clip.preprocess.crop)
-    return data, TrainingImages(store, torch.tensor([item.label for item in data.train]), clip, seed=1)
+    return data, TrainingImages(data.train, Session(device=str(clip.device)), clip, seed=1)
 
 
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:

@@ -24,11 +24,13 @@ from PIL import Image
 
 from dca.clip import CLIP, Preprocess
 from dca.data.augment import random_crops
-from dca.data.image_store import ImageStore, stream
+from dca.data.dataset import Item
+from dca.data.image_store import stream
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
-from dca.engine.training_images import TrainingImages
 from dca.engine.loop import Trainer
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
 
 PHOTO = (500, 375)
 SHOTS, CLASSES, STORED = 16, 10, 224
@@ -91,9 +93,8 @@ def training(backbone: str) -> dict[str, float]:
     """A DCA step on 160 images of 224 px held in memory, and the share of the images in its time."""
     clip = CLIP.from_pretrained(backbone).freeze()
     photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
-    store = ImageStore(photos, clip.preprocess.size, clip.preprocess.crop)
-    labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
-    images = TrainingImages(store, labels, clip, seed=1)
+    items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
+    images = TrainingImages(items, Session(device="cpu"), clip, seed=1)
     kind = get_method("dca")
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
     options = kind.Options(epochs=1, batch_size=32, learning_rate=0.01)
@@ -108,9 +109,9 @@ def training(backbone: str) -> dict[str, float]:
         for k, i in enumerate(batch.tolist()):
             left, top = int(crops.left[k]), int(crops.top[k])
             box = (left, top, left + int(crops.width[k]), top + int(crops.height[k]))
-            np.asarray(store.images[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
+            np.asarray(photos[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
 
-    step = core_seconds(lambda: trainer._step(batch, generator, 0), 10)
+    step = core_seconds(lambda: trainer._step(trainer._batch(batch, generator), 0.01), 10)
     ours = core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
     held = core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
     return {
