@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 MOST_FUNCTION_LINES, MOST_FILE_LINES = 50, 400
-# Enough of a house for the planted examples.
+# A small package tree for the planted examples.
 EMPTY = {"dca.clip.model": "", "dca.methods.shared.metric": ""}
 
 
@@ -76,7 +76,7 @@ def wrong_imports(texts: Mapping[str, str]) -> list[str]:
 
 
 def wrong_calls(texts: Mapping[str, str]) -> list[str]:
-    """What no room may do: choose a device, move the global seed, open pickles, print, use pyplot."""
+    """What no package may do: choose a device, move the global seed, open pickles, print, use pyplot."""
     wrong = []
     for module, text in texts.items():
         for node in ast.walk(ast.parse(text)):
