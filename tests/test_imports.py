@@ -125,7 +125,7 @@ def test_functions_and_files_stay_short():
     assert too_long({name: text for name, text in sources().items() if not name.startswith("dca_pretrain")}) == []
 
 
-def test_the_whole_house_is_looked_at():
+def test_all_packages_are_checked():
     found = sources()
     assert {"dca.clip.weights", "dca.methods.dca", "dca.cli.fit", "dca.engine.loop", "dca.data.sources.folder"} <= set(
         found

@@ -92,8 +92,7 @@ def run(
     Args:
         spec: What to run.
         folder: Folder of the finished run; until then it is `folder` + ".partial".
-        dataset: The dataset that `spec.data` names, if it is loaded already.
-        targets: The datasets that `spec.targets` name, if they are loaded already.
+        dataset, targets: The datasets that `spec.data` and `spec.targets` name, if they are loaded already.
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run in `folder`.
