@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing before them but Python 3.11+, make and a package index.
+# `make demo` and `make test` need only Python 3.11+, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,12 +8,12 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-# The constraints name exact versions, so that a fresh machine gets what the tests ran with.
+# The constraints pin exact versions, so that every machine installs what the tests ran with.
 $(STAMP): pyproject.toml ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c ci/constraints.txt -e '.[dev]'
-	# Only for the vocabulary file inside it; its dependencies are not wanted.
+	# Only its vocabulary file is needed, so it is installed without dependencies.
 	$(BIN)/python -m pip install -q --no-deps -c ci/constraints.txt open_clip_torch
 	touch $(STAMP)
 

@@ -1,10 +1,10 @@
 """Check that a GPU gives what the CPU gives, and time both: python benchmarks/check_device.py [--backbone mini].
 
-The same method, images and random streams run on both devices. Printed are the largest differences
+The same method, images and random streams run on both devices. It prints the largest differences
 of features, loss terms and gradients in float32 (TF32 off), the agreement of predictions in
-bfloat16, and milliseconds a training step. Then, for every method that trains on images, the step as
-recorded in a CUDA graph against the step as written, and that a step that cannot be recorded is named. Exits with 1
-when a float32 difference exceeds its limit.
+bfloat16, and milliseconds per training step. Then it compares, for every method that trains on images, the step
+recorded in a CUDA graph with the step as written, and checks that a step that cannot be recorded raises a UserError.
+Exits with 1 when a float32 difference exceeds its limit.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dca.clip import CLIP
 from dca.data.dataset import Dataset
 from dca.data.sources.sample import load_sample
 from dca.core.errors import UserError
-from dca.engine.step import Gradients, compute_gradients
+from dca.engine.session import Session
+from dca.engine.step import Gradients, compute
+from dca.engine.training_images import TrainingImages
 from dca.methods.interface import Batch, Step, Problem
 from dca.methods.registry import all_methods, get_method
 from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
 
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
 
 def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
-    """The sample images, eight per class, where the backbone is."""
+    """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
     return data, TrainingImages(data.train, Session(device=str(clip.device)), clip, seed=1)
 
@@ -48,7 +48,7 @@ def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, Training
 
 
 def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
-    """Everything that both devices must agree on, from one augmented batch."""
+    """The values on which both devices must agree, from one augmented batch."""
     generator = seeds.generator(1, "check")
     indices = torch.arange(32)
     pixels = images.pixels(indices, generator, augment=True)
@@ -112,15 +112,15 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
     gradients(batch(32))
     got = [p.grad.clone() for p in method.parameters() if p.grad is not None]
     second = batch(32)
-    compute_gradients(method, second)
+    compute(method, second)
     want = [p.grad.clone() for p in method.parameters() if p.grad is not None]
     gap = max(float((a - b).norm() / b.norm().clamp_min(1e-12)) for a, b in zip(got, want, strict=True))
-    written = _timed(lambda: compute_gradients(method, second), 5, True)
+    written = _timed(lambda: compute(method, second), 5, True)
     return gap, written, _timed(lambda: gradients(second), 20, True) if gradients.recorded else None
 
 
 def check_recordings(clip: CLIP) -> bool:
-    """Every method that trains on images; whether all gaps are within the limit."""
+    """Whether the recorded gradients of every method that trains on images are within the limit."""
     data, images = sample_of(clip)
     good = True
     for name, kind in all_methods().items():
@@ -129,22 +129,22 @@ def check_recordings(clip: CLIP) -> bool:
         gap, written, replayed = recorded(name, clip, images, data)
         good &= gap <= LIMITS["gradients"]
         how = "not recorded" if replayed is None else f"recorded {replayed:.1f}"
-        print(f"{name:<10} gradients {gap:.1e} apart; ms a step: written {written:.1f}, {how}")
+        print(f"{name:<10} gradients {gap:.1e} apart; ms per step: written {written:.1f}, {how}")
     return good
 
 
 class ReadsBack(CoOp):
-    """CoOp with a step that asks the device for a number, which no recording can do."""
+    """CoOp with a step that reads a value back from the device, which cannot be recorded."""
 
     def step(self, batch: Batch) -> Step:
-        """CoOp's, looked at."""
+        """The step of CoOp, with one value read back."""
         step = super().step(batch)
         step.terms["cls"].item()
         return step
 
 
 def check_refusal(clip: CLIP) -> bool:
-    """Whether a step that cannot be recorded ends with an error of ours. Last, since CUDA may be of no use then."""
+    """Whether a step that cannot be recorded raises a UserError. Called last: CUDA may be unusable afterwards."""
     data, images = sample_of(clip)
     method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())
     gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
@@ -179,7 +179,7 @@ def main() -> int:
     same = observe(*half)["probabilities"].argmax(-1) == ours["probabilities"].argmax(-1)
     print(f"bf16 predictions equal to the CPU's: {float(same.float().mean()):.1%}")
     times = milliseconds(*cpu, steps=3), milliseconds(*gpu), milliseconds(*half)
-    print("ms a step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
+    print("ms per step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
     failed |= not check_recordings(gpu[0].clip)
     return int(failed | (not check_refusal(gpu[0].clip)))
 

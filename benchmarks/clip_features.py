@@ -1,12 +1,12 @@
-"""Methods over frozen features on real CLIP features, without an encoder.
+"""Methods over frozen features, on precomputed features of a real CLIP.
 
     python benchmarks/clip_features.py [--data FOLDER] [--shots 1,2,4,8,16] [--json]
 
 FOLDER holds safetensors files of unit features of OpenAI's ViT-B/32 for Caltech101, Flowers102 and
 Oxford-IIIT Pets: test, val, and training sets of 1 to 16 shots, whose rows are means over augmented
-views; and text features of "a NAME" for the names of LVIS. Every head is fitted on the training rows;
-what it searches, it searches on min(shots, 4) validation rows a class. Without text features the
-methods run without their text part. Test accuracy in percent, as Markdown.
+views; and text features of "a NAME" for the names of LVIS. Every head is fitted on the training rows
+and selects on min(shots, 4) validation rows per class. Without text features the methods run without
+their text part. Prints test accuracy in percent, as Markdown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dca.engine.loop import Trainer
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "clip_features"
 DATASETS = {"caltech101": "Caltech101", "oxford_flowers": "Flowers102", "oxford_pets": "OxfordPets"}
 SHOTS = (1, 2, 4, 8, 16)
-# One view: the supplied rows are means over views already.
+# One view: the given rows are means over views already.
 METHODS: dict[str, dict[str, Any]] = {
     "linear_probe": {},
     "tip_adapter": {"views": 0},
@@ -49,7 +49,7 @@ WITH_TEXT: dict[str, dict[str, Any]] = {"zero_shot": {}, **METHODS, "clap": {"vi
 
 
 class Given:
-    """In the place of a backbone: images are their features, text features are as supplied."""
+    """Stands in for a backbone: images are given as features, and so are the texts."""
 
     def __init__(self, text: Tensor) -> None:
         self.text = text
@@ -61,7 +61,7 @@ class Given:
         return features
 
     def encode_text(self, sentences: list[str]) -> Tensor:
-        """One supplied vector a class."""
+        """One given vector per class."""
         assert len(sentences) == len(self.text)
         return self.text
 
@@ -106,7 +106,7 @@ def parts(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = No
 
 
 def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Problem, train: Rows, test: Rows) -> float:
-    """Test accuracy of one of our methods, fitted as `dca fit` does it."""
+    """Test accuracy of one method, fitted as `dca fit` fits it."""
     kind = get_method(name)
     method = kind.build(Given(text), problem, kind.Options(**settings))  # type: ignore[arg-type]
     if method.trains_on == "features":
@@ -163,7 +163,7 @@ def by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:
 
 
 def markdown(title: str, found: dict[int, dict[str, float]]) -> str:
-    """A table: one row a head, one column a number of shots."""
+    """A table: one row per head, one column per number of shots."""
     lines = [f"| {title} | " + " | ".join(f"{k} shots" if k > 1 else "1 shot" for k in found) + " |"]
     lines.append("|---|" + "---:|" * len(found))
     for name in next(iter(found.values())):

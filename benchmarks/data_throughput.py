@@ -1,9 +1,9 @@
-"""How fast images come in: decoding for evaluation, and augmentation beside a training step.
+"""Speed of image input: decoding for evaluation, and augmentation compared with a training step.
 
     python benchmarks/data_throughput.py [--backbone mini] [--images 400] [--json]
 
-Ours beside a plain reference in one run: streamed decoding beside a loop over Pillow, batched
-augmentation beside Pillow's crop and resize of the same boxes, one image at a time.
+Each is compared with a plain reference in the same run: streamed decoding with a loop over Pillow, batched
+augmentation with Pillow's crop and resize of the same boxes, one image at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from PIL import Image
 
 from dca.clip import CLIP, Preprocess
 from dca.data.augment import random_crops
-from dca.data.image_store import ImageStore, stream
+from dca.data.dataset import Item
+from dca.data.image_store import stream
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
-from dca.engine.training_images import TrainingImages
 from dca.engine.loop import Trainer
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
 
 PHOTO = (500, 375)
 SHOTS, CLASSES, STORED = 16, 10, 224
@@ -36,7 +38,7 @@ TRANSFORM = Preprocess(size=224, resize=224, resample=3, mean=(0.48, 0.46, 0.41)
 
 
 def photo(seed: int, size: tuple[int, int]) -> Image.Image:
-    """An image with the spectrum of a photograph: the finer, the fainter."""
+    """An image with the spectrum of a photo: finer detail is fainter."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((size[1], size[0], 3))
     for octave in range(9):
@@ -47,9 +49,9 @@ def photo(seed: int, size: tuple[int, int]) -> Image.Image:
 
 
 def core_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median processor time of one call, all threads together: what it takes of one core.
+    """Median processor time of one call, summed over all threads.
 
-    Unlike the time on the wall, it hardly depends on what else the machine is doing.
+    Unlike wall-clock time, it hardly depends on what else the machine is doing.
     """
     work()
     times = []
@@ -88,12 +90,11 @@ def decoding(count: int) -> dict[str, float]:
 
 
 def training(backbone: str) -> dict[str, float]:
-    """A DCA step on 160 images of 224 px held in memory, and what the images cost in it."""
+    """A DCA step on 160 images of 224 px held in memory, and the share of the images in its time."""
     clip = CLIP.from_pretrained(backbone).freeze()
     photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
-    store = ImageStore(photos, clip.preprocess.size, clip.preprocess.crop)
-    labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
-    images = TrainingImages(store, labels, clip, seed=1)
+    items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
+    images = TrainingImages(items, Session(device="cpu"), clip, seed=1)
     kind = get_method("dca")
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
     options = kind.Options(epochs=1, batch_size=32, learning_rate=0.01)
@@ -108,9 +109,9 @@ def training(backbone: str) -> dict[str, float]:
         for k, i in enumerate(batch.tolist()):
             left, top = int(crops.left[k]), int(crops.top[k])
             box = (left, top, left + int(crops.width[k]), top + int(crops.height[k]))
-            np.asarray(store.images[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
+            np.asarray(photos[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
 
-    step = core_seconds(lambda: trainer._step(batch, generator, 0), 10)
+    step = core_seconds(lambda: trainer._step(trainer._batch(batch, generator), 0.01), 10)
     ours = core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
     held = core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
     return {

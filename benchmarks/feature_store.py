@@ -1,8 +1,8 @@
-"""How fast the feature store is: storing, reading all, reading a few of many.
+"""Speed of the feature store: storing, reading all, reading a few of many.
 
     python benchmarks/feature_store.py [--width 256] [--folder DIR] [--json]
 
-Beside it, in the same run: one .npy file of the same features, written and flushed to disk, and read.
+For comparison, in the same run: one .npy file of the same features, written and flushed to disk, and read.
 """
 
 from __future__ import annotations

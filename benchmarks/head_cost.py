@@ -4,8 +4,8 @@
 
 Two backbones: `mini`, and one of the shape of ViT-B/16 with random weights. Text and shot features are random
 unit vectors, as loaded from a saved model. A prediction begins with a PIL image and ends with
-probabilities. The two methods are measured in turns, and the shortest time of each counts, so that the load
-of the machine matters little.
+probabilities. The two methods are measured alternately, and the shortest time of each counts, so that the load
+of the machine has little effect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def units(*shape: int) -> Tensor:
 
 
 def loaded(clip: CLIP, classes: int, shots: int) -> tuple[ZeroShot, DCA, float]:
-    """Zero-shot CLIP and DCA as read from files, and the seconds in which the head of DCA was made."""
+    """Zero-shot CLIP and DCA as read from files, and the seconds it took to make the head of DCA."""
     problem = Problem(names=tuple(f"class {c}" for c in range(classes)), shots=shots)
     D, plain = clip.config.embed_dim, ZeroShot.build(clip, problem, ZeroShot.Options())
     plain.restore({"text_features": units(classes, D)})
@@ -71,7 +71,7 @@ def predict(method: Method, image: Image.Image) -> Tensor:
 
 
 def milliseconds(calls: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Shortest time of each call, made in turns."""
+    """Shortest time of each call; the calls alternate."""
     times: list[list[float]] = [[] for _ in calls]
     for round_ in range(repeats + 2):
         for call, found in zip(calls, times, strict=True):

@@ -3,9 +3,10 @@
     python benchmarks/method_accuracy.py DATA ... [--method NAME ...] [--seed 1 ...] [--jobs 2] [--out runs]
     python benchmarks/method_accuracy.py DATA ... --trials --method lamm
 
-DATA are dataset folders as `dca fit` takes them. Every run is what `dca fit` would do; finished ones are kept
-in --out and not repeated. Every method has its defaults, but for SMALL: what had to be changed for a small
-backbone. Those were chosen by --trials, which tests TRIALS on the validation images and never opens a test image.
+DATA are dataset folders as `dca fit` takes them. Every run is the same as with `dca fit`; finished runs are kept
+in --out and not repeated. Every method has its default options, except for those in SMALL, which had to be changed
+for a small backbone. They were chosen by --trials, which tests TRIALS on the validation images and never opens a test
+image.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TRIALS: dict[str, list[dict[str, Any]]] = {
 
 
 def validating(dataset: Dataset) -> Dataset:
-    """The dataset with its validation images, as far as they are here, in the place of the test images."""
+    """The dataset with those validation images that exist in place of the test images."""
     here = tuple(i for i in dataset.val if not isinstance(i.image, Path) or i.image.is_file())
     return dataclasses.replace(dataset, test=here, val=())
 
@@ -62,7 +63,7 @@ def folder_of(spec: Spec, trial: bool) -> str:
 
 
 def work(spec: Spec, out: Path, device: str, trial: bool) -> dict[str, Any]:
-    """Do one run; its figures."""
+    """Do one run; returns its figures."""
     dataset = load_dataset(spec.data)
     dataset = validating(dataset) if trial else dataset
     result = run(spec, out / folder_of(spec, trial), dataset=dataset, device=device).result
@@ -72,7 +73,7 @@ def work(spec: Spec, out: Path, device: str, trial: bool) -> dict[str, Any]:
 def outcomes(
     specs: Sequence[Spec], out: Path, device: str, trial: bool, at_once: int
 ) -> Iterator[tuple[Spec, Callable[[], Any]]]:
-    """Each spec with what gives its figures, or raises what stopped it; in processes where several run at once."""
+    """Each spec with a function that returns its figures or raises its error; in processes if several run at once."""
     if at_once == 1:
         yield from ((spec, partial(work, spec, out, device, trial)) for spec in specs)
         return
@@ -83,7 +84,7 @@ def outcomes(
 
 
 def carried_out(specs: Sequence[Spec], out: Path, device: str, trial: bool, at_once: int) -> list[dict[str, Any]]:
-    """All runs; one that cannot be done is named and left out."""
+    """The figures of all runs; a run that fails is printed and left out."""
     rows = []
     for spec, figures in outcomes(specs, out, device, trial, at_once):
         place = folder_of(spec, trial)
@@ -98,7 +99,7 @@ def carried_out(specs: Sequence[Spec], out: Path, device: str, trial: bool, at_o
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One row a method and settings: accuracy (mean over seeds), trained values and seconds on each dataset."""
+    """One row per method and settings: accuracy (mean over seeds), trained values and seconds on each dataset."""
     names = sorted({row["data"] for row in rows})
     found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
@@ -120,12 +121,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run and print; 2 where a run could not be done."""
+    """Run and print; returns 2 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+")
     parser.add_argument("--method", action="append", help="repeatable; all unless given")
     parser.add_argument("--seed", action="append", type=int, help="repeatable; 1 unless given")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every method that has a use for it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every method that uses this option")
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
@@ -137,11 +138,11 @@ def main() -> int:
     specs: list[Spec] = []
     for data in chosen.data:
         for method in chosen.method or all_methods():
-            heeded = {k: v for k, v in common.items() if k not in get_method(method).unused_options()}
+            used = {k: v for k, v in common.items() if k not in get_method(method).unused()}
             tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
             for settings in tried:
                 common_to = {"data": data, "method": method, "shots": SHOTS, "backbone": chosen.backbone}
-                common_to["options"] = {**settings, **heeded}
+                common_to["options"] = {**settings, **used}
                 specs += [Spec(**common_to, seed=seed) for seed in chosen.seed or [1]]
     rows = carried_out(specs, chosen.out, chosen.device, chosen.trials, chosen.jobs)
     if chosen.json:

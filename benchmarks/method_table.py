@@ -15,7 +15,7 @@ BEGIN, END = "<!-- methods: benchmarks/method_table.py -->\n", "\n<!-- end of me
 
 
 def filled(page: str) -> str:
-    """The page with our own methods' table between its marks."""
+    """The page with the table of the methods in this package between its marks."""
     ours = [method for method in all_methods().values() if method.__module__.startswith("dca.methods.")]
     before, rest = page.split(BEGIN)
     return before + BEGIN + table(ours) + END + rest.split(END, 1)[1]

@@ -102,7 +102,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sample() -> Dataset:
-    """A small cut of the drawn dataset: 10 classes, 4 training and 3 test pictures each."""
+    """A small cut of the drawn dataset: 10 classes, 4 training and 3 test images each."""
     from dca.data.sources.sample import load_sample
 
     return load_sample(per_class_train=4, per_class_test=3, size=48)

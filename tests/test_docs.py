@@ -1,4 +1,4 @@
-"""What the README and the docs tell people to type is typed here, with a tiny backbone behind `mini`."""
+"""The commands and the Python code of the README and the docs run, with a tiny backbone in place of `mini`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dca.clip.places import HUB_IDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
-# Commands that need a network, a public dataset, minutes, or the machine's own package manager.
+# Commands that need a network, a public dataset, minutes or a package manager.
 NOT_HERE = re.compile(r"^(pip|make|find|dca demo|dca datasets|dca cache|python -m dca_pretrain)\b|--backbone")
 
 
@@ -29,14 +29,14 @@ def commands(page: str) -> list[str]:
 
 @pytest.fixture
 def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files the pages speak of, and the tiny backbone in the embedded one's place."""
+    """A folder with the files that the pages mention, and the tiny backbone in place of the embedded one."""
     for split, count in (("train", 16), ("test", 2)):
         for name, source in (("cat", "fish"), ("dog", "house")):
             folder = tmp_path / "photos" / split / name
             folder.mkdir(parents=True)
-            pictures = sorted((photos / split / source).iterdir())
+            images = sorted((photos / split / source).iterdir())
             for n in range(count):
-                shutil.copyfile(pictures[n % len(pictures)], folder / f"{n}.png")
+                shutil.copyfile(images[n % len(images)], folder / f"{n}.png")
     shutil.copytree(tmp_path / "photos" / "test", tmp_path / "more_photos")
     for name in ("new.jpg", "a.jpg", "b.jpg"):
         shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
@@ -68,7 +68,7 @@ def test_python_of_the_readme_runs(desk: Path) -> None:
 
 
 def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
-    shutil.copytree(photos, desk / "pictures")
+    shutil.copytree(photos, desk / "images")
     (block,) = blocks("docs/quickstart.md", "python")
     names: dict[str, object] = {}
     exec(block, names)

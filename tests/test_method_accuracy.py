@@ -1,4 +1,4 @@
-"""benchmarks/method_accuracy.py: the table of all methods on real datasets, here on a few drawn pictures."""
+"""benchmarks/method_accuracy.py: the table of all methods on real datasets, here on a few drawn images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration: DCA against zero-shot CLIP on the built-in images, left in a folder to look at."""
+"""The demonstration: DCA against zero-shot CLIP on the built-in images, with plots."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dca.experiment.spec import Spec
 from dca.model.classifier import Classifier
 
 SHOTS = 16
-# Enough to show what few images do, within a minute or so on two cores.
+# Enough epochs to show the gain, in about a minute on two cores.
 QUICK = {"epochs": 12, "warmup_epochs": 1}
-PICTURE, CURVES, GRID = "comparison.png", "training.png", "predictions.png"
+COMPARISON, CURVES, GRID = "comparison.png", "training.png", "predictions.png"
 
 
 def demo(
@@ -38,14 +38,14 @@ def demo(
 ) -> Outcome:
     """Fit DCA on the sample and plot the results; returns the run's outcome.
 
-    A finished demonstration is left as it is, but for plots that are missing.
+    A finished demonstration is not fitted again; only missing plots are drawn.
     """
     spec = Spec(data="sample", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=QUICK)
     dataset, session = load_sample(), Session(device=device, progress=progress)
     outcome = run(spec, folder, dataset=dataset, session=session, overwrite=overwrite, progress=progress)
     model, measured = outcome.classifier, outcome.targets
     if model is None:
-        if all((folder / name).is_file() for name in (PICTURE, CURVES, GRID)):
+        if all((folder / name).is_file() for name in (COMPARISON, CURVES, GRID)):
             return outcome
         model = Classifier.from_pretrained(folder, backbone=backbone, precision=precision, session=session)
         measured = evaluate(model.method_, task_of(spec, dataset).targets, session)
@@ -57,7 +57,7 @@ def demo(
 def plot(
     folder: Path, dataset: Dataset, zero_shot: Evaluation, adapted: Evaluation, term_words: Mapping[str, str]
 ) -> None:
-    """The plots of a finished run. term_words: what the names of its loss terms mean."""
+    """Write the plots of a finished run. term_words: readable names of its loss terms."""
     truth = adapted.truth
     answer, plain = adapted.probabilities.argmax(axis=1), zero_shot.probabilities.argmax(axis=1)
     rows = plots.class_results(truth, plain, answer, dataset.names)
@@ -65,7 +65,7 @@ def plot(
     truths, answers = _names(truth, dataset.names), _names(answer, dataset.names)
     sure = adapted.probabilities.max(axis=1).tolist()
     plots.demo_figure(
-        zero_shot.accuracy, adapted.accuracy, rows, images, truths, answers, sure, folder / PICTURE, shots=SHOTS
+        zero_shot.accuracy, adapted.accuracy, rows, images, truths, answers, sure, folder / COMPARISON, shots=SHOTS
     )
     plots.prediction_grid(images, truths, answers, sure, folder / GRID)
     plots.training_curves(read_metrics(folder), folder / CURVES, term_words=term_words)

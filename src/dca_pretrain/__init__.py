@@ -1,1 +1,1 @@
-"""How `mini`, the embedded model, is made: from images with names or captions to a checkpoint."""
+"""Pretraining of `mini`, the embedded model: from images with names or captions to a checkpoint."""

@@ -16,7 +16,7 @@ CONFIG = click.argument("config", type=click.Path(exists=True, dir_okay=False, p
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-v", "--verbose", is_flag=True, help="Say more about what happens.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more about what is done.")
 def cli(verbose: bool) -> None:
     """Pretrain a small CLIP: pack images, learn a tokenizer, prepare, train, evaluate."""
     logging.basicConfig(level="INFO" if verbose else "WARNING", format="%(message)s", stream=sys.stderr)
@@ -64,7 +64,7 @@ def prepare(config: Path, sources: tuple[str, ...], device: str) -> None:
 @cli.command()
 @CONFIG
 def train(config: Path) -> None:
-    """Train, or continue training, as CONFIG says; the model is in OUT/model."""
+    """Train with the settings of CONFIG, or continue training; the model is in OUT/model."""
     from dca_pretrain.config import read_config
     from dca_pretrain.train import train as run
 
@@ -82,7 +82,9 @@ def run(context: click.Context, config: Path) -> None:
 
 @cli.command()
 @click.argument("model")
-@click.option("--data", type=click.Path(exists=True, path_type=Path), help="Caltech101, EuroSAT, Flowers102.")
+@click.option(
+    "--data", type=click.Path(exists=True, path_type=Path), help="Folder with Caltech101, EuroSAT and Flowers102."
+)
 @click.option("--pack", "packed", type=click.Path(exists=True, path_type=Path), help="Pack with tiny_imagenet.")
 @click.option("--shots", multiple=True, type=int, default=(16,), show_default=True, help="Images per class.")
 @click.option("--most", type=int, help="At most about this many validation images.")
@@ -98,7 +100,7 @@ def _show(line: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the command line; what the user must change exits with 2."""
+    """Run the command line; exit with 2 on an error that the user can correct."""
     try:
         cli(prog_name="python -m dca_pretrain")
     except UserError as error:

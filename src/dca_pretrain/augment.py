@@ -1,4 +1,4 @@
-"""Crops, flips, colours, blur and mixing for a whole batch at once, on the device it lies on."""
+"""Crops, flips, colours, blur and mixing for a whole batch at once, on its device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Mix:
-    """Rectangles taken from other images. partner: (B,). share: (B,), what is left of the own image."""
+    """Rectangles taken from other images. partner: (B,), which image. share: (B,), area that the image itself keeps."""
 
     partner: Tensor
     share: Tensor
 
 
 def styles_of(batch: int, config: AugmentConfig, device: torch.device) -> Tensor:
-    """A style for each place of the batch: (B,). Batches come in random order, so places may be fixed."""
+    """A style for each position of the batch: (B,). Batches are in random order, so the positions may be fixed."""
     counts = [round(config.grey * batch), round(config.blurry * batch)]
     styles = torch.zeros(batch, dtype=torch.long, device=device)
     styles[: counts[0]] = GREY
@@ -38,7 +38,7 @@ def crop(
     """Random crops, flipped half the time: (B, 3, S, S) uint8 -> (B, 3, size, size) in [0, 1].
 
     aspects: (B,) width / height of the image before it was squeezed to a square; crops are
-    chosen in the unsqueezed image. turns: (B,), those may also be turned by quarters.
+    chosen in the unsqueezed image. turns: (B,), images that may also be rotated by multiples of 90°.
     """
     device, batch = images.device, len(images)
     u = torch.rand(7, batch, generator=rng, device=device)
@@ -63,7 +63,7 @@ def colour_change(means: Tensor, config: AugmentConfig, grey: Tensor, rng: torch
     """Random brightness, channel gains, contrast and saturation as one map x -> Mx + b per image.
 
     means: (B, 3) channel means. grey: (B,), images that lose their colour. Returns M (B, 3, 3)
-    and b (B, 3). Contrast turns around the image's mean, which all later maps leave in place.
+    and b (B, 3). Contrast scales about the image's mean, which the later maps do not change.
     """
     batch, device = len(means), means.device
     u = 2 * torch.rand(6, batch, generator=rng, device=device) - 1
@@ -77,14 +77,14 @@ def colour_change(means: Tensor, config: AugmentConfig, grey: Tensor, rng: torch
 
 
 def recolour(pixels: Tensor, styles: Tensor, config: AugmentConfig, rng: torch.Generator) -> Tensor:
-    """Pixels (B, 3, S, S) in [0, 1] with other colours, grey where the style (B,) says so."""
+    """Pixels (B, 3, S, S) in [0, 1] with changed colours; grey where the style (B,) is grey."""
     matrix, shift = colour_change(pixels.mean((2, 3)), config, styles == GREY, rng)
     changed = torch.baddbmm(shift[..., None], matrix, pixels.flatten(2))
     return changed.clamp_(0, 1).view_as(pixels)
 
 
 def blur(pixels: Tensor, config: AugmentConfig) -> Tensor:
-    """Blur the places of the batch whose style is blurry, in place."""
+    """Blur the images of the batch whose style is blurry, in place."""
     start = round(config.grey * len(pixels))
     rows = pixels[start : start + round(config.blurry * len(pixels))]
     if len(rows):
@@ -98,7 +98,7 @@ def cutmix(pixels: Tensor, chance: float, rng: torch.Generator) -> tuple[Tensor,
     batch, _, size, _ = pixels.shape
     device = pixels.device
     u = torch.rand(5, batch, generator=rng, device=device)
-    # The lost share is at most a half: the own caption always has the larger part.
+    # At most half of the area is replaced, so the image's own caption keeps the larger share.
     side = torch.where(u[0] < chance, (0.5 * u[1]).sqrt() * size, 0.0).round()
     left, top = (u[2] * (size - side)).floor(), (u[3] * (size - side)).floor()
     line = torch.arange(size, device=device)

@@ -26,7 +26,7 @@ def learn(texts: Iterable[str], vocab_size: int) -> Engine:
     """Byte-pair encoding of `vocab_size` tokens, SOT and EOT (the last two) included.
 
     Ids are in CLIP's order: the 256 byte symbols, the same as word ends, the merges. Every
-    byte is there in both forms, so that no text of any language is ever unknown.
+    byte has both forms, so that texts in any language can be encoded.
     """
     alphabet = sorted(ByteLevel.alphabet())
     plain = from_merges({}, [])
@@ -63,7 +63,7 @@ def save(engine: Engine, folder: Path, context: int) -> None:
 
 
 def corpus_texts(config: PretrainConfig) -> Iterator[str]:
-    """Texts to learn from: captions as they are, names more often, the lexicon's words and definitions."""
+    """Texts to learn from: captions once, names more often, the words and definitions of the lexicon."""
     folder = Path(config.data.pack)
     for source in pack.sources(folder):
         names: set[str] = set()

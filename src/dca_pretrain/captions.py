@@ -1,8 +1,8 @@
-"""What is said about an image: meanings, each with several ways to say it.
+"""Texts of an image: its meanings, each with several wordings.
 
 A training step draws one meaning of the image (its name, a synonym, its kind, a caption) and
-one wording of that meaning. Images that were made grey or blurry on the way get a wording
-that says so, which is how the text tower learns what those words look like.
+one wording of that meaning. Images that augmentation made grey or blurry get a wording that
+mentions it, so that the text tower learns these words.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ LAND = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """One thing that is true of an image.
+    """One fact about an image.
 
     key: images and texts with equal keys belong together. text: the meaning in plain words,
-    for the sentence encoder. wordings: for each style, the ways to say it; none: say it plainly.
+    for the sentence encoder. wordings: the texts of each style; a style without texts uses the plain ones.
     """
 
     key: int
@@ -104,14 +104,14 @@ def say(templates: Sequence[str], name: str, *more: str, colour: str = "") -> tu
 
 
 def named(name: str, kind: str, key: int, text: str, extra: Sequence[str] = ()) -> Meaning:
-    """A name as meaning, with the templates of its kind of picture."""
+    """A name as meaning, with the templates of its kind of image."""
     plain = say(TEMPLATES.get(kind, TEMPLATES["photo"]), name) + tuple(extra)
     styled = tuple(say(STYLED[s], name) if kind in ("photo", "product") else () for s in STYLES[1:])
     return Meaning(key, text, (plain, *styled))
 
 
 def captioned(caption: str, key: int) -> Meaning:
-    """A sentence as meaning; it is said as it stands."""
+    """A sentence as meaning, used unchanged."""
     start = caption[:1].lower() + caption[1:]
     grey = (f"a black and white photo of {start}", f"black and white: {start}")
     blurry = (f"a blurry photo of {start}", f"blurry: {start}")
@@ -119,9 +119,9 @@ def captioned(caption: str, key: int) -> Meaning:
 
 
 def describe(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> list[Meaning]:
-    """The meanings of an image; one that stands here twice is drawn twice as often.
+    """The meanings of an image; one that occurs twice is drawn twice as often.
 
-    colour: the word for the colour that dominates the picture, if one does.
+    colour: name of the dominant colour of the image; empty if there is none.
     """
     found = [captioned(c, key_of("image", record.id)) for c in record.captions]
     if record.auto:
@@ -132,10 +132,10 @@ def describe(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> l
 
 
 def _scene(record: Record) -> list[Meaning]:
-    """A picture of several things: its inventory, its largest thing, its two largest."""
+    """Meanings of an image of several things: all of them, the largest, the two largest."""
     key = key_of("scene", record.auto)
-    said = (f"a photo of {record.auto}.", record.auto, f"{record.auto} in a photo")
-    whole = Meaning(key, record.auto, (said, (), ()))
+    wordings = (f"a photo of {record.auto}.", record.auto, f"{record.auto} in a photo")
+    whole = Meaning(key, record.auto, (wordings, (), ()))
     largest = record.names[0]
     meanings = [whole] * 3 + [named(largest, "photo", key_of("name", largest), largest)]
     if len(record.names) > 1:
@@ -145,7 +145,7 @@ def _scene(record: Record) -> list[Meaning]:
 
 
 def _things(record: Record, kind: str, lexicon: Lexicon, colour: str) -> list[Meaning]:
-    """A picture of one thing: its name, synonyms, kinds and colour."""
+    """Meanings of an image of one thing: name, synonyms, kinds and colour."""
     first = record.names[0]
     key = key_of("name", first.lower())
     noun = lexicon.nouns.get(record.wnid) or (lexicon.find(first) if kind != "aerial" else None)

@@ -1,4 +1,4 @@
-"""Words for the colour that dominates a picture."""
+"""The name of the dominant colour of an image."""
 
 from __future__ import annotations
 

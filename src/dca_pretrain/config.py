@@ -1,4 +1,4 @@
-"""Everything that can be set about a pretraining run, read from one TOML file."""
+"""All settings of a pretraining run, read from one TOML file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DataConfig:
     tokenizer: str = opt("", "folder with the tokenizer files; empty: those of the embedded model")
     lexicon: str = opt("", "gzipped JSONL of nouns (wnid, lemmas, gloss, hypernyms); empty: none")
     teacher: str = opt("", "folder of a sentence encoder in Hugging Face layout; empty: none")
-    leave_out: str = opt("", "JSON object or list of image ids never to be read; empty: none")
+    leave_out: str = opt("", "JSON object or list of ids of images to leave out; empty: none")
     validation: str = opt("tiny_imagenet", "source whose 'val' split is kept for validation; empty: none")
     most_validation: int = opt(2000, "images of that split to measure during training", low=0)
     drawn: int = opt(24000, "procedurally drawn images added as source 'drawn'", low=0)
@@ -53,7 +53,7 @@ class ModelConfig:
         check(self)
 
     def clip(self, vocab_size: int) -> CLIPConfig:
-        """The same sizes as the backbone states them."""
+        """The same sizes as a configuration of the backbone."""
         return CLIPConfig(
             vision=VisionConfig(
                 width=self.width,
@@ -79,14 +79,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """What happens to an image before it is looked at."""
+    """Random changes of training images."""
 
     scale: float = opt(0.3, "smallest share of the area that a crop keeps", low=0.01, high=1)
     ratio: float = opt(1.33, "largest change of the aspect ratio", low=1)
     colour: float = opt(0.3, "strength of brightness, contrast and saturation changes", low=0, high=1)
     balance: float = opt(0.06, "strength of the per-channel gain", low=0, high=1)
-    grey: float = opt(0.05, "share of images made black and white, and described so", low=0, high=1)
-    blurry: float = opt(0.05, "share of images blurred, and described so", low=0, high=1)
+    grey: float = opt(0.05, "share of images made black and white, which their texts mention", low=0, high=1)
+    blurry: float = opt(0.05, "share of images blurred, which their texts mention", low=0, high=1)
     cutmix: float = opt(0.4, "share of images that get a rectangle of another image", low=0, high=1)
     calm: float = opt(0.85, "progress from which crops are milder and nothing is mixed", low=0, high=1)
     calm_scale: float = opt(0.5, "smallest share of the area from then on", low=0.01, high=1)
@@ -104,7 +104,7 @@ class LossConfig:
     relation_temperature: float = opt(0.05, "temperature of the teacher in the text-to-text term", low=1e-3)
     relation: float = opt(0.5, "weight of the text-to-text term", low=0)
     lexicon_batch: int = opt(512, "lexicon texts per step", low=0)
-    instance: float = opt(0.3, "weight of telling two views of an image from those of others; 0: one view", low=0)
+    instance: float = opt(0.3, "weight of the loss over two views of each image; 0: one view", low=0)
     instance_temperature: float = opt(0.1, "temperature of that term", low=1e-3)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class TrainConfig:
     decay: float = opt(0.1, "weight decay of matrices", low=0)
     beta2: float = opt(0.98, "second moment of AdamW", low=0, high=1)
     average: float = opt(0.9995, "decay of the running average of the weights", low=0, high=1)
-    keep: tuple[float, ...] = opt((0.5, 0.75, 1.0), "share of the patches the image tower sees, phase by phase")
+    keep: tuple[float, ...] = opt((0.5, 0.75, 1.0), "share of the patches that the image tower gets, phase by phase")
     until: tuple[float, ...] = opt((0.5, 0.8, 1.0), "progress at which each phase ends")
     text_length: int = opt(20, "tokens of a text in most steps; every eighth step takes them all", low=4)
     compile: bool = opt(True, "compile the blocks (on a GPU)")

@@ -30,9 +30,9 @@ class TextBatch:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Images (N, 3, S, S) uint8 with their groups of texts; sources lie one after the other.
+    """Images (N, 3, S, S) uint8 with their groups of texts; sources one after the other.
 
-    starts, counts, chances: (sources,). turns: (N,), true where up and down do not matter.
+    starts, counts, chances: (sources,). turns: (N,), true where an image may be rotated.
     lexicon: groups of texts without images.
     """
 
@@ -51,13 +51,13 @@ class Corpus:
     validation_groups: Tensor
 
     def draw_images(self, batch: int, rng: torch.Generator) -> Tensor:
-        """Places (B,) of images: a source by its chance, then any image of it."""
+        """Positions (B,) of images: a source by its probability, then any image of it."""
         source = torch.multinomial(self.chances, batch, replacement=True, generator=rng)
         u = torch.rand(batch, generator=rng, device=self.images.device, dtype=torch.float64)
         return self.starts[source] + (u * self.counts[source]).long()
 
     def draw_texts(self, groups: Tensor, styles: Tensor, length: int, eot: int, rng: torch.Generator) -> TextBatch:
-        """One text for each group (B,), in the asked style (B,) where it has one."""
+        """One text for each group (B,), in the given style (B,) if it has one."""
         u = torch.rand(2, len(groups), generator=rng, device=groups.device)
         meanings, texts = lookup(self.tables, groups.long(), styles, u)
         ids, last = token_ids(self.tables, texts, length, eot)
@@ -72,7 +72,7 @@ class Corpus:
 
 
 def load_corpus(config: PretrainConfig, device: torch.device, names: Sequence[str] = ()) -> Corpus:
-    """Read the prepared sources (default: all that lie there) onto the device."""
+    """Read the prepared sources (default: all in the folder) onto the device."""
     folder = Path(config.data.prepared)
     names = list(names) or sorted(p.name.removesuffix(".safetensors") for p in folder.glob("*.safetensors"))
     if not [n for n in names if n != LEXICON]:

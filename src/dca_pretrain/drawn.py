@@ -1,7 +1,7 @@
-"""Procedurally drawn images with compositional captions: colour, pattern, shape, count, place.
+"""Images drawn by code with compositional captions: colour, pattern, shape, count, place.
 
-In photographs attributes are rarely named and always tangled. Here each word of the caption
-changes the picture and nothing else does.
+Captions of photos rarely name attributes, and attributes occur together. Here each word of the
+caption changes one attribute of the image.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _phrase(count: int, colour: str, pattern: str, shape: str) -> str:
 
 
 def draw(rng: random.Random) -> tuple[Image.Image, list[str]]:
-    """One image and its captions, from exact to loose."""
+    """One image and its captions, the most exact first."""
     size = SIZE * FINE
     background, first, second = rng.sample(sorted(COLOURS), 3)
     canvas = Image.new("RGB", (size, size), COLOURS[background])
@@ -146,9 +146,9 @@ def draw(rng: random.Random) -> tuple[Image.Image, list[str]]:
 def drawn_source(count: int, seed: int) -> tuple[list[Image.Image], list[Record]]:
     """`count` drawn images and their records."""
     rng = random.Random(seed)
-    pictures: Sequence[tuple[Image.Image, list[str]]] = [draw(rng) for _ in range(count)]
+    drawings: Sequence[tuple[Image.Image, list[str]]] = [draw(rng) for _ in range(count)]
     records = [
         Record(id=f"drawn/{n}", offset=0, length=0, captions=tuple(captions))
-        for n, (_, captions) in enumerate(pictures)
+        for n, (_, captions) in enumerate(drawings)
     ]
-    return [image for image, _ in pictures], records
+    return [image for image, _ in drawings], records

@@ -119,7 +119,7 @@ def evaluate_task(clip: CLIP, task: Task, root: Path, shots: Sequence[int]) -> d
 
 
 def _drawn_only(rows: Sequence[Sequence[Any]], shots: Sequence[int]) -> list[int]:
-    """Positions of training images that any draw uses: the others need not be there."""
+    """Positions of training images that any draw uses; the other images need not exist."""
     labels = [row[1] for row in rows]
     return sorted({i for count in shots for seed in DRAWS for i in draw(labels, count, random.Random(seed))})
 
@@ -170,7 +170,7 @@ def _median(call: Any, repeats: int) -> float:
 def evaluate(
     source: str, data: Path | None, packed: Path | None, shots: Sequence[int] = (16,), most: int | None = None
 ) -> dict[str, Any]:
-    """Every figure for which the data is given."""
+    """All figures for which the data is given."""
     clip = CLIP.from_pretrained(source)
     found: dict[str, Any] = {"model": source, "cpu": latency(clip)}
     if packed is not None:

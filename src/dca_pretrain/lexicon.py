@@ -1,4 +1,4 @@
-"""Nouns and what they are kinds of (WordNet's, in a gzipped JSONL)."""
+"""Nouns and their hypernyms (WordNet's, in a gzipped JSONL)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(" ".join(entry.split()) for entry in text.split(","))
 
 
-# Too general to be seen in a picture: a chain of kinds ends where one of these begins.
+# Too general to be visible in an image: not used as kinds.
 ABSTRACT = _words("""
     entity, physical entity, abstraction, abstract entity, object, whole, unit, artifact, living thing, organism,
     being, matter, thing, causal agent, substance, part, relation, instrumentality, instrumentation, psychological
@@ -27,7 +27,7 @@ ABSTRACT = _words("""
     angiosperm, spermatophyte, seed plant, woody plant, rosid dicot genus, invertebrate, arthropod
 """)
 PHYSICAL = "n00001930"
-# Everyday words for kinds of things; chains of hypernyms are mostly made of others.
+# Everyday words for kinds of things; most hypernyms are not everyday words.
 EVERYDAY = _words("""
     animal, bird, fish, shark, insect, spider, reptile, snake, lizard, turtle, amphibian, frog, mammal, dog, cat,
     big cat, bear, monkey, ape, horse, rodent, whale, crustacean, mollusk, butterfly, beetle, plant, flower, tree,
@@ -44,7 +44,7 @@ EVERYDAY = _words("""
 
 @dataclass(frozen=True)
 class Noun:
-    """One meaning: its words, its definition, and the meanings it is a kind of."""
+    """One meaning: its words, its definition, and the ids of its hypernyms."""
 
     wnid: str
     lemmas: tuple[str, ...]
@@ -94,7 +94,7 @@ class Lexicon:
         return f"{noun.lemmas[0]}, {kinds[0]}: {gloss}" if kinds else f"{noun.lemmas[0]}: {gloss}"
 
     def visible(self) -> list[Noun]:
-        """Nouns for things with a body, in file order."""
+        """Nouns for physical things, in file order."""
         below: dict[str, bool] = {PHYSICAL: True}
 
         def physical(wnid: str) -> bool:

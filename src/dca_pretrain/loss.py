@@ -10,7 +10,7 @@ from dca_pretrain.augment import Mix
 
 
 def targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: float) -> Tensor:
-    """Which texts fit which image: (B, B), rows sum to 1.
+    """Target probabilities of texts for images: (B, B), rows sum to 1.
 
     keys: (B,); pairs with equal keys share the target evenly. vectors: (B, E) unit vectors of
     the teacher; `soft` of the target goes to texts in proportion to exp(similarity / temperature).
@@ -24,7 +24,7 @@ def targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: floa
 
 
 def mixed(target: Tensor, mix: Mix | None) -> Tensor:
-    """The target (B, B) of images that hold a piece of their partner."""
+    """The target (B, B) of images that contain a rectangle of their partner."""
     if mix is None:
         return target
     share = mix.share[:, None]
@@ -57,9 +57,9 @@ def contrastive(image: Tensor, text: Tensor, scale: Tensor, target: Tensor) -> T
     """Mean of image-to-text and text-to-image cross-entropy against a soft target.
 
     image, text: (B, D) unit vectors. target: (B, B), image by text. The second direction uses
-    the same target with its columns brought to sum 1.
+    the same target with its columns normalised to sum 1.
     """
-    # The logits are made twice: softmax over rows is several times faster than over columns.
+    # The logits are computed twice: softmax over rows is several times faster than over columns.
     rows = -(target * (scale * image @ text.T).log_softmax(1)).sum(1).mean()
     flipped = target.T / target.sum(0)[:, None].clamp(min=1e-6)
     columns = -(flipped * (scale * text @ image.T).log_softmax(1)).sum(1).mean()

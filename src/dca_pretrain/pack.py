@@ -1,8 +1,8 @@
 """A pack: for each source SOURCE.bin, image files end to end, and SOURCE.jsonl.gz, one line per image.
 
-A line gives `id`, `off` and `len` (where the image file lies), and what is known about the
-picture: `names` (most usual first), `captions`, `wnid`, `split`, `auto` (a sentence made of
-an object inventory). Anyone's folder of images becomes a source with `pack_folder`.
+A line gives `id`, `off` and `len` (position of the image file in SOURCE.bin), and what is known about
+the image: `names` (most usual first), `captions`, `wnid`, `split`, `auto` (a sentence made from a list
+of its objects). `pack_folder` makes a source from any folder of images.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Record:
 
 
 def sources(pack: Path) -> list[str]:
-    """Names of the sources that lie in the folder."""
+    """Names of the sources in the folder."""
     found = sorted(p.name.removesuffix(".jsonl.gz") for p in pack.glob("*.jsonl.gz"))
     return [name for name in found if (pack / f"{name}.bin").is_file()]
 
@@ -84,7 +84,7 @@ def folder_rows(folder: Path, captions: Path | None) -> Iterator[dict[str, Any]]
     """What is known about the images of a folder.
 
     captions: JSONL of {"file": ..., "names": [...], "captions": [...]}, files relative to the
-    folder. Without it, images lie in one sub-folder per name.
+    folder. Without it, images are in one sub-folder per name.
     """
     if captions is not None:
         with captions.open(encoding="utf-8") as lines:

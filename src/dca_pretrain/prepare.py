@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 DRAWN, LEXICON = "drawn", "lexicon"
 CHUNK, THREADS = 256, 16
-# Colours are named where one thing fills the picture, not in scenes.
+# Colours are named where one thing fills the image, not in scenes.
 COLOURED = ("photo", "product")
 
 
@@ -88,8 +88,8 @@ def _images(name: str, config: PretrainConfig) -> tuple[list[Record], NDArray[np
     """Records with a text, their images (N, 3, S, S) and aspect ratios (N,)."""
     side = config.data.side
     if name == DRAWN:
-        pictures, records = drawn_source(config.data.drawn, config.train.seed)
-        images = np.stack([square(image, side) for image in pictures])
+        drawings, records = drawn_source(config.data.drawn, config.train.seed)
+        images = np.stack([square(image, side) for image in drawings])
         return records, images, np.ones(len(records), np.float32)
     folder = Path(config.data.pack)
     everything = pack.read_index(folder, name, pack.read_leave_out(config.data.leave_out))
@@ -97,8 +97,8 @@ def _images(name: str, config: PretrainConfig) -> tuple[list[Record], NDArray[np
     chunks = [records[i : i + CHUNK] for i in range(0, len(records), CHUNK)]
 
     def decode(chunk: list[Record]) -> tuple[NDArray[np.uint8], list[float]]:
-        pictures = list(pack.read_images(folder, name, chunk))
-        return np.stack([square(p, side) for p in pictures]), [p.width / p.height for p in pictures]
+        decoded = list(pack.read_images(folder, name, chunk))
+        return np.stack([square(image, side) for image in decoded]), [image.width / image.height for image in decoded]
 
     images = np.empty((len(records), 3, side, side), np.uint8)
     aspects = np.empty(len(records), np.float32)
@@ -110,6 +110,6 @@ def _images(name: str, config: PretrainConfig) -> tuple[list[Record], NDArray[np
 
 
 def square(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """The whole image squeezed to (3, side, side); crops undo it by the aspect ratio."""
+    """The whole image resized to (3, side, side); crops restore its aspect ratio."""
     squeezed = image.resize((side, side), Image.Resampling.BICUBIC)
     return np.ascontiguousarray(np.asarray(squeezed).transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on: weights, their average, moments, step and time."""
+"""The state of a run, from which it continues: weights, their average, moments, step and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Extras(nn.Module):
-    """What training needs beside the model: a scale for the text-to-text term, a head for the views."""
+    """Parameters used only in training: a scale for the text-to-text term, a head for the views."""
 
     def __init__(self, embed: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Extras(nn.Module):
 
 @dataclass
 class State:
-    """A run in the middle."""
+    """A run at one step."""
 
     clip: CLIP
     extras: Extras
@@ -85,7 +85,7 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
 
 
 def take_over(clip: CLIP, earlier: CLIP) -> None:
-    """Begin with the weights of another model, which must be of the same kind and read texts alike."""
+    """Start from the weights of another model, which must have the same sizes and tokenizer."""
     differing = [
         what
         for what, same in (
@@ -117,7 +117,7 @@ def save_state(state: State, path: Path) -> None:
 
 @torch.no_grad()
 def load_state(state: State, path: Path) -> None:
-    """Bring a fresh state to where the file's run was, in place."""
+    """Load the state of a file into a new state, in place."""
     tensors = load_file(path, device=str(state.clip.device))
     parameters = state.parameters()
     if wrong := [n for n, p in parameters.items() if tensors.get(f"weights.{n}", p[None]).shape != p.shape]:

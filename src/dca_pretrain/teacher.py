@@ -1,4 +1,4 @@
-"""A sentence encoder as teacher of the text tower; needed while training only."""
+"""A sentence encoder as teacher of the text tower; needed only for training."""
 
 from __future__ import annotations
 

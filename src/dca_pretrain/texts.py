@@ -41,9 +41,9 @@ class TextTable:
         wordings: list[int] = []
         ranges: list[tuple[int, int]] = []
         for meaning in self.meanings:
-            for said in meaning.wordings:
-                ranges.append((len(wordings), len(said)))
-                wordings += [self.texts.setdefault(text, len(self.texts)) for text in said]
+            for texts in meaning.wordings:
+                ranges.append((len(wordings), len(texts)))
+                wordings += [self.texts.setdefault(text, len(self.texts)) for text in texts]
         ids = tokenize(list(self.texts))
         lengths = np.array([len(sequence) for sequence in ids], np.int32)
         tokens = np.zeros((len(ids), context), np.int16)
@@ -88,7 +88,7 @@ def concatenate(parts: Sequence[Tables]) -> Tables:
 
 
 def pick(start: Tensor, count: Tensor, u: Tensor) -> Tensor:
-    """One place of each range, chosen by u in [0, 1): all (B,)."""
+    """One position of each range, chosen by u in [0, 1): all (B,)."""
     return (start + (u * count).long().clamp(max=count - 1)).long()
 
 
@@ -96,7 +96,7 @@ def lookup(tables: Tables, groups: Tensor, styles: Tensor, u: Tensor) -> tuple[T
     """A meaning and a text for each group.
 
     groups, styles: (B,). u: (2, B) uniform numbers. Returns the positions of meanings and of
-    texts, both (B,). A meaning that has no wording in the style is said plainly.
+    texts, both (B,). A meaning without wordings in the style uses its plain ones.
     """
     member = pick(tables["group_start"][groups], tables["group_count"][groups], u[0])
     meanings = tables["members"][member].long()
@@ -107,7 +107,7 @@ def lookup(tables: Tables, groups: Tensor, styles: Tensor, u: Tensor) -> tuple[T
 
 
 def token_ids(tables: Tables, texts: Tensor, length: int, eot: int) -> tuple[Tensor, Tensor]:
-    """Ids (B, length) of the texts, longer ones cut so that EOT ends them, and EOT's place (B,)."""
+    """Ids (B, length) of the texts, longer ones cut so that EOT is last, and the positions of EOT (B,)."""
     ids = tables["tokens"][texts, :length].long()
     last = (tables["lengths"][texts].long() - 1).clamp(max=length - 1)
     return ids.scatter(1, last[:, None], eot), last

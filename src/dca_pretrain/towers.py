@@ -11,7 +11,7 @@ from dca.clip.vision import CLS, VisionTower
 
 
 def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.Generator) -> Tensor:
-    """Features (B, D) of pixels (B, 3, S, S) seen through a random share of the patches.
+    """Features (B, D) of pixels (B, 3, S, S) from a random share of the patches.
 
     Half the patches cost half the time and keep the tower from relying on any one of them.
     """
@@ -31,12 +31,12 @@ def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.G
 
 
 def kept_patches(patches: int, keep: float) -> int:
-    """How many patches are seen; one fewer than a round share, so that CLS fills the row count up."""
+    """Number of patches used; one fewer than a round number, because CLS adds a row."""
     return patches if keep >= 1 else max(1, round(patches * keep) - 1)
 
 
 def encode_padded(tower: TextTower, ids: Tensor, eot: Tensor) -> Tensor:
-    """Features (B, D), unit length, of padded ids (B, T) whose EOT stands at eot (B,)."""
+    """Features (B, D), unit length, of padded ids (B, T) with EOT at position eot (B,)."""
     x = tower.embedding(ids)
     x = x + tower.positions[: ids.shape[1]].to(x.dtype)
     for block in tower.blocks:

@@ -32,7 +32,7 @@ LONG_EVERY = 8
 
 
 def train(config: PretrainConfig, report: Report | None = None, stop_after: int | None = None) -> State:
-    """Train to the end of the schedule, continuing what lies in `out`; writes log, state and model.
+    """Train to the end of the schedule, continuing a run in `out`; writes log, state and model.
 
     report: called with each log line. stop_after: stop (and save) after this many further steps; a
     file named `stop` in `out` does the same at the next log line.
@@ -68,7 +68,7 @@ def train(config: PretrainConfig, report: Report | None = None, stop_after: int 
 
 
 def train_step(config: PretrainConfig, corpus: Corpus, state: State, at: float) -> dict[str, Tensor]:
-    """One step, at progress `at`; returns the loss terms. Depends on the seed and the step alone."""
+    """One step at progress `at`; returns the loss terms. It depends only on the seed and the step."""
     device = state.clip.device
     rng = torch.Generator(device).manual_seed(derive(config.train.seed, "step", state.step))
     for group in state.optimizer.param_groups:
@@ -97,7 +97,7 @@ def draw_batch(
 ) -> tuple[Tensor, augment.Mix | None, TextBatch]:
     """Pixels (B, 3, S, S), how they were mixed, and B texts followed by those of the lexicon.
 
-    With the instance term, places i and i + B / 2 show the same image, each cropped and described anew.
+    With the instance term, positions i and i + B / 2 are the same image with another crop and another text.
     """
     views = 2 if config.loss.instance else 1
     places = corpus.draw_images(config.train.batch // views, rng).repeat(views)
@@ -138,8 +138,8 @@ def loss_terms(
     terms = {"contrastive": loss.contrastive(unit, text[:batch], state.clip.logit_scale.exp(), target)}
     if settings.instance:
         views = F.normalize(state.extras.head(image), dim=-1)
-        shown = loss.same_image(batch // 2, mix, image.device)
-        terms["instance"] = settings.instance * loss.instance(views, shown, settings.instance_temperature)
+        same = loss.same_image(batch // 2, mix, image.device)
+        terms["instance"] = settings.instance * loss.instance(views, same, settings.instance_temperature)
     if texts.vectors is not None and len(text) > batch:
         scale = state.extras.relation_scale.exp()
         divergence = loss.relation(text, scale, texts.vectors, settings.relation_temperature, len(text) - batch)
@@ -168,7 +168,7 @@ def _line(config: PretrainConfig, state: State, at: float, terms: dict[str, Tens
 
 
 def _save(config: PretrainConfig, corpus: Corpus, state: State, logger: _Logger) -> None:
-    """State and model on disk, with the accuracy on the images kept for validation."""
+    """Write state and model, and log the accuracy on the validation images."""
     out = Path(config.train.out)
     save_state(state, out / "state.safetensors")
     export(state, out / "model")

@@ -1,4 +1,4 @@
-"""Zero-shot accuracy on the images a run keeps for validation."""
+"""Zero-shot accuracy on the validation images of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dca_pretrain.towers import encode_padded, encode_patches
 
 @torch.no_grad()
 def validate(corpus: Corpus, state: State, batch: int = 500) -> float:
-    """Share in % of the validation images whose own name is the nearest, with averaged weights."""
+    """Percentage of validation images whose own name is the nearest, with averaged weights."""
     own = {name: p.detach().clone() for name, p in state.clip.named_parameters()}
     for name, parameter in state.clip.named_parameters():
         parameter.copy_(state.average[name])

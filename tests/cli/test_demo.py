@@ -12,7 +12,7 @@ PICTURES = ("comparison.png", "training.png", "predictions.png")
 
 @pytest.fixture
 def line(sample: Dataset, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
-    """The command, on few pictures and for a moment only."""
+    """The command, on few images and for few epochs."""
     monkeypatch.setattr("dca.demo.load_sample", lambda: sample)
     monkeypatch.setattr("dca.demo.SHOTS", 1)
     monkeypatch.setattr("dca.demo.QUICK", {"epochs": 2, "warmup_epochs": 1})

@@ -67,7 +67,7 @@ def fit_and_use(dca: Any, photos: Path, method: str, backbone: str, target: Path
     assert fit["trained_parameters"] > 0 or not trains
     log = target / "metrics.jsonl"
     rows = [parsed(line) for line in log.read_text().splitlines()] if log.exists() else []
-    assert len(rows) == int(trains), "one row an epoch"
+    assert len(rows) == int(trains), "one row per epoch"
 
     said = dca("eval", target, photos, "--json")
     assert said.code == 0, said.err

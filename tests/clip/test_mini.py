@@ -73,7 +73,7 @@ def test_image_processor_gives_the_same_pixels(mini):
 
 
 def test_colours_and_shapes_mean_something(mini):
-    """Zero-shot on pictures no data set holds: plain fields of colour."""
+    """Zero-shot on images that no dataset holds: plain fields of colour."""
     names = ["red", "green", "blue", "yellow"]
     images = [Image.new("RGB", (64, 64), name) for name in names]
     with torch.inference_mode():

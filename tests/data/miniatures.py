@@ -1,4 +1,4 @@
-"""Miniatures of the public datasets' official layouts: every class, a picture or two each."""
+"""Miniatures of the public datasets' official layouts: every class, one or two images each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def miniature(name: str, root: Path) -> Path:
 
 
 def split_path(name: str, y: int, key: str, part: str, i: int) -> str:
-    """Path of a picture as the split file writes it."""
+    """Path of an image as the split file writes it."""
     if name == "stanford_cars":
         return f"cars_{'test' if part == 'test' else 'train'}/{y:03d}{part}{i}.jpg"
     if name == "oxford_pets":

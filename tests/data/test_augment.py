@@ -45,7 +45,7 @@ def batch_of(images):
 
 
 def busy(seed, size):
-    """Noise on a smooth picture: the hardest case for a resize."""
+    """Noise on a smooth image: the hardest case for a resize."""
     rng = np.random.default_rng(seed)
     noise = rng.integers(-60, 60, (size[1], size[0], 3))
     return Image.fromarray(np.clip(np.asarray(photo(seed, size), int) + noise, 0, 255).astype(np.uint8))

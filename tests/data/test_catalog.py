@@ -21,7 +21,7 @@ from dca.data.sources.entry import Entry
 
 @pytest.fixture
 def shared():
-    """Real images, split files and published draws, if they lie beside the repository."""
+    """Real images, split files and published draws, if they are beside the repository."""
     return shared_folder("data")
 
 
@@ -250,7 +250,7 @@ def test_check_can_open_the_images(mini):
     assert any("Forest/train0.jpg: not an image" in line for f in report.findings for line in f.examples)
 
 
-# Copies that lie differently
+# Copies in other layouts
 
 
 def test_eurosat_rgb_and_no_image_folder_are_recognised(mini):

@@ -17,19 +17,19 @@ from dca.data.hashing import near_copies, thumbnail
 
 @pytest.fixture
 def shared():
-    """Real images, split files and published draws, if they lie beside the repository."""
+    """Real images, split files and published draws, if they are beside the repository."""
     return shared_folder("data")
 
 
 def busy(seed, size=(96, 72)):
-    """A picture with detail of its own."""
+    """An image with detail of its own."""
     noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two parts, two classes, all pictures different."""
+    """Two parts, two classes, all images different."""
     for p, part in enumerate(("train", "test")):
         for c, name in enumerate(("cat", "dog")):
             (tmp_path / part / name).mkdir(parents=True)

@@ -16,7 +16,7 @@ from dca.data.splits import few_shot
 
 @pytest.fixture
 def shared():
-    """Real images, split files and published draws, if they lie beside the repository."""
+    """Real images, split files and published draws, if they are beside the repository."""
     return shared_folder("data")
 
 

@@ -154,7 +154,7 @@ def test_views_equal_crop_resize(shape):
     assert crops.flip.any()
     assert not crops.flip.all()
     difference = (view_crops(image, size, views, "c0ffee").float() - expected).abs()
-    # A value that lies half-way between two levels may be rounded either way.
+    # A value half-way between two levels may be rounded either way.
     assert difference.max() <= 1
     assert (difference > 0).float().mean() < 0.001
 

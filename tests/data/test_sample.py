@@ -97,7 +97,7 @@ def test_pictures_are_neither_flat_nor_burnt_out(sample):
 
 
 def test_raw_pixels_do_not_give_the_class_away():
-    # The sample must leave something to learn: the nearest training picture is mostly of another class.
+    # The sample must leave something to learn: the nearest training image is mostly of another class.
     sample = load_sample(per_class_train=16, per_class_test=5, size=32)
     train = np.stack([pixels(item).ravel() for item in sample.train])
     test = np.stack([pixels(item).ravel() for item in sample.test])
@@ -109,7 +109,7 @@ def test_raw_pixels_do_not_give_the_class_away():
 def test_the_whole_sample_is_drawn_in_seconds():
     start = time.process_time()
     load_sample()
-    # About 2 s of one core where it was written; the rest is room for slow machines.
+    # About 2 s of one core where it was written; the rest is a margin for slow machines.
     assert time.process_time() - start < 6
 
 

@@ -18,7 +18,7 @@ from dca.data.splits import draw, few_shot, hold_out, short_classes
 
 @pytest.fixture
 def shared():
-    """Real images, split files and published draws, if they lie beside the repository."""
+    """Real images, split files and published draws, if they are beside the repository."""
     return shared_folder("data")
 
 

@@ -336,7 +336,7 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
 
 @pytest.mark.parametrize("form", ["linear", "partial"])
 def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_path: Path) -> None:
-    """The best state may lie before the interruption."""
+    """The best state may be from before the interruption."""
     import dca.engine.loop
 
     data = dataclasses.replace(sample, val=sample.test)

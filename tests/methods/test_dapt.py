@@ -95,7 +95,7 @@ def test_the_text_term_of_two_classes_is_one_potential() -> None:
 
 
 def test_the_image_term_is_zero_at_the_prototypes(clip: CLIP) -> None:
-    """One image a class and no tokens: every f is its own prototype."""
+    """One image per class and no tokens: every f is its own prototype."""
     images = Images((1, 1, 1, 1))
     method = build(clip, shots=1, visual_tokens=0)
     method.prepare(images)

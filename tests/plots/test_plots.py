@@ -47,7 +47,7 @@ def metrics(epochs: int) -> list[dict[str, float]]:
 
 
 def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "png") -> list[Path]:
-    """Every picture for one number of classes."""
+    """Every chart for one number of classes."""
     rng = np.random.default_rng(1)
     labels = np.repeat(np.arange(count), 3)
     said = labels if said_right else (labels + 1) % count

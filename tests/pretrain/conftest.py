@@ -42,7 +42,7 @@ def lexicon_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shapes_pack(tmp_path_factory):
-    """24 captioned pictures, packed as the source 'shapes'."""
+    """24 captioned images, packed as the source 'shapes'."""
     folder, pack = tmp_path_factory.mktemp("pictures"), tmp_path_factory.mktemp("pack")
     rng, rows = random.Random(0), []
     for n in range(24):

@@ -31,10 +31,10 @@ COMMANDS = {
 
 
 class Lazy(Group):
-    """A group that knows the names and one-line helps of its commands without importing them."""
+    """A group that lists its commands with their one-line help without importing them."""
 
     def unknown(self, args: list[str]) -> UserError:
-        """The error for a first word that is no command, with what was probably meant."""
+        """The error for a first word that is not a command, with a suggestion."""
         return unknown_command(args) or super().unknown(args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -61,7 +61,7 @@ def group(traceback: bool) -> None:
     """Teach CLIP new classes from a few images.
 
     \b
-    dca demo                                 see it work, nothing to prepare
+    dca demo                                 see it work on built-in images
     dca fit photos/ --shots 16               photos/cat/*.jpg  photos/dog/*.jpg ...
     dca predict photos.dca new.jpg           which class is it?
     dca eval photos.dca more_photos/         how good is it?
@@ -93,7 +93,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def show_usage_error(error: click.ClickException, arguments: list[str]) -> None:
-    """Print an error of the command line itself, with what was probably meant."""
+    """Print an error about the command line itself, with a suggestion."""
     if isinstance(error, click.NoSuchOption):
         if pointer := unknown_option(error, arguments):
             click.echo(f"error: {pointer.render('cli')}", err=True)

@@ -35,7 +35,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def unknown(self, args: list[str]) -> UserError:
-        """The error for a first word that is no command of the group."""
+        """The error for a first word that is not a command of the group."""
         known = self.list_commands(click.Context(self))
         return unknown_name("command", args[0], known, hint=self.way_out(args[0]))
 

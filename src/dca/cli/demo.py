@@ -1,4 +1,4 @@
-"""dca demo: see it work, with nothing to prepare."""
+"""dca demo: fit and test on built-in images."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running,
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("dca-demo"), show_default=True, help="Folder."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("dca-demo"),
+    show_default=True,
+    help="Folder to write.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides draw and start.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
+)
 @click.option("--backbone", default="mini", show_default=True, help="As for dca fit.")
 @overwrite_flag
 @running
@@ -29,18 +36,18 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Fit DCA on pictures drawn by code, with the CLIP inside this package.
+    """Fit DCA on images drawn by code, with the CLIP inside this package.
 
-    Ten classes, 16 pictures each to learn from and 20 to be tested on. Leaves a folder with the
-    model, its metrics, a comparison with zero-shot CLIP and a grid of predictions. A finished one is
-    shown again, an interrupted one continues.
+    Ten classes with 16 training and 20 test images each. Writes a folder with the model, its metrics,
+    a comparison with zero-shot CLIP and a grid of predictions. A finished demonstration is shown
+    again, an interrupted one continues.
 
     \b
     dca demo
     dca demo -o elsewhere/ --seed 2 --backbone vit-b-16
     """
     from dca.cli.fit import report, resumable
-    from dca.demo import CURVES, GRID, PICTURE, demo
+    from dca.demo import COMPARISON, CURVES, GRID, demo
 
     with resumable(output), showing(quiet=quiet) as progress:
         outcome = demo(
@@ -51,5 +58,5 @@ def command(
         emit(outcome.result)
         return
     report(outcome)
-    click.echo(f"look  {output / PICTURE}   {output / GRID}   {output / CURVES}")
-    click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder a class")
+    click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
+    click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder per class")

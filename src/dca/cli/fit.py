@@ -21,7 +21,7 @@ PROTOCOLS = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
 @click.argument("data")
-@click.option("--method", default="dca", show_default=True, help="How to learn; see: dca methods.")
+@click.option("--method", default="dca", show_default=True, help="Name of the method; see: dca methods.")
 @click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
@@ -57,7 +57,7 @@ PROTOCOLS = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
     type=click.Choice(["strict", "paper"]),
     default="strict",
     show_default=True,
-    help="Validation images a method may select on: at most 4 per class, or those its authors took.",
+    help="Validation images a method may select on: at most 4 per class, or those its authors used.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
@@ -113,7 +113,7 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
 
 
 def report(outcome: Outcome) -> None:
-    """What came of a run, for people."""
+    """Print the result of a run as text."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
     click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
@@ -142,7 +142,7 @@ def default_output(data: str) -> Path:
 
 
 def summary(result: dict[str, Any], model: str) -> list[str]:
-    """What a person wants to know after a fit."""
+    """The result of a run as lines of text."""
     found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
     lines = [f"{result['dataset']}: {found}"]
     if result["public"]:

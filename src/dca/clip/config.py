@@ -83,7 +83,7 @@ class CLIPConfig:
     def __post_init__(self) -> None:
         require_sizes(self)
         if max(self.text.sot_id, self.text.eot_id) >= self.text.vocab_size:
-            raise UserError(f"SOT or EOT lies beyond the vocabulary of {self.text.vocab_size} tokens")
+            raise UserError(f"SOT or EOT is outside the vocabulary of {self.text.vocab_size} tokens")
         if self.vision.patch_size > self.vision.image_size:
             raise UserError(f"patches of {self.vision.patch_size} px in images of {self.vision.image_size} px")
 

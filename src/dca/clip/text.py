@@ -1,4 +1,4 @@
-"""The text tower: causal, so tokens behind EOT do not matter and a common prefix is computed once.
+"""The text tower: causal, so tokens after EOT do not matter and a common prefix is computed once.
 
 Four facts allow an exact and fast computation. A row attends only to the rows before it, so a
 sequence may end at its EOT. The prefix [SOS, w_1 .. w_L] of a prompt is the same for every class,

@@ -122,7 +122,7 @@ def _load_folder(folder: Path) -> CLIP:
 
 
 def _load_file(path: Path) -> CLIP:
-    """A state dict file; tokenizer and preprocessing must lie beside it."""
+    """A state dict file; tokenizer and preprocessing must be beside it."""
     return _build(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file())
 
 

@@ -1,4 +1,4 @@
-"""Datasets: which images there are, and which of them are used. Knows no model."""
+"""Datasets: which images there are, and which of them are used. Independent of models."""
 
 from __future__ import annotations
 

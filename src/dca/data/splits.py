@@ -67,7 +67,7 @@ def hold_out(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
     with a single image keeps it. A dataset that has test images is returned unchanged.
     """
     if not 0 < fraction < 1:
-        raise UserError(f"the held-out fraction must lie between 0 and 1, not {fraction}.")
+        raise UserError(f"the held-out fraction must be between 0 and 1, not {fraction}.")
     if dataset.test:
         return dataset
     rng = random.Random(derive(seed, "hold-out"))

@@ -1,1 +1,1 @@
-"""How a fit runs: images, steps, the loop, evaluation. Knows no method's mathematics."""
+"""How a fit runs: images, steps, the training loop, evaluation. Independent of any method's mathematics."""

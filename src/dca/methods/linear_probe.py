@@ -5,7 +5,7 @@
 
 f is the image feature of the encoder, not normalised; no text is used. The problem is
 convex and is solved to its minimum by L-BFGS in float64 (no scikit-learn is needed; the tests
-compare with it). W lies in the span of the features, so the solver works in their N dimensions
+compare with it). W is in the span of the features, so the solver works in their N dimensions
 where the images are fewer than D.
 
 c is searched as in CoOp's comparison: seven powers of ten on the few-shot validation images, then

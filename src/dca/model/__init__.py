@@ -1,1 +1,1 @@
-"""What a finished model is and can do."""
+"""Finished models: the classifier, its files and its inputs."""

@@ -54,7 +54,7 @@ def _shots(record: Record) -> str:
 
 
 def _accuracy(record: Record) -> list[str]:
-    """A table of what was measured, where there were test images."""
+    """A table of accuracies; empty if there were no test images."""
     results = record.results
     figures = [
         f"| {label} | {100 * results[key]:.1f} % |"

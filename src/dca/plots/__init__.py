@@ -1,4 +1,4 @@
-"""Charts: from plain numbers and images to one PNG or SVG file. Knows no model.
+"""Charts: from plain numbers and images to one PNG or SVG file. Independent of models.
 
 Everything is drawn with matplotlib's `Figure`, never through pyplot, so that nothing global changes
 and no window opens. matplotlib is loaded when the first chart is drawn.

@@ -19,7 +19,7 @@ class Patch(NamedTuple):
     """One filled outline of a motif.
 
     alpha: 1 is opaque.
-    raised: whether it lies on top like a sheet of paper, so that the light catches its edge.
+    raised: whether it is on top like a sheet of paper, so that the light catches its edge.
     """
 
     points: Points
