@@ -22,7 +22,7 @@ from dca.data.dataset import Dataset
 from dca.data.sources.sample import load_sample
 from dca.core.errors import UserError
 from dca.engine.session import Session
-from dca.engine.step import Gradients, compute
+from dca.engine.step import Gradients, compute_gradients
 from dca.engine.training_images import TrainingImages
 from dca.methods.interface import Batch, Step, Problem
 from dca.methods.registry import all_methods, get_method
@@ -112,10 +112,10 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
     gradients(batch(32))
     got = [p.grad.clone() for p in method.parameters() if p.grad is not None]
     second = batch(32)
-    compute(method, second)
+    compute_gradients(method, second)
     want = [p.grad.clone() for p in method.parameters() if p.grad is not None]
     gap = max(float((a - b).norm() / b.norm().clamp_min(1e-12)) for a, b in zip(got, want, strict=True))
-    written = _timed(lambda: compute(method, second), 5, True)
+    written = _timed(lambda: compute_gradients(method, second), 5, True)
     return gap, written, _timed(lambda: gradients(second), 20, True) if gradients.recorded else None
 
 

@@ -138,7 +138,7 @@ def main() -> int:
     specs: list[Spec] = []
     for data in chosen.data:
         for method in chosen.method or all_methods():
-            used = {k: v for k, v in common.items() if k not in get_method(method).unused()}
+            used = {k: v for k, v in common.items() if k not in get_method(method).unused_options()}
             tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
             for settings in tried:
                 common_to = {"data": data, "method": method, "shots": SHOTS, "backbone": chosen.backbone}

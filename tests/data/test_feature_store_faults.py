@@ -187,9 +187,16 @@ print("done", flush=True)
 
 def worker(tmp_path, folder, pause, order):
     """A process that has imported everything, and starts when it gets a line."""
-    script = tmp_path / "worker.py"
-    script.write_text(textwrap.dedent(WORKER))
-    command = [sys.executable, str(script), os.path.dirname(__file__), str(folder), str(pause), str(order)]
+    # Passed as text: a script file written anew for each worker could be read while it is empty.
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(WORKER),
+        os.path.dirname(__file__),
+        str(folder),
+        str(pause),
+        str(order),
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, **pipes)
 
