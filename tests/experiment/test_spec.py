@@ -69,3 +69,10 @@ def test_a_spec_that_cannot_be_run_is_refused_when_it_is_made(arguments: dict[st
     with pytest.raises(UserError) as caught:
         Spec(data="photos", **arguments)
     assert part in str(caught.value)
+
+
+def test_the_id_does_not_depend_on_where_the_data_is(tmp_path: Path) -> None:
+    missing = Spec(data="somewhere/photos", backbone=str(tmp_path / "clip")).id
+    (tmp_path / "photos").mkdir()
+    assert Spec(data=str(tmp_path / "photos"), backbone="elsewhere/models/clip").id == missing
+    assert Spec(data="photos", backbone="vit-b-16").id != missing

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dca.clip.places import MINI, hub_id
 from dca.core.actions import omit, write_draw
 from dca.core.errors import UserError
 from dca.core.files import digest_of
@@ -17,9 +18,6 @@ from dca.methods.interface import Method
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import whole_number
-
-# Fields that may hold a path of this machine; records keep only their last part.
-PLACES = ("data", "draw", "backbone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +106,14 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values |= {name: values[name] and _portable(values[name]) for name in PLACES}
-        return values | {"targets": list(map(_portable, self.targets)), "options": dict(self.options)}
+        portable = {
+            "data": _last_part(self.data),
+            "draw": self.draw and _last_part(self.draw),
+            "backbone": _backbone_name(self.backbone),
+            "targets": list(map(_last_part, self.targets)),
+            "options": dict(self.options),
+        }
+        return values | portable
 
     @cached_property
     def id(self) -> str:
@@ -143,8 +147,16 @@ def changed_options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, A
     return {name: getattr(chosen, name) for name in fields if getattr(chosen, name) != getattr(default, name)}
 
 
-def _portable(place: str) -> str:
-    """The last part of a path; names and hub ids as they are."""
-    path = Path(place).expanduser()
-    local = path.is_absolute() or path.exists() or place.startswith((".", "~"))
-    return path.resolve().name if local else place
+def _last_part(place: str) -> str:
+    """The last part of a path, whether it exists or not.
+
+    >>> _last_part("data/photos/"), _last_part("eurosat")
+    ('photos', 'eurosat')
+    """
+    return Path(place).name if Path(place).name not in ("", "..") else Path(place).resolve().name
+
+
+def _backbone_name(source: str) -> str:
+    """A short name or hub id as it is; of a path only the last part."""
+    public = (source == MINI or hub_id(source) is not None) and not Path(source).expanduser().exists()
+    return source if public else _last_part(source)
