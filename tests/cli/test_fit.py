@@ -236,14 +236,17 @@ def test_every_bad_row_of_a_list_is_named_with_its_line(dca: Any, few: Path, tin
 def test_an_interrupt_exits_130_and_says_how_to_continue(
     dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dca.engine.loop import Trainer
-
-    def interrupt(self: Trainer, epoch: int, progress: Any) -> Any:
+    def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     line = ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_epoch", interrupt)
+        patched.setattr("dca.engine.loop.Trainer._epoch", interrupt)
+        said = dca(*line)
+    assert (said.code, said.err) == (130, "interrupted\n"), "nothing to continue from"
+    assert list(tmp_path.glob("m.dca*")) == []
+    with monkeypatch.context() as patched:
+        patched.setattr("dca.experiment.run.evaluate", interrupt)
         said = dca(*line)
     assert said.code == 130
     assert "the same command continues" in said.err

@@ -142,7 +142,7 @@ def test_the_command_that_is_suggested_can_be_copied(dca: Any):
         ("--alpha", "--set alpha=VALUE"),
         ("--method coop --lr 0.1", "--set learning_rate=0.1"),
         ("--method gda --epochs 10", "leave it out"),
-        ("--form linear", "`dca methods show dca` lists the options and their limits"),
+        ("--form linear", "see the options and their limits with `dca methods show dca`"),
     ],
 )
 def test_an_option_of_a_method_is_pointed_to_set(dca: Any, line: str, fix: str):

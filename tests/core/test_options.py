@@ -197,7 +197,7 @@ def test_an_error_of_a_method_names_it_in_the_way_out():
     for line in ("epochs=abc", "epochs=-1", "epocs=3"):
         with pytest.raises(UserError) as caught:
             get_method("coop").choose([line])
-        assert "fix: `dca methods show coop` lists the options and their limits" in caught.value.render("cli")
+        assert "fix: see the options and their limits with `dca methods show coop`" in caught.value.render("cli")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,3 +207,22 @@ def test_the_command_runs_every_protocol(
     assert "harmonic mean" in told.out
     told = dca(*common, "--protocol", "cross-dataset", "--target", other_photos, "-o", tmp_path / "b.dca", "--json")
     assert json.loads(told.out)["targets"][0]["name"] == "other"
+
+
+def test_a_method_that_knows_only_its_classes_is_refused_before_training(
+    photos: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    spec = Spec(data=str(photos), method="gda", shots=1, backbone=str(tiny_folder), protocol="base-to-new")
+    with pytest.raises(UserError, match="a gda model knows only the classes") as caught:
+        run(spec, tmp_path / "m.dca", progress=lambda *_: pytest.fail("began"))
+    assert "coop, " in caught.value.hint
+    assert "tip_adapter" not in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_are_held_out_only_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    common = {"method": "zero_shot", "backbone": str(tiny_folder), "hold_out": 0.25}
+    with pytest.raises(UserError, match="has test images, so none can be held out"):
+        run(Spec(data=str(photos), **common), tmp_path / "m.dca")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="fewer than 4 training images"):
+        run(Spec(data=str(photos / "train"), shots=4, **common), tmp_path / "m.dca")  # type: ignore[arg-type]

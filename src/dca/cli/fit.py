@@ -162,6 +162,8 @@ def _taken(result: dict[str, Any]) -> str:
     """Which of the training images were taken."""
     if result["shots"]:
         return f"{result['shots']} per class"
+    if result["protocol"] == "base-to-new":
+        return "those of the base classes"
     if result["draw"]:
         return f"those of {result['draw']}"
     return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
@@ -173,13 +175,17 @@ def _accuracies(result: dict[str, Any]) -> list[str]:
         return ["accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)"]
     lines = []
     for row in result["targets"]:
-        where = f" of {row['name']}" if len(result["targets"]) > 1 else ""
+        where = f" of {row['name']}" if result["protocol"] != "few-shot" else ""
         gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
         lines += [
             f"accuracy on {counted(row['test_images'], 'test image')}{where}",
             f"  zero-shot CLIP  {percent(row['zero_shot_accuracy']):>7}",
             f"  {result['method']:<14}  {percent(row['accuracy']):>7}   ({gain:+.1f} points)",
         ]
+        if gain < 0:
+            lines.append(
+                "  zero-shot CLIP was better here: try more photos per class, --method gda, or another --backbone"
+            )
     if "harmonic_mean" in result:
         lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
     return lines

@@ -126,32 +126,44 @@ def choose_precision(*names: str) -> Action:
 
 def list_methods() -> Action:
     """List all methods."""
-    return Action("`dca methods` lists the methods", "`dca.list_methods()` lists the methods")
+    return Action("list the methods with `dca methods`", "list the methods with `dca.list_methods()`")
 
 
 def show_method(name: str) -> Action:
     """List the options of one method."""
     return Action(
-        f"`dca methods show {name}` lists the options and their limits",
-        f"`dca.core.options.describe(dca.list_methods()[{name!r}].Options)` lists the options and their limits",
+        f"see the options and their limits with `dca methods show {name}`",
+        f"see the options and their limits with `help(dca.list_methods()[{name!r}].Options)`",
     )
 
 
 # Data
 
 
+def choose_targets() -> Action:
+    """Name datasets to test on."""
+    return Action("name one or more with --target DATA", "name one or more with targets=(DATA,)")
+
+
+def choose_protocol(*names: str) -> Action:
+    """Use one of these protocols."""
+    return _one_of("protocol", names)
+
+
 def list_datasets() -> Action:
     """List all public datasets."""
     return Action(
-        "`dca datasets` lists the public datasets", "`dca.data.sources.catalog.entries()` lists the public datasets"
+        "list the public datasets with `dca datasets`",
+        "list the public datasets with `from dca.data.sources import catalog; catalog.entries()`",
     )
 
 
 def show_dataset(name: str) -> Action:
     """Show the layout and the source of one public dataset."""
     return Action(
-        f"`dca datasets show {name}` says where to get it and how to arrange it",
-        f"`dca.data.sources.catalog.get({name!r}).describe()` says where to get it and how to arrange it",
+        f"see where to get it and how to arrange it with `dca datasets show {name}`",
+        "see where to get it and how to arrange it with "
+        f"`from dca.data.sources import catalog; catalog.get({name!r}).describe()`",
     )
 
 
@@ -167,7 +179,7 @@ def check_data() -> Action:
     """List everything that is wrong with the data."""
     return Action(
         "list all problems with `dca datasets check DATA`",
-        "list all problems with `dca.data.check.source.check_source(data)`",
+        "list all problems with `from dca.data.check.source import check_source; check_source(data)`",
     )
 
 
@@ -175,7 +187,7 @@ def write_draw() -> Action:
     """Write the file of a draw again."""
     return Action(
         "write the draw again with `dca datasets draw DATA --shots K -o FILE`",
-        "write the draw again with `dca.data.draws.export_draw(...)`",
+        "write the draw again with `from dca.data.draws import export_draw; export_draw(...)`",
     )
 
 
@@ -191,7 +203,7 @@ def fit_first() -> Action:
     """Make a model."""
     return Action(
         "make a model with `dca fit DATA -o DIR`",
-        "make a model with `dca.Classifier().fit(data)` and its `save_pretrained(folder)`",
+        "make a model with `dca.Classifier().fit(data).save_pretrained(folder)`",
     )
 
 

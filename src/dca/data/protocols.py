@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+from dca.core import actions
 from dca.core.errors import UserError, unknown_name
 from dca.core.seeds import derive
 from dca.core.wording import counted
@@ -82,14 +83,12 @@ def make_task(
             raise UserError(
                 f"{protocol} tests on {dataset.name} itself, but {counted(len(targets), 'target', 'are')} given.",
                 details=[target.name for target in targets],
-                hint="leave out the targets, or use cross-dataset or domain-shift",
+                hint=["leave out the targets", actions.choose_protocol("cross-dataset", "domain-shift")],
             )
         alone = few_shot if protocol == "few-shot" else base_to_new
         return alone(dataset, shots, seed, selection=selection, validation=validation)
     if not targets:
-        raise UserError(
-            f"{protocol} needs at least one other dataset to test on.", hint="name one or more target datasets"
-        )
+        raise UserError(f"{protocol} needs at least one other dataset to test on.", hint=actions.choose_targets())
     onto = cross_dataset if protocol == "cross-dataset" else domain_shift
     return onto(dataset, targets, shots, seed, selection=selection, validation=validation)
 
@@ -258,7 +257,7 @@ def domain_shift(
         raise UserError(
             f"{counted(len(unknown), 'target class', 'are')} not among the classes of {source.name}.",
             details=unknown,
-            hint="domain shift needs the same classes; for other classes use cross-dataset",
+            hint=["give a target with the same classes", actions.choose_protocol("cross-dataset")],
         )
     return Task("domain-shift", selection, words, shots, seed, trained, tuple(found))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dca.clip import CLIP
+from dca.core.actions import omit
 from dca.core.device import require_usable
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
@@ -26,6 +27,7 @@ from dca.experiment.identity import identify
 from dca.experiment.run_folder import RunFolder
 from dca.experiment.spec import Spec
 from dca.methods.interface import Method
+from dca.methods.registry import all_methods
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
@@ -102,8 +104,8 @@ def run(
     Args:
         spec: What to run.
         folder: Where the finished run goes; until then it is in `folder` + ".partial".
-        dataset: The dataset that `spec.data` names, if it is loaded already.
-        targets: The datasets that `spec.targets` names, if they are loaded already.
+        dataset: What `spec.data` names, if it is loaded already.
+        targets: Likewise for `spec.targets`.
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
@@ -129,7 +131,7 @@ def run(
     identity = identify(spec, task, session, clip)
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
-    with exclusive_lock(place.partial):
+    with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
         require_readable(task, session, clip)
@@ -152,15 +154,37 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
     require_learnable(dataset)
     if spec.draw is not None:
         return _drawn_by_file(spec, dataset)
+    dataset = _with_test_images(spec, dataset)
     require_shots(dataset, spec.shots)
-    if spec.hold_out:
-        dataset = hold_out(dataset, spec.hold_out, spec.seed)
     validation = spec.kind.validation
-    if spec.protocol == "few-shot" and not dataset.test:  # nothing is held out unless asked for
+    if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
         source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
         return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
-    return make_task(
+    task = make_task(
         spec.protocol, dataset, targets, spec.shots, spec.seed, selection=spec.selection, validation=validation
+    )
+    require_transferable(spec, task)
+    return task
+
+
+def _with_test_images(spec: Spec, dataset: Dataset) -> Dataset:
+    """The dataset with the share of the training images held out that the spec or its protocol asks for."""
+    if spec.hold_out and dataset.test:
+        raise UserError(f"{dataset.name} has test images, so none can be held out", hint=omit("hold_out"))
+    if spec.hold_out:
+        return hold_out(dataset, spec.hold_out, spec.seed)
+    return hold_out(dataset) if spec.protocol == "base-to-new" else dataset
+
+
+def require_transferable(spec: Spec, task: Task) -> None:
+    """Raise, before training, where a target has other classes and the method can only classify its own."""
+    own = tuple(range(len(task.source.names)))
+    if all(target.from_source == own for target in task.targets) or spec.kind.retarget is not Method.retarget:
+        return
+    able = [name for name, kind in all_methods().items() if kind.retarget is not Method.retarget]
+    raise UserError(
+        f"a {spec.method} model knows only the classes it was trained on, and {spec.protocol} tests on others",
+        hint=f"methods that can be used for other classes: {', '.join(able)}",
     )
 
 
@@ -187,7 +211,7 @@ def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: d
     model = spec.classifier()
     try:
         model.learn(task.source, session, selection=spec.selection, folder=partial)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         place.abandon()
         raise
     seconds = before + time.monotonic() - began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from dca.clip.places import MINI, hub_id
 from dca.core.actions import omit, write_draw
-from dca.core.errors import UserError
+from dca.core.errors import UserError, unknown_name
 from dca.core.files import digest_of
 from dca.data.protocols import PROTOCOLS, SELECTIONS, Protocol, Selection
 from dca.methods.interface import Method
@@ -51,7 +51,7 @@ class Spec:
     data: str
     method: str = "dca"
     protocol: Protocol = "few-shot"
-    targets: tuple[str, ...] = ()
+    targets: Sequence[str] = ()
     shots: int | None = None
     seed: int = 1
     backbone: str = "mini"
@@ -68,7 +68,7 @@ class Spec:
             "data": str(self.data),
             "backbone": str(self.backbone),
             "draw": None if self.draw is None else str(self.draw),
-            "targets": tuple(map(str, self.targets)),
+            "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
             "options": changed_options(kind, self.options),
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
             "seed": whole_number("seed", self.seed, 0),
@@ -82,7 +82,7 @@ class Spec:
         """Raise if a word is unknown or arguments contradict each other."""
         for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS)):
             if getattr(self, name) not in known:
-                raise UserError(f"unknown {name} '{getattr(self, name)}'", hint=f"one of: {', '.join(known)}")
+                raise unknown_name(name, getattr(self, name), known)
         if self.draw is None:
             return
         where = Path(self.draw).name
