@@ -281,7 +281,7 @@ def test_a_folder_that_is_no_name_for_a_model_is_refused(
     monkeypatch.chdir(tmp_path / "empty")
     said = dca("fit", few, "--backbone", tiny_folder, "-o", output, *QUICK)
     assert said.code == 2
-    assert "no name for a new folder" in said.err
+    assert "not a name for a new folder" in said.err
 
 
 def test_what_is_not_a_model_is_never_overwritten(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
