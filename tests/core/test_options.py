@@ -219,7 +219,11 @@ def test_the_annotation_lists_the_texts_allowed():
 
 @pytest.mark.parametrize(
     ("values", "detail"),
-    [({"way": "up"}, "way=up: one of left, right"), ({"side": "up"}, "side=up: one of in, out"), ({"way": 3}, "way=3")],
+    [
+        ({"way": "up"}, "way=up: one of left, right"),
+        ({"side": "up"}, "side=up: one of in, out"),
+        ({"way": 3}, "way=3: one of left, right expected"),
+    ],
 )
 def test_other_texts_are_refused(values: dict[str, Any], detail: str):
     with pytest.raises(UserError) as caught:

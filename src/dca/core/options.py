@@ -158,6 +158,8 @@ def _plain(value: Any) -> Any:
 
 def _kind_name(kind: Any) -> str:
     """The text of a type annotation for an error message."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 

@@ -8,7 +8,7 @@ the more the better zero-shot CLIP already knows the class:
     λ_c = mean over the augmented images of class c of zero-shot CLIP's probability of c
 
 PAPER: the text derives λ as multipliers of an augmented Lagrangian with outer steps; the authors'
-experiments keep them at these first values, and so does this. λ = 0 is their ZS-LP. Nothing is
+experiments keep these initial values, as is done here. λ = 0 is their ZS-LP. Nothing is
 chosen on any validation or test image. The penalty acts on raw text vectors, so its effect
 depends on their norm in the backbone: `strength` multiplies it, and the paper's is 1. Backbones with
 longer text vectors than those of CLIP need less, or the prototypes cannot move.

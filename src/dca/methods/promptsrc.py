@@ -43,8 +43,8 @@ BEFORE = {
     "the": "a dark photo of,a black and white photo of,a good photo of,itap of",
 }
 # ... the words between "a photo of a" (or "the") and the name, and those between "a" (or "the") and the name.
-PICTURED = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the": "cool"}
-MADE = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
+IN_PHOTOS = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the": "cool"}
+MATERIALS = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
 LATE_DATASETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
 
 
@@ -90,9 +90,9 @@ def teacher_sentences() -> list[str]:
             yield from product(group.split(","), articles.split())
 
     found = [f"{before} {article} {{}}." for before, article in with_articles(BEFORE)]
-    found += [f"a photo of {article} {word} {{}}." for word, article in with_articles(PICTURED)]
+    found += [f"a photo of {article} {word} {{}}." for word, article in with_articles(IN_PHOTOS)]
     found += [f"a photo of {word} {{}}." for word in ("many", "my", "one")]
-    found += [f"{article} {word} {{}}." for word, article in with_articles(MADE)]
+    found += [f"{article} {word} {{}}." for word, article in with_articles(MATERIALS)]
     return [*found, "a {} in a video game.", "the {} in a video game."]
 
 

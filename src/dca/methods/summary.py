@@ -1,4 +1,4 @@
-"""Tables of methods: what they train, on a backbone of a given shape."""
+"""Tables of methods: what each one learns, and how many values it trains on a backbone of a given shape."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def shared_precision(shots: Shots, gaussian: Gaussian) -> Precision:
 
 
 def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) -> Iterator[tuple[Tensor, Precision]]:
-    """Places of some classes (c,) and their Σ̂⁻¹ in float64, until all classes are done.
+    """Places of some classes (c,) and their Σ̂⁻¹ in float64, for all classes.
 
     Σ̂⁻¹ is a batch (c,), or (1,) where those classes share one. centers: (M, C, D) to measure the spread of
     a class about, such as text features, instead of the means of the images (a shared Σ̂ is always about

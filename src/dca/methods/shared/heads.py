@@ -185,7 +185,7 @@ class CacheHead(Head):
 
 
 def require_finite(constants: Tensor) -> None:
-    """Raise for constants that overflowed: infinite distances would look like a valid, uniform prediction."""
+    """Raise for constants that overflowed: infinite distances would give equal probabilities for all classes."""
     if not torch.isfinite(constants).all():
         raise UserError(
             "the text or training features of this model hold extreme values",

@@ -26,7 +26,7 @@ class Shots:
 
     @classmethod
     def group(cls, features: Tensor, labels: Tensor, classes: int) -> Shots:
-        """From rows (N, D) and labels (N,); within a class in the order they come."""
+        """From rows (N, D) and labels (N,); the order within a class is kept."""
         return cls(features[labels.argsort(stable=True)], torch.bincount(labels, minlength=classes))
 
     @classmethod
@@ -57,7 +57,7 @@ class Shots:
         """Classes with several images, a few at a time: places (c,), and K, to which they are padded.
 
         Counts between two powers of two share a K, so padding at most doubles a batch.
-        copies: how many times over the caller will hold the rows of a batch.
+        copies: how many copies of the rows of a batch the caller holds in memory.
         """
         buckets: dict[int, list[int]] = {}
         for place, count in enumerate(self.counts.tolist()):

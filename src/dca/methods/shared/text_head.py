@@ -1,8 +1,8 @@
 """Methods with one text feature per class, and the distances and losses of DCA for them.
 
-They are trained as their papers say; the finished model may still measure as DCA does. That is
-how the DCA paper shows that covariances help other methods too ("baseline + d_m"). With `alpha_in`
-or `beta_ts` their loss gets the terms of DCA as well:
+They are trained as in their papers; the finished model can use the distance of DCA instead of the
+cosine. The DCA paper shows in this way that covariances help other methods, too ("baseline + d_m").
+With `alpha_in` or `beta_ts` the terms of DCA are added to their loss:
 
     L + α L_in + β L_ts
 """
