@@ -65,7 +65,7 @@ def test_the_next_fit_encodes_no_training_image(
         return encode(self, pixels, **changes)
 
     monkeypatch.setattr(CLIP, "encode_image", counting)
-    settings = {} if name in ("linear_probe", "tip_adapter", "gda") else {"epochs": 1}
+    settings = {"linear_probe": {"c": 1.0}, "tip_adapter": {}, "gda": {}}.get(name, {"epochs": 1})
     first, second = (Classifier(name, shots=2, backbone=clip, device="cpu", **settings) for _ in range(2))
     first.fit(sample)
     assert encoded
