@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import emit, json_flag, overwrite_flag, percent, quiet_flag, running, showing
+from dca.core.choices import PROTOCOLS, SELECTIONS
 from dca.core.wording import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
-
-PROTOCOLS = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
@@ -54,10 +53,10 @@ PROTOCOLS = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
 )
 @click.option(
     "--selection",
-    type=click.Choice(["strict", "paper"]),
+    type=click.Choice(SELECTIONS),
     default="strict",
     show_default=True,
-    help="Validation images a method may select on: at most 4 per class, or those its authors used.",
+    help="Validation images that a method may select on: at most 4 per class, or those its authors used.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")

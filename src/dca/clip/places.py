@@ -7,13 +7,12 @@ convenience: without it, or with the place gone, the user passes the backbone.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dca.core.errors import UserError
-from dca.core.files import read_json, write_json
+from dca.core.files import cache_folder, read_json, write_json
 
 MINI = "mini"
 HUB_IDS = {
@@ -109,8 +108,4 @@ def _read() -> dict[str, Any]:
 
 
 def _file() -> Path:
-    if given := os.environ.get("DCA_CACHE"):
-        return Path(given).expanduser() / FILE
-    from platformdirs import user_cache_path
-
-    return user_cache_path("dca") / FILE
+    return cache_folder() / FILE

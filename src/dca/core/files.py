@@ -114,6 +114,15 @@ def atomic_replace(made: Path, target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def cache_folder() -> Path:
+    """The user's cache folder: DCA_CACHE, or else the place of this system for caches."""
+    if given := os.environ.get("DCA_CACHE"):
+        return Path(given).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("dca")
+
+
 def digest_of(value: Any) -> str:
     """sha256 of a JSON value; the order of the keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -30,6 +30,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from dca.core.errors import UserError
+from dca.core.files import cache_folder
 from dca.data import feature_database as database
 
 _log = logging.getLogger(__name__)
@@ -58,12 +59,8 @@ class Space:
 
 
 def default_folder() -> Path:
-    """Folder of the database: DCA_CACHE/features, or `features` in the user's cache folder of this system."""
-    if given := os.environ.get("DCA_CACHE"):
-        return Path(given).expanduser() / "features"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("dca") / "features"
+    """Folder of the database: `features` in the user's cache folder."""
+    return cache_folder() / "features"
 
 
 def default_limit() -> int:

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import get_args
 
 from dca.core import actions
+from dca.core.choices import PROTOCOLS, SELECTIONS, Protocol, Selection, ValidationUse
 from dca.core.errors import UserError, unknown_name
 from dca.core.seeds import derive
 from dca.core.wording import counted
 from dca.data.dataset import Dataset, Item
 from dca.data.splits import MOST_VAL_SHOTS, draw, hold_out
 from dca.data.splits import few_shot as draw_few_shot
-from dca.data.task import PROTOCOLS, SELECTIONS, Protocol, Selection, Target, Task, ValidationUse, make_target
+from dca.data.task import Target, Task, make_target
 
 __all__ = [
     "PROTOCOLS",

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from dca.core.actions import hold_out
+from dca.core.choices import Protocol, Selection
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
 from dca.data.matching import match_keys, match_labels
-
-Protocol = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
-Selection = Literal["strict", "paper"]
-# What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
-# images per class, or the full validation split.
-ValidationUse = Literal["none", "few", "shots", "full"]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -112,7 +113,8 @@ class Session:
             return self._hashes[key]
         known = self._in_memory.get(id(image))
         if known is None or known[0]() is not image:
-            known = self._in_memory[id(image)] = (weakref.ref(image), sha256_of(image))
+            forget = partial(self._in_memory.pop, id(image))  # called with the dead reference, the default of pop
+            known = self._in_memory[id(image)] = (weakref.ref(image, forget), sha256_of(image))
         return known[1]
 
     def sha256_all(self, images: Sequence[ImageLike]) -> list[str]:

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core import options, seeds
 from dca.core.actions import set_option, show_method, then
+from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
-from dca.methods.problem import Batch, Problem, Selection, Step, Support, ValidationUse, describe_terms
+from dca.methods.problem import Batch, Problem, Step, Support, describe_terms
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import state_problems
 from dca.methods.shared.heads import Head

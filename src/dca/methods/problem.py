@@ -6,17 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dca.core import seeds
-
-# Validation images that a method's authors select on; data/protocols.py explains the values.
-ValidationUse = Literal["none", "few", "shots", "full"]
-# "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
-Selection = Literal["strict", "paper"]
+from dca.core.choices import Selection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,14 @@
+"""Words with a fixed set of values that several packages share."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Protocol = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
+# "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
+Selection = Literal["strict", "paper"]
+# What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
+# images per class, or the full validation split.
+ValidationUse = Literal["none", "few", "shots", "full"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
