@@ -1,0 +1,129 @@
+"""The closed form: the default. Nothing is trained, and everything is chosen by exact leave-one-out.
+
+Three experts score an image, and their scales make the probabilities:
+
+    z_c(x) = a (xᵀ P m_c - ½ m_cᵀ P m_c)  +  b τ x·t_c  +  s κ(x, ·) A_c,      p = softmax(z)
+
+1. A Gaussian head: one covariance for all classes, class means in which the text counts as k images
+   (shared/text_gaussian.py has the equations).
+2. Zero-shot CLIP.
+3. Kernel ridge over the training images (shared/kernel_ridge.py).
+
+k, the ridges and the scales a, b, s have the least log-loss on training images that are left out one
+at a time, with their copies; the left-out predictions have a closed form, so no model is fitted twice. They also
+give an honest accuracy without test images, calibrated probabilities, labels that look wrong, and p-values for
+"none of these". Where names mean nothing to CLIP, k and b become 0. With one image per class there is
+nothing to leave out; then zero-shot CLIP's log-loss on the images decides what text is worth
+(shared/pooled_choice.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from dca.core.options import opt
+from dca.methods.interface import Support
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
+from dca.methods.shared.heads import Head
+from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.pooled_choice import Chosen, Experts, Fixed, Numbers, choose
+from dca.methods.shared.pooled_head import PooledHead
+from dca.methods.shared.text_gaussian import TextGaussian
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedFormOptions(FrozenOptions):
+    """Settings of the closed form. The training recipe is not used."""
+
+    text_shots: float | None = opt(None, "k, how many images the text of a class counts as", low=0)
+    ridge: float | None = opt(None, "g, ridge of the covariance in units of its mean variance", low=1e-6)
+    gaussian_scale: float | None = opt(None, "a, scale of the Gaussian head", low=0)
+    text_scale: float | None = opt(None, "b, scale of zero-shot CLIP", low=0)
+    kernel_scale: float | None = opt(None, "s, scale of kernel ridge; 0 leaves it out", low=0)
+    kernel_ridge: float | None = opt(None, "ridge of the kernel in units of its mean eigenvalue", low=1e-9)
+    kernel_width: float = opt(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
+    kernel_images: int = opt(3000, "most training images for kernel ridge; it is left out where there are more", low=0)
+
+    def fixed(self) -> Fixed:
+        """The numbers that are not to be chosen."""
+        scales = (self.gaussian_scale, self.text_scale, self.kernel_scale)
+        return Fixed(self.text_shots, self.ridge, self.kernel_ridge, scales)
+
+
+class ClosedForm(FrozenMethod):
+    """Gaussian head, zero-shot text and kernel ridge, weighed by exact leave-one-out."""
+
+    name = "closed_form"
+    paper = "this library; the parts: Gaussian discriminant analysis, kernel ridge regression, product of experts"
+    trains_on = "nothing"
+    Options = ClosedFormOptions
+    results = MappingProxyType(
+        {
+            "image_features": torch.float32,
+            "image_labels": torch.int64,
+            "image_groups": torch.int64,
+            "text_features": torch.float32,
+            "numbers": torch.float64,
+        }
+    )
+    options: ClosedFormOptions
+    image_features: Tensor
+    image_labels: Tensor
+    image_groups: Tensor
+    text_features: Tensor
+    numbers: Tensor
+
+    def finish(self, support: Support) -> None:
+        """Keep the features, and choose the numbers."""
+        self.image_features, self.image_labels = self.encode_all(support), support.labels
+        self.image_groups = support.groups
+        self.text_features = unit_mean(self.texts())
+        self.chosen = choose(self.experts)
+        self.numbers = torch.tensor(astuple(self.chosen.numbers), dtype=torch.float64, device=self.clip.device)
+
+    @cached_property
+    def experts(self) -> Experts:
+        """The experts on the training images."""
+        x, y, groups = self.image_features, self.image_labels, self.image_groups
+        gaussian = TextGaussian.of(x, y, self.text_features, groups)
+        kernel = None
+        if len(x) <= self.options.kernel_images:
+            kernel = KernelRidge(x.double(), y, len(self.text_features), groups, self.options.kernel_width)
+        zero_shot = self.clip.tau * x.double() @ self.text_features.double().T
+        return Experts(gaussian, zero_shot, kernel, self.options.fixed())
+
+    def make_head(self) -> Head:
+        """Softmax of the three experts."""
+        numbers, experts = Numbers(*self.numbers.tolist()), self.experts
+        W, bias = experts.gaussian.whitened(numbers.ridge).linear(numbers.text_shots)
+        W = numbers.gaussian * W + numbers.text * self.clip.tau * self.text_features.double()
+        kernel = experts.kernel if numbers.kernel > 0 else None
+        if kernel is None:
+            return PooledHead.of(W, numbers.gaussian * bias)
+        coefficients = numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
+        return PooledHead.of(W, numbers.gaussian * bias, kernel, coefficients)
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """One feature, label and group per image, one text feature per class, and six numbers."""
+        C, D, N = len(self.problem.names), self.clip.config.embed_dim, len(state["image_features"])
+        shapes = {
+            "image_features": (N, D),
+            "image_labels": (N,),
+            "image_groups": (N,),
+            "text_features": (C, D),
+            "numbers": (len(Numbers.__dataclass_fields__),),
+        }
+        problems = shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
+        labels = state["image_labels"]
+        if not problems and (not N or labels.min() < 0 or labels.max() >= C):
+            problems.append(f"image_labels: numbers from 0 to {C - 1} expected")
+        return problems
+
+
+METHOD = ClosedForm

@@ -1,0 +1,196 @@
+"""What the closed form chooses, and how: by the leave-one-out log-loss of the training images.
+
+Three experts score an image: the Gaussian head of `text_gaussian` (k, g), zero-shot CLIP, and kernel ridge
+(ρ). First k and g are chosen, each pair with the scales of Gaussian and text that suit it best; then ρ likewise;
+then the three scales are fitted together. Every class has the same weight, and every label is smoothed, so that
+scales stay finite where no image is mistaken.
+
+Where too few images can be left out (fewer than half have another image of their class), leave-one-out
+says nothing. Zero-shot CLIP was not trained on the images either, so they measure what text is worth:
+with b the scale of least log-loss and gain = 1 - log-loss / log C the share of the uncertainty that text removes,
+
+    k = 2 gain,   scale of text b / 2,   scale of the Gaussian 1,   g = 10,   no kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dca.methods.shared.expert_scales import Scales, class_weights, fit_scales, log_loss
+from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.text_gaussian import TextGaussian, Whitened
+
+TEXT_SHOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+KERNEL_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# Most images that vote in the choice; more would cost time and change nothing.
+VOTERS = 4096
+# Share of a label that is spread over all classes is this times C / (N + C).
+SMOOTHING = 0.1
+ONE_SHOT_RIDGE, ONE_SHOT_PULL = 10.0, 0.05
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of the head, in the order in which they are stored.
+
+    text_shots: k. ridge: g. gaussian, text, kernel: scales of the experts. kernel_ridge: ρ.
+    """
+
+    text_shots: float
+    ridge: float
+    gaussian: float
+    text: float
+    kernel: float = 0.0
+    kernel_ridge: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Numbers that the user gave; None: chosen. scales: of the Gaussian, of text and of the kernel."""
+
+    text_shots: float | None = None
+    ridge: float | None = None
+    kernel_ridge: float | None = None
+    scales: tuple[float | None, float | None, float | None] = (None, None, None)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The chosen numbers, and what they say about images that were left out.
+
+    logits: (N, C) of every training image by the model without it; rows of NaN where an image cannot be left out.
+    by: "leave-one-out" or "text", which of the two rules was used.
+    gain: share of the uncertainty that zero-shot CLIP removes on the training images.
+    """
+
+    numbers: Numbers
+    logits: Tensor
+    by: str
+    gain: float
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Scores of the experts for the same N images. zero_shot: τ x·t (N, C). kernel: None without that expert."""
+
+    gaussian: TextGaussian
+    zero_shot: Tensor
+    kernel: KernelRidge | None
+    fixed: Fixed = field(default_factory=Fixed)
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each image, (N,)."""
+        return self.gaussian.labels
+
+    def voters(self) -> Tensor:
+        """Whether another image of the class, not a copy, remains when an image is left out: (N,)."""
+        pairs = torch.unique(torch.stack([self.labels, self.gaussian.groups]), dim=1)
+        return (torch.bincount(pairs[0]) > 1)[self.labels]
+
+
+def choose(experts: Experts) -> Chosen:
+    """The numbers of the head, and the left-out logits of all images."""
+    able = experts.voters()
+    gain, scale = text_gain(experts.zero_shot, experts.labels)
+    if 2 * int(able.sum()) < len(able):
+        numbers = _by_text(experts.fixed, gain, scale)
+        return Chosen(numbers, left_out_logits(experts, numbers, able), "text", gain)
+    numbers = _by_leave_one_out(experts, able)
+    return Chosen(numbers, left_out_logits(experts, numbers, able), "leave-one-out", gain)
+
+
+def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Share of the uncertainty that zero-shot CLIP removes, and the scale at which it does: logits (N, C), labels."""
+    weights = class_weights(labels)
+    scale = fit_scales(zero_shot[None], labels, weights, smoothing=ONE_SHOT_PULL).values[0]
+    unsure = math.log(zero_shot.shape[1])
+    return max(0.0, 1 - log_loss(scale * zero_shot, labels, weights) / unsure), float(scale)
+
+
+def _by_text(fixed: Fixed, gain: float, scale: float) -> Numbers:
+    auto = (1.0, scale / 2, 0.0)
+    a, b, c = (value if value is not None else own for value, own in zip(fixed.scales, auto, strict=True))
+    return Numbers(
+        text_shots=2 * gain if fixed.text_shots is None else fixed.text_shots,
+        ridge=ONE_SHOT_RIDGE if fixed.ridge is None else fixed.ridge,
+        gaussian=a, text=b, kernel=c, kernel_ridge=fixed.kernel_ridge or 1.0,
+    )  # fmt: skip
+
+
+class _Vote:
+    """Fits scales on the votes of some of the images."""
+
+    def __init__(self, experts: Experts, able: Tensor) -> None:
+        rows = able.nonzero()[:, 0]
+        if len(rows) > VOTERS:
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(rows.device)
+            rows = rows[order[:VOTERS].sort().values]
+        N, C = experts.zero_shot.shape
+        self.rows, self.labels = rows, experts.labels[rows]
+        self.weights = class_weights(self.labels)
+        self.smoothing = SMOOTHING * C / (N + C)
+        self.zero_shot = experts.zero_shot[rows]
+
+    def scales(self, scores: Sequence[Tensor], given: Sequence[float | None]) -> Scales:
+        """Scales of experts whose scores (N, C) of all images are given; `given` ones are kept."""
+        found = torch.stack([one[self.rows] for one in scores])
+        return fit_scales(found, self.labels, self.weights, smoothing=self.smoothing, given=given)
+
+
+def _by_leave_one_out(experts: Experts, able: Tensor) -> Numbers:
+    fixed, vote = experts.fixed, _Vote(experts, able)
+    a, b, c = fixed.scales
+    gaussian, k, g, held = _best_gaussian(experts, vote)
+    scores, given, rho = [held, experts.zero_shot], [a, b], fixed.kernel_ridge or 1.0
+    if experts.kernel is not None and c != 0:
+        rho, kernel = _best_kernel(experts.kernel, experts, vote)
+        scores, given = [*scores, kernel], [*given, c]
+        values = vote.scales(scores, given).values.tolist()
+    else:
+        values = [*gaussian.values.tolist(), 0.0]
+    return Numbers(k, g, *values, kernel_ridge=rho)
+
+
+def _best_gaussian(experts: Experts, vote: _Vote) -> tuple[Scales, float, float, Tensor]:
+    """Scales, k, g and left-out scores of the best pair; of equal ones the larger g, then the larger k."""
+    fixed = experts.fixed
+    best: tuple[Scales, float, float, Tensor] | None = None
+    for g in sorted(RIDGES if fixed.ridge is None else (fixed.ridge,), reverse=True):
+        model = experts.gaussian.whitened(g)
+        for k in sorted(TEXT_SHOTS if fixed.text_shots is None else (fixed.text_shots,), reverse=True):
+            held, _ = model.left_out(k)
+            scales = vote.scales([held, experts.zero_shot], fixed.scales[:2])
+            if best is None or scales.loss < best[0].loss - 1e-12:
+                best = (scales, k, g, held)
+    assert best is not None
+    return best
+
+
+def _best_kernel(kernel: KernelRidge, experts: Experts, vote: _Vote) -> tuple[float, Tensor]:
+    """ρ and left-out predictions of the best ridge, beside zero-shot CLIP; of equal ones the largest."""
+    fixed = experts.fixed.kernel_ridge
+    best: tuple[float, float, Tensor] | None = None
+    for rho in sorted(KERNEL_RIDGES if fixed is None else (fixed,), reverse=True):
+        held = kernel.left_out(rho)
+        loss = vote.scales([held, experts.zero_shot], (None, None)).loss
+        if best is None or loss < best[0] - 1e-12:
+            best = (loss, rho, held)
+    assert best is not None
+    return best[1], best[2]
+
+
+def left_out_logits(experts: Experts, numbers: Numbers, able: Tensor | None = None) -> Tensor:
+    """Logits (N, C) of every image by the model without it and its copies; NaN where it cannot be left out."""
+    model: Whitened = experts.gaussian.whitened(numbers.ridge)
+    logits = numbers.gaussian * model.left_out(numbers.text_shots)[0] + numbers.text * experts.zero_shot
+    if experts.kernel is not None and numbers.kernel > 0:
+        logits = logits + numbers.kernel * experts.kernel.left_out(numbers.kernel_ridge)
+    able = experts.voters() if able is None else able
+    return torch.where(able[:, None], logits, torch.nan)
