@@ -74,6 +74,11 @@ class Rows:
     labels: Tensor
     validation: Rows | None = None
 
+    @property
+    def groups(self) -> Tensor:
+        """Every row for itself: near-copies are not known."""
+        return torch.arange(len(self.labels))
+
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
         """`encode` of all rows, once for each view."""
         with torch.no_grad():

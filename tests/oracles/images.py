@@ -30,6 +30,7 @@ class Images:
         generator = torch.Generator().manual_seed(seed)
         self.labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
+        self.groups = torch.arange(len(self.labels))
         self.validation = validation
 
     def view(self, v: int) -> Tensor:

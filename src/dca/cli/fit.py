@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Validation images that a method may select on: at most 4 per class, or those its authors used.",
 )
+@click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
+@click.option(
+    "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
 @overwrite_flag
@@ -85,6 +89,7 @@ def command(
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
+    dca fit photos/ --method gda --estimate
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
     dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
@@ -168,11 +173,20 @@ def _taken(result: dict[str, Any]) -> str:
     return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
 
 
+def _estimated(result: dict[str, Any]) -> list[str]:
+    """The accuracy that was estimated on the training images, if it was."""
+    from dca.model.estimate import Estimate
+
+    return [f"estimated accuracy {Estimate.from_dict(result['estimate'])}"] if result.get("estimate") else []
+
+
 def _accuracies(result: dict[str, Any]) -> list[str]:
     """Accuracy on each target, zero-shot CLIP beside it."""
-    if not result["targets"]:
-        return ["accuracy not measured: no test images (put some into DATA/test/<class>/, or use --hold-out 0.2)"]
-    lines = []
+    lines: list[str] = []
+    estimated = _estimated(result)
+    if not result["targets"] and not estimated:
+        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
+        return [f"accuracy not measured: no test images ({ways})"]
     for row in result["targets"]:
         where = f" of {row['name']}" if result["protocol"] != "few-shot" else ""
         gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
@@ -187,4 +201,4 @@ def _accuracies(result: dict[str, Any]) -> list[str]:
             )
     if "harmonic_mean" in result:
         lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
-    return lines
+    return lines + estimated

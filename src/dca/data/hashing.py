@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,3 +65,24 @@ def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list
             if np.abs(thumbnails[a].astype(np.int16) - thumbnails[b]).mean() < _SAME_LEVELS:
                 pairs.append((a, b))
     return pairs
+
+
+def copy_groups(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """A number per image, (N,), that exact copies and near-copies share; copies of copies count as copies.
+
+    contents: N hashes. thumbnails: (N, 16, 16, 3). Groups are numbered in the order of their first images.
+    """
+    parent = list(range(len(contents)))
+
+    def root(image: int) -> int:
+        while parent[image] != image:
+            parent[image] = image = parent[parent[image]]
+        return image
+
+    first: dict[str, int] = {}
+    exact = [(first.setdefault(content, image), image) for image, content in enumerate(contents)]
+    for one, other in [*exact, *(near_copies(thumbnails) if len(thumbnails) else [])]:
+        low, high = sorted((root(one), root(other)))
+        parent[high] = low
+    _, numbers = np.unique([root(image) for image in range(len(contents))], return_inverse=True)
+    return numbers.astype(np.int64)

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -21,9 +23,9 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
 from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, attempt, unreadable
+from dca.data.decode import Unreadable, attempt, decode, unreadable
 from dca.data.feature_store import FeatureStore
-from dca.data.hashing import sha256_of
+from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
 
@@ -58,6 +60,7 @@ class Session:
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
+        self._thumbnails: dict[str, NDArray[np.uint8]] = {}
 
     def with_progress(self, progress: Progress) -> Self:
         """The same session with another receiver of progress.
@@ -154,6 +157,27 @@ class Session:
         while len(self._decoded) > 1 and sum(store.nbytes for store in self._decoded.values()) > BUDGET:
             self._decoded.popitem(last=False)
         return self._decoded[key]
+
+    def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
+        """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
+
+        Args:
+            images: N images.
+
+        Returns:
+            Pixels (N, 16, 16, 3).
+
+        Raises:
+            UserError: If images cannot be read; it names all of them.
+        """
+        contents = self.sha256_all(images)
+        new = {c: image for c, image in zip(contents, images, strict=True) if c not in self._thumbnails}
+        made = decode(list(new.values()), thumbnail, progress=of_stage(self.progress, "comparing"))
+        self._thumbnails.update(zip(new, made, strict=True))
+        found = np.empty((len(images), THUMB, THUMB, 3), dtype=np.uint8)
+        for row, content in enumerate(contents):
+            found[row] = self._thumbnails[content]
+        return found
 
     def frozen_features(
         self,

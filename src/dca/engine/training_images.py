@@ -11,6 +11,7 @@ from torch import Tensor
 from dca.clip import CLIP
 from dca.core import seeds
 from dca.data.dataset import Item
+from dca.data.hashing import copy_groups
 from dca.data.image_store import ImageStore
 from dca.engine.session import Session
 
@@ -37,6 +38,12 @@ class TrainingImages:
     def labels(self) -> Tensor:
         """Class index of each image, (N,), on the backbone's device."""
         return self._labels
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """Group of each image, (N,), on the backbone's device: copies and near-copies share a number."""
+        numbers = copy_groups(self.session.sha256_all(self.images), self.session.thumbnails(self.images))
+        return torch.from_numpy(numbers).to(self.clip.device)
 
     @cached_property
     def store(self) -> ImageStore:

@@ -275,6 +275,8 @@ def _result(
         "test_images": first.get("test_images", 0),
         "zero_shot_accuracy": first.get("zero_shot_accuracy"),
         "accuracy": first.get("accuracy"),
+        "estimate": model.estimate_.to_dict() if model.estimate_ else None,
+        "temperature": model.method_.temperature,
         "targets": rows,
         "trained_parameters": model.method_.count_trained(),
         "seconds": round(seconds, 2),

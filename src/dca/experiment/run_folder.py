@@ -10,6 +10,7 @@ from typing import Any
 from dca.core.actions import Hint, allow_overwrite, choose_output
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, read_json, write_json, writing
+from dca.engine.held_out import FOLDS
 from dca.engine.resume import STATE, read_metrics
 from dca.experiment.identity import TEST, differences
 from dca.model import checkpoint
@@ -61,7 +62,7 @@ class RunFolder:
         if differing:
             problem = f"{self.target} holds a model of another run"
             raise UserError(problem, details=differing, hint=[choose_output(), allow_overwrite()])
-        (self.target / STATE).unlink(missing_ok=True)  # left by an end between the rename and its removal
+        self._drop_state()  # left by an end between the rename and its removal
         return result
 
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
@@ -98,18 +99,25 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Remove the partial folder if it holds no state to continue from."""
-        if not (self.partial / STATE).is_file():
+        kept = [self.partial / STATE, *(self.partial / FOLDS).glob("*/*.safetensors")]
+        if not any(path.is_file() for path in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
 
     def seconds_before(self) -> float:
         """Training time of earlier parts of an interrupted run."""
-        return sum(row["seconds"] for row in read_metrics(self.partial))
+        folders = (self.partial, *(self.partial / FOLDS).glob("*"))
+        return sum(row["seconds"] for folder in folders for row in read_metrics(folder))
 
     def finish(self) -> None:
         """Rename the partial folder to the target."""
         atomic_replace(self.partial, self.target)
         # Only now: until the folder is in its place, an interrupted run still needs its state.
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        """Remove what only an unfinished run needs."""
         (self.target / STATE).unlink(missing_ok=True)
+        shutil.rmtree(self.target / FOLDS, ignore_errors=True)
 
 
 def partial_of(target: Path) -> Path:

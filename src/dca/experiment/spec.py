@@ -36,6 +36,8 @@ class Spec:
         selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code used.
         hold_out: Test on this share of each class, where the data has no test part.
         draw: A file that lists exactly which images are drawn.
+        estimate: Estimate the accuracy on the training images; methods that need no time for it always do.
+        calibrate: Fit a temperature on the predictions that the estimate is made of.
         options: Options of the method by name; those with their default values are dropped.
 
     Raises:
@@ -59,6 +61,8 @@ class Spec:
     selection: Selection = "strict"
     hold_out: float = 0.0
     draw: str | None = None
+    estimate: bool = False
+    calibrate: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +77,10 @@ class Spec:
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
             "seed": whole_number("seed", self.seed, 0),
             "hold_out": float(self.hold_out),
+            "estimate": bool(self.estimate) or kind.estimates_itself,
         }
+        # Where nothing is estimated, or the method calibrates itself, there is nothing to choose.
+        values["calibrate"] = bool(self.calibrate) or kind.calibrated or not values["estimate"]
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -136,6 +143,8 @@ class Spec:
             backbone=self.backbone,
             device=device,
             precision=self.precision,
+            estimate=self.estimate,
+            calibrate=self.calibrate,
             **self.options,
         )
 

@@ -22,13 +22,14 @@ from dca.core import options, seeds
 from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
-from dca.methods.problem import Batch, Problem, Step, Support, describe_terms
+from dca.methods.problem import Batch, HeldOut, Problem, Step, Support, describe_terms
 from dca.methods.recipe import Recipe
-from dca.methods.saved_state import state_problems
-from dca.methods.shared.heads import Head
+from dca.methods.saved_state import copy_parameters, state_problems
+from dca.methods.shared.heads import Head, tempered
 
 __all__ = [
     "Batch",
+    "HeldOut",
     "Method",
     "Problem",
     "Selection",
@@ -62,6 +63,9 @@ class Method(nn.Module, ABC):
         validation: Validation images that the authors select on.
         results: Tensors made after training, whose shapes depend on the data, and their types.
         term_words: Loss terms in a few words, for the titles of training curves.
+        estimates_itself: Whether `held_out` takes no time: then every fit estimates its accuracy.
+        calibrated: Whether probabilities are calibrated without a temperature.
+        temperature: `classify` returns softmax(log p / temperature) of the head's p.
         head: The finished head, after `seal`.
 
     Example:
@@ -81,6 +85,9 @@ class Method(nn.Module, ABC):
     validation: ClassVar[ValidationUse] = "none"
     results: ClassVar[Mapping[str, torch.dtype]] = {}
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
+    estimates_itself: ClassVar[bool] = False
+    calibrated: ClassVar[bool] = False
+    temperature: float = 1.0
     head: Head
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: Any) -> None:
@@ -186,6 +193,17 @@ class Method(nn.Module, ABC):
             support: The training images.
         """
 
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Predictions for the training images by models that have not seen them; called after `finish`.
+
+        Args:
+            support: The training images of `finish`.
+
+        Returns:
+            The predictions, without the temperature; None if the engine should cross-validate.
+        """
+        return None
+
     @abstractmethod
     def make_head(self) -> Head:
         """The finished head, from parameters and `results` alone."""
@@ -205,7 +223,8 @@ class Method(nn.Module, ABC):
         Returns:
             Probabilities (B, C).
         """
-        return self.head(features)
+        found = self.head(features)
+        return found if self.temperature == 1.0 else tempered(found, self.temperature)
 
     @property
     def images_at_once(self) -> int:
@@ -290,19 +309,13 @@ class Method(nn.Module, ABC):
             UserError: If a parameter belongs to classes that the other problem does not have.
         """
         other = type(self)(self.clip, problem, self.options)
-        mine = dict(self.named_parameters())
         rows = [s for s in sources if s is not None]
-        with torch.no_grad():
-            for name, parameter in other.named_parameters():
-                value: Tensor = mine[name]
-                if name in self.class_parameters():
-                    value = value[rows]
-                if value.shape != parameter.shape:
-                    raise UserError(
-                        f"{name} of this {self.name} model belongs to the classes it was trained on",
-                        hint=then("fit a model whose prompts all classes share", set_option("contexts", "unified")),
-                    )
-                parameter.copy_(value)
+        if wrong := copy_parameters(self, other, self.class_parameters(), rows):
+            raise UserError(
+                f"{wrong} of this {self.name} model belongs to the classes it was trained on",
+                hint=then("fit a model whose prompts all classes share", set_option("contexts", "unified")),
+            )
+        other.temperature = self.temperature
         return other
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

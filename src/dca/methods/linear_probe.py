@@ -26,10 +26,11 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Problem, Support
+from dca.methods.interface import HeldOut, Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.logistic import leave_one_out
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
@@ -106,6 +107,7 @@ class LinearProbe(FrozenMethod):
     validation = "few"
     Options = LinearProbeOptions
     options: LinearProbeOptions
+    _found: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: LinearProbeOptions) -> None:
         super().__init__(clip, problem, chosen)
@@ -122,6 +124,7 @@ class LinearProbe(FrozenMethod):
         features, labels = self.encode_all(support), support.labels
         c = self.options.c if self.options.c is not None else self._search(features, labels, support.validation)
         weight, bias = self._fit(features, labels, c)
+        self._found = c, weight, bias
         with torch.no_grad():
             self.weight.copy_(weight)
             self.bias.copy_(bias)
@@ -144,6 +147,19 @@ class LinearProbe(FrozenMethod):
             return known[decade]
 
         return math.pow(10.0, best_decade(score))
+
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Approximate leave-one-out at the c of `finish`; folds for near-copies and for very many weights."""
+        if len(set(support.groups.tolist())) < len(support.labels):
+            return None
+        c, weight, bias = self._found
+        logits = leave_one_out(self.encode_all(support), support.labels, weight, bias, c)
+        if logits is None:
+            return None
+        probabilities = logits.softmax(dim=-1)
+        counts = torch.bincount(support.labels, minlength=len(weight))
+        probabilities[counts[support.labels] == 1] = torch.nan
+        return HeldOut(probabilities.cpu().numpy(), "approximate leave-one-out")
 
     def make_head(self) -> Head:
         """Softmax of W f + b."""

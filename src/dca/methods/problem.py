@@ -8,7 +8,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dca.core import seeds
@@ -63,12 +65,34 @@ class Step:
     probabilities: Tensor
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions for training images by models that have not seen them.
+
+    Args:
+        probabilities: (N, C) float64; rows of NaN where an image cannot be left out (the only one of its class).
+        how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
+    """
+
+    probabilities: NDArray[np.float64]
+    how: str
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """(N,) whether an image has a prediction."""
+        return np.asarray(np.isfinite(self.probabilities).all(axis=1))
+
+
 class Support(Protocol):
     """The training images, as a method may use them outside the steps."""
 
     @property
     def labels(self) -> Tensor:
         """Class index of each image, (N,)."""
+
+    @property
+    def groups(self) -> Tensor:
+        """Group of each image, (N,): near-copies share a number; they are left out together."""
 
     @property
     def validation(self) -> Support | None:

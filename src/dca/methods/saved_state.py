@@ -1,11 +1,11 @@
-"""Checks of the tensors of a saved model."""
+"""Tensors of a finished method: checks of saved ones, and copies for other classes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def state_problems(
@@ -28,3 +28,20 @@ def state_problems(
         elif not torch.isfinite(tensor).all():
             problems.append(f"{name}: holds NaN or infinite values")
     return problems
+
+
+def copy_parameters(source: nn.Module, target: nn.Module, of_classes: Collection[str], rows: Sequence[int]) -> str:
+    """Copy parameters into a method for other classes; returns the name of the first whose shape differs, or "".
+
+    of_classes: parameters whose first axis is the classes; of these only `rows` are taken.
+    """
+    mine = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        value: Tensor = mine[name]
+        if name in of_classes:
+            value = value[list(rows)]
+        if value.shape != parameter.shape:
+            return name
+        with torch.no_grad():
+            parameter.copy_(value)
+    return ""

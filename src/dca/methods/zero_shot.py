@@ -17,7 +17,7 @@ from torch import Tensor
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Method, Problem, Support
+from dca.methods.interface import HeldOut, Method, Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import SEVEN, class_texts, shape_problems, unit_mean
 from dca.methods.shared.heads import Head, LinearHead
@@ -47,6 +47,7 @@ class ZeroShot(Method):
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
     trains_on = "nothing"
     Options = ZeroShotOptions
+    estimates_itself = True
     results = MappingProxyType({"text_features": torch.float32})
     options: ZeroShotOptions
     text_features: Tensor
@@ -62,6 +63,12 @@ class ZeroShot(Method):
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
         ensemble = SEVEN if self.options.ensemble == "seven" else (self.problem.template,)
         self.text_features = unit_mean(class_texts(self.clip, self.problem, self.options.templates or ensemble))
+
+    @torch.no_grad()
+    def held_out(self, support: Support) -> HeldOut:
+        """The predictions themselves: no image was used to make the head."""
+        found = self.make_head()(self.encode_all(support)).double()
+        return HeldOut((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same sentences for other names."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import dca
 from dca.clip.places import hub_id
+from dca.model.estimate import Estimate
 
 if TYPE_CHECKING:
     from dca.model.checkpoint import Record
@@ -31,6 +32,7 @@ def model_card(record: Record) -> str:
         f"A few-shot image classifier: {_shots(record)}, seed {record.problem.seed}. The folder holds only what was "
         "learned; the CLIP backbone is found by its name and checked by its hash.",
         *_accuracy(record),
+        *(["", f"Estimated accuracy {Estimate.from_dict(record.estimate)}."] if record.estimate else []),
         "",
         "```python",
         "from dca import Classifier",

@@ -23,16 +23,19 @@ from dca.core import options
 from dca.core.actions import choose_backbone, choose_output, fit_first, list_methods, resume_fit
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, digest_of, read_json, utf8, write_bytes, write_json, writing
+from dca.data.dataset import Item
+from dca.engine.held_out import FOLDS
 from dca.engine.resume import METRICS, STATE
+from dca.engine.session import Session
 from dca.methods.interface import Method, Problem
 from dca.methods.registry import get_method
 from dca.model.card import LIBRARY, model_card
 from dca.model.record_checks import record_problems
 
-FORMAT = 2
+FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, SPEC, RESULT, METRICS, STATE})
+FILES = frozenset({CONFIG, WEIGHTS, CARD, SPEC, RESULT, METRICS, STATE, FOLDS})
 PARTIAL = ".partial"
 
 
@@ -46,11 +49,13 @@ class Record:
         problem: The problem of the method: class names that CLIP reads, shots, seed, ...
         labels: Label of each class; `predict` returns these.
         backbone: Source name, hash, sizes and preprocessing of the backbone.
-        given: Shots and options as the user gave them, so that the model can be fitted again.
-        draw: Class index, name and content hash of each training image.
+        given: Shots, options and so on as the user gave them, so that the model can be fitted again.
+        draw: Class index, name and content hash of each training image, and its held-out prediction if it is known.
         results: Figures of the fit.
         sha256: Hashes of the weights and of problem and labels as they were written.
         package: Top module of the method's code if it is not `dca`, else "".
+        temperature: `classify` returns softmax(log p / temperature).
+        estimate: Values of `model.estimate.Estimate`; empty if the accuracy was not estimated.
     """
 
     method: str
@@ -63,6 +68,8 @@ class Record:
     results: dict[str, Any] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
     package: str = ""
+    temperature: float = 1.0
+    estimate: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -237,6 +244,7 @@ def load_model(folder: Path, record: Record, clip: CLIP) -> Method:
             method.restore(tensors)
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
+    method.temperature = record.temperature
     require_whole(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
     return method
 
@@ -252,6 +260,9 @@ def require_same_backbone(folder: Path, record: Record, clip: CLIP) -> None:
         )
 
 
-def image_names(images: Sequence[Any]) -> list[str]:
-    """Short names of images for records: the last two parts of a path."""
-    return ["/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory" for image in images]
+def draw_record(items: Sequence[Item], session: Session) -> list[dict[str, Any]]:
+    """Class index, short name (the last two parts of a path) and content hash of each image."""
+    images = [item.image for item in items]
+    names = ["/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory" for image in images]
+    rows = zip(items, names, session.sha256_all(images), strict=True)
+    return [{"label": item.label, "name": name, "sha256": sha256} for item, name, sha256 in rows]

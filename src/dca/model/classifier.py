@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dca.clip import CLIP
-from dca.clip.places import find_backbone
-from dca.core.actions import choose_backbone
 from dca.core.device import require_usable
 from dca.core.errors import UserError
 from dca.core.progress import Progress, bars_unless_given, silent
@@ -26,6 +24,8 @@ from dca.methods.interface import Method
 from dca.methods.registry import get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
+from dca.model.backbone import backbone_of
+from dca.model.estimate import Estimate, assess
 from dca.model.inputs import (
     as_dataset,
     as_images,
@@ -36,14 +36,13 @@ from dca.model.inputs import (
     require_shots,
     whole_number,
 )
+from dca.model.parameters import Parameters
 
 Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
 Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
-# Parameters of every classifier; the others belong to its method.
-OWN = ("method", "shots", "seed", "backbone", "device", "precision")
 
 
-class Classifier:
+class Classifier(Parameters):
     """A few-shot image classifier.
 
     Args:
@@ -53,6 +52,10 @@ class Classifier:
         backbone: A short name ("mini", "vit-b-16"), a hub id, a folder, or a loaded `CLIP`.
         device: "auto", "cpu", "cuda", ...
         precision: "auto", "fp32" or "bf16".
+        estimate: Estimate the accuracy on the training images, each predicted by a model that has not seen it. Takes
+            up to six times as long for methods that are trained in steps; methods that need no time always do it.
+        calibrate: Fit a temperature on these predictions, where there are any, so that probabilities agree with how
+            often predictions are right. It changes no prediction.
         **settings: Options of the method; `dca methods show NAME` lists them. `fit` checks all arguments.
 
     Attributes:
@@ -60,7 +63,9 @@ class Classifier:
             were given (numbers stay numbers), or folder names if a folder was given.
         method_: After `fit`, the finished method.
         history_: After `fit`, one row of metrics per epoch.
-        draw_: After `fit`, class index, name and content hash of each training image.
+        estimate_: After `fit`, the estimated accuracy, if it was asked for and classes have two images.
+        draw_: After `fit`, class index, name and content hash of each training image, and what a model that has not
+            seen it predicts (`held_out`), where that is known.
         results_: Figures of the run that made the model; empty after a plain `fit`.
 
     Example:
@@ -72,8 +77,6 @@ class Classifier:
         True
     """
 
-    _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
-
     def __init__(
         self,
         method: str = "dca",
@@ -83,6 +86,8 @@ class Classifier:
         backbone: str | Path | CLIP = "mini",
         device: str = "auto",
         precision: str = "auto",
+        estimate: bool = False,
+        calibrate: bool = True,
         **settings: Any,
     ) -> None:
         self.method = method
@@ -91,55 +96,9 @@ class Classifier:
         self.backbone = backbone
         self.device = device
         self.precision = precision
+        self.estimate = estimate
+        self.calibrate = calibrate
         self.settings = settings
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, as scikit-learn expects it.
-
-        Args:
-            deep: Ignored; there are no nested estimators.
-
-        Returns:
-            Values by name, options of the method included.
-
-        Example:
-            >>> from dca import Classifier
-            >>> Classifier("gda", shots=4, views=0).get_params()["views"]
-            0
-        """
-        return {**{name: getattr(self, name) for name in OWN}, **self.settings}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor; takes effect at the next `fit`.
-
-        Args:
-            **params: New values by name.
-
-        Returns:
-            The classifier itself.
-        """
-        for name, value in params.items():
-            if name in OWN:
-                setattr(self, name, value)
-            else:
-                self.settings[name] = value
-        return self
-
-    def __sklearn_tags__(self) -> Any:
-        """Properties that scikit-learn's `cross_val_score`, `GridSearchCV` and similar functions need."""
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
-
-        return Tags(
-            estimator_type="classifier",
-            target_tags=TargetTags(required=False),
-            classifier_tags=ClassifierTags(),
-            input_tags=InputTags(one_d_array=True, two_d_array=False, string=True),
-            no_validation=True,
-        )
-
-    def __repr__(self) -> str:
-        given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in ("method", "backbone")]
-        return f"Classifier({self.method!r}, {', '.join(given)})"
 
     def fit(
         self,
@@ -202,13 +161,25 @@ class Classifier:
         chosen = kind.choose(self.settings)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
-        method, self.history_ = fit(
-            kind, chosen, source, session, clip, seed=int(self.seed), selection=selection, folder=folder
+        seed = int(self.seed)
+        method, self.history_ = fit(kind, chosen, source, session, clip, seed=seed, selection=selection, folder=folder)
+        found = assess(
+            method,
+            chosen,
+            source,
+            session,
+            clip,
+            seed=seed,
+            selection=selection,
+            folder=folder,
+            estimate=bool(self.estimate),
+            calibrate=bool(self.calibrate),
         )
+        method.temperature = found.temperature
         self._adopt(method, session, source.labels)
-        images = [item.image for item in source.train]
-        rows = zip(source.train, checkpoint.image_names(images), session.sha256_all(images), strict=True)
-        self.draw_ = [{"label": item.label, "name": name, "sha256": sha256} for item, name, sha256 in rows]
+        self.estimate_ = found.estimate
+        drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
+        self.draw_ = [{**row, **known} for row, known in drawn]
         self.results_: dict[str, Any] = {}
         return self
 
@@ -310,7 +281,12 @@ class Classifier:
         """Everything that is saved beside the tensors; the classifier must be fitted."""
         method = self._require_fitted()
         module = type(method).__module__.partition(".")[0]
-        given = {"shots": self.shots if self.shots is None else int(self.shots), "options": _plain(self.settings)}
+        given = {
+            "shots": self.shots if self.shots is None else int(self.shots),
+            "options": _plain(self.settings),
+            "estimate": bool(self.estimate),
+            "calibrate": bool(self.calibrate),
+        }
         return checkpoint.Record(
             method=method.name,
             options=dataclasses.asdict(method.options),
@@ -321,6 +297,8 @@ class Classifier:
             draw=self.draw_,
             results=self.results_,
             package="" if module == "dca" else module,
+            temperature=method.temperature,
+            estimate=self.estimate_.to_dict() if self.estimate_ else {},
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -363,30 +341,14 @@ class Classifier:
         require_usable(device, precision)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
-        source = backbone if backbone is not None else find_backbone(**_name_and_digest(record.backbone))
-        try:
-            clip = session.backbone(source, precision)
-        except UserError as error:
-            if backbone is not None:
-                raise
-            problem = f"the backbone of {path} cannot be loaded: {error.problem}"
-            raise UserError(problem, details=error.details, hint=choose_backbone()) from None
-        model = cls(
-            record.method,
-            shots=record.given["shots"],
-            seed=record.problem.seed,
-            backbone=source,
-            device=device,
-            precision=precision,
-            **record.given["options"],
-        )
+        source, clip = backbone_of(path, record, backbone, session, precision)
+        given = {name: value for name, value in record.given.items() if name != "options"}
+        own = {"seed": record.problem.seed, "backbone": source, "device": device, "precision": precision, **given}
+        model = cls(record.method, **own, **record.given["options"])
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.draw_, model.results_, model.history_ = record.draw, record.results, []
+        model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
         return model
-
-
-def _name_and_digest(backbone: dict[str, Any]) -> dict[str, str]:
-    return {"source": backbone["source"], "digest": backbone["digest"]}
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ FIELDS = (
     ("results", dict, "object"),
     ("sha256", dict, "object"),
     ("package", str, "string"),
+    ("temperature", float, "number"),
+    ("estimate", dict, "object"),
 )
 
 
@@ -32,6 +35,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
         *_text_faults(raw, "sha256", ("weights", "classes")),
         *_given_faults(raw["given"]),
         *_draw_faults(raw["draw"]),
+        *_calibration_faults(raw["temperature"], raw["estimate"]),
         *_result_faults(raw["results"]),
     ]
 
@@ -59,6 +63,10 @@ def _text_faults(raw: dict[str, Any], field: str, keys: Sequence[str]) -> list[s
 
 def _given_faults(given: dict[str, Any]) -> list[str]:
     faults = [] if type(given.get("shots")) in (int, type(None)) else ["given.shots: a number or nothing expected"]
+    faults += [
+        f"given.{k}: true or false expected" for k in ("estimate", "calibrate") if type(given.get(k)) is not bool
+    ]
+    faults += [f"given.{k}: unknown" for k in given if k not in ("shots", "options", "estimate", "calibrate")]
     return faults if type(given.get("options")) is dict else [*faults, "given.options: a JSON object expected"]
 
 
@@ -73,8 +81,24 @@ def unreadable_names(names: Sequence[str]) -> list[str]:
 
 def _draw_faults(draw: list[Any]) -> list[str]:
     kinds = {"label": int, "name": str, "sha256": str}
-    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw)
-    return [] if good else ["draw: label, name and sha256 of each image expected"]
+    if not all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw):
+        return ["draw: label, name and sha256 of each image expected"]
+    kinds = {"label": int, "probability": float, "own": float}
+    held = [row["held_out"] for row in draw if "held_out" in row]
+    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in held)
+    return [] if good else ["draw: label, probability and own of each held-out prediction expected"]
+
+
+def _calibration_faults(temperature: float, estimate: dict[str, Any]) -> list[str]:
+    faults = [] if 0 < temperature < math.inf else ["temperature: a number above 0 expected"]
+    if not estimate:
+        return faults
+    kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "zero_shot_accuracy": (float, type(None))}
+    kinds |= dict.fromkeys(("accuracy", "low", "high"), (float,))
+    faults += [
+        f"estimate.{k}: another kind of value expected" for k, v in kinds.items() if type(estimate.get(k)) not in v
+    ]
+    return faults + [f"estimate.{k}: unknown" for k in estimate if k not in kinds]
 
 
 def _result_faults(results: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
 from dca.methods.shared import metric
 from dca.methods.shared.class_precisions import ClassPrecisions
@@ -182,6 +183,11 @@ class CacheHead(Head):
     def numbers_per_image(self) -> int:
         """One affinity per key."""
         return self.keys.shape[1]
+
+
+def tempered(probabilities: Tensor, temperature: float) -> Tensor:
+    """softmax(log p / T) of probabilities (B, C), in float64: in float32 the two best classes could become equal."""
+    return (probabilities.double().clamp_min(FLOOR).log() / temperature).softmax(dim=-1)
 
 
 def require_finite(constants: Tensor) -> None:

@@ -1,0 +1,188 @@
+"""Predictions for the training images by models that have not seen them.
+
+A method that knows them in closed form gives them itself (`Method.held_out`); any other one is cross-validated: the
+training images are divided into K folds, and each fold is predicted by a model that was fitted on the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from dca.clip import CLIP
+from dca.core import seeds
+from dca.core.errors import UserError
+from dca.core.files import digest_of, write_bytes, writing
+from dca.core.progress import Progress
+from dca.data.dataset import Dataset
+from dca.data.protocols import Selection
+from dca.engine.evaluate import probabilities
+from dca.engine.fit import fit
+from dca.engine.resume import STATE
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
+from dca.methods.interface import HeldOut, Method
+from dca.methods.recipe import Recipe
+
+MOST_FOLDS = 5
+# The folder of the folds in an unfinished run, and what is kept there of a finished fold.
+FOLDS, PREDICTED = "folds", "predicted.safetensors"
+Labels = NDArray[np.int64]
+
+
+class NothingHeldOutError(UserError):
+    """No training image can be left out."""
+
+
+def held_out(
+    method: Method,
+    chosen: Recipe,
+    source: Dataset,
+    session: Session,
+    clip: CLIP,
+    *,
+    seed: int,
+    selection: Selection = "strict",
+    folder: Path | None = None,
+) -> HeldOut:
+    """Predictions for all training images of `source` by models that have not seen them.
+
+    Args:
+        method: The method, fitted on all training images.
+        chosen: Its options as they were given to `fit`; folds settle what is left open by themselves.
+        source: The drawn training and validation images; all folds use the same validation images.
+        session: Loads images and features, and receives progress.
+        clip: The backbone.
+        seed: Decides the folds and their training.
+        selection: As for `fit`.
+        folder: Where the folds are kept until the fit is finished, so that an interrupted one continues.
+
+    Returns:
+        One row of probabilities per training image.
+
+    Raises:
+        NothingHeldOutError: If every class has one training image, or copies of one.
+        UserError: As for `fit`.
+    """
+    validation = TrainingImages(source.val, session, clip, seed) if source.val else None
+    images = TrainingImages(source.train, session, clip, seed, validation)
+    found = method.held_out(images)
+    if found is None:
+        labels, groups = images.labels.cpu().numpy(), images.groups.cpu().numpy()
+        K = number_of_folds(labels, groups)
+        each = _Folds(type(method), chosen, source, session, clip, seed, selection, folder)
+        found = HeldOut(each.gather(folds(labels, groups, K, seed), K), f"{K}-fold cross-validation")
+    if not found.known.any():
+        raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
+    return found
+
+
+def number_of_folds(labels: Labels, groups: Labels) -> int:
+    """K: 5, or the largest number of groups that a class has, and at least 2. labels, groups: (N,)."""
+    _, counts = np.unique(np.unique(np.stack([labels, groups]), axis=1)[0], return_counts=True)
+    return max(2, min(MOST_FOLDS, int(counts.max(initial=0))))
+
+
+def folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
+    """Fold of each image, (N,): 0 to K - 1, or -1 for images that always stay in training.
+
+    labels, groups: (N,). The groups of each class are dealt out to the folds in random order, each class going on where
+    the one before it stopped, so that folds are about equally large. Images of a group are in one fold. Every class
+    keeps an image in training: classes of a single group stay there.
+    """
+    members: dict[int, set[int]] = {}  # group -> its classes, the first image's first
+    of_class: dict[int, list[int]] = {}
+    for label, group in zip(labels.tolist(), groups.tolist(), strict=True):
+        if group not in members:
+            of_class.setdefault(label, []).append(group)
+        members.setdefault(group, set()).add(label)
+    fold_of: dict[int, int] = {}
+    for label in sorted(of_class):
+        order = torch.randperm(len(of_class[label]), generator=seeds.generator(seed, "folds", label)).tolist()
+        for place in order:
+            fold_of[of_class[label][place]] = len(fold_of) % K
+    for label in sorted(set(labels.tolist())):
+        own = [group for group, classes in members.items() if label in classes]
+        if len({fold_of[group] for group in own}) == 1 and fold_of[own[0]] >= 0:
+            fold_of[own[0]] = -1
+    return np.array([fold_of[group] for group in groups.tolist()], dtype=np.int64)
+
+
+def of_fold(progress: Progress, fold: int, K: int) -> Progress:
+    """Progress that says which fold is being fitted."""
+
+    def report(stage: str, done: int, total: int, note: str) -> None:
+        progress("validating", done, total, f"fold {fold + 1}/{K}  {stage}  {note}".rstrip())
+
+    return report
+
+
+@dataclass(frozen=True)
+class _Folds:
+    """What the fits of all folds share; see `held_out`."""
+
+    kind: type[Method]
+    chosen: Recipe
+    source: Dataset
+    session: Session
+    clip: CLIP
+    seed: int
+    selection: Selection
+    folder: Path | None
+
+    def gather(self, numbers: Labels, K: int) -> NDArray[np.float64]:
+        """Probabilities (N, C) of all images; NaN for images in no fold. numbers: (N,) fold of each image."""
+        found = np.full((len(numbers), len(self.source.names)), np.nan)
+        for fold in range(K):
+            if (left_out := numbers == fold).any():
+                session = self.session.with_progress(of_fold(self.session.progress, fold, K))
+                place = self.folder / FOLDS / f"{fold + 1}-of-{K}" if self.folder else None
+                found[left_out] = self.predict(left_out, session, place)
+        return found
+
+    def predict(self, left_out: NDArray[np.bool_], session: Session, place: Path | None) -> NDArray[np.float64]:
+        """Probabilities (n, C) of the n images left out; what is finished in the folder `place` is read there."""
+        rest = tuple(item for item, out in zip(self.source.train, left_out, strict=True) if not out)
+        images = [item.image for item, out in zip(self.source.train, left_out, strict=True) if out]
+        content = digest_of([session.sha256_all(images), session.sha256_all([item.image for item in rest])])
+        shape = (len(images), len(self.source.names))
+        if place and (place / PREDICTED).is_file():
+            return read_predicted(place, content, shape)
+        if place:
+            with writing(place):
+                place.mkdir(parents=True, exist_ok=True)
+        part = dataclasses.replace(self.source, train=rest)
+        method, _ = fit(
+            self.kind, self.chosen, part, session, self.clip, seed=self.seed, selection=self.selection, folder=place
+        )
+        (found,) = probabilities([method], images, session, stage="predicting")
+        if place:
+            write_bytes(place / PREDICTED, save({"probabilities": torch.from_numpy(found)}, {"content": content}))
+            (place / STATE).unlink(missing_ok=True)
+        return found
+
+
+def read_predicted(folder: Path, content: str, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """The probabilities of a finished fold.
+
+    content: hash of the images left out and of the others. shape: (n, C).
+    """
+    try:
+        with safe_open(folder / PREDICTED, framework="pt") as file:
+            found: NDArray[np.float64] = file.get_tensor("probabilities").numpy()
+            same = (file.metadata() or {}).get("content") == content
+        if not same or found.shape != shape or found.dtype != np.float64 or not np.isfinite(found).all():
+            raise ValueError("predictions of other images")
+    except (SafetensorError, ValueError, OSError) as error:
+        raise UserError(
+            f"{folder}: the interrupted cross-validation cannot be continued ({error})",
+            hint="delete that folder to fit this part again",
+        ) from None
+    return found
