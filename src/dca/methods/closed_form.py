@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from dca.core.options import opt
-from dca.methods.interface import Support
+from dca.methods.interface import HeldOut, Support
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
 from dca.methods.shared.heads import Head
 from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.pooled_choice import Chosen, Experts, Fixed, Numbers, choose
+from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
 
@@ -60,8 +60,10 @@ class ClosedForm(FrozenMethod):
     """Gaussian head, zero-shot text and kernel ridge, weighed by exact leave-one-out."""
 
     name = "closed_form"
-    paper = "this library; the parts: Gaussian discriminant analysis, kernel ridge regression, product of experts"
+    paper = "this library, 2026: docs/closed-form.md"
     trains_on = "nothing"
+    estimates_itself = True
+    calibrated = True
     Options = ClosedFormOptions
     results = MappingProxyType(
         {
@@ -84,8 +86,17 @@ class ClosedForm(FrozenMethod):
         self.image_features, self.image_labels = self.encode_all(support), support.labels
         self.image_groups = support.groups
         self.text_features = unit_mean(self.texts())
-        self.chosen = choose(self.experts)
-        self.numbers = torch.tensor(astuple(self.chosen.numbers), dtype=torch.float64, device=self.clip.device)
+        self.numbers = torch.tensor(astuple(choose(self.experts)), dtype=torch.float64, device=self.clip.device)
+
+    def held_out(self, support: Support) -> HeldOut:
+        """Exact leave-one-out, with the numbers held fixed."""
+        logits = left_out_logits(self.experts, self.chosen)
+        return HeldOut(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
+
+    @property
+    def chosen(self) -> Numbers:
+        """The numbers of the head."""
+        return Numbers(*self.numbers.tolist())
 
     @cached_property
     def experts(self) -> Experts:
@@ -100,7 +111,7 @@ class ClosedForm(FrozenMethod):
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""
-        numbers, experts = Numbers(*self.numbers.tolist()), self.experts
+        numbers, experts = self.chosen, self.experts
         W, bias = experts.gaussian.whitened(numbers.ridge).linear(numbers.text_shots)
         W = numbers.gaussian * W + numbers.text * self.clip.tau * self.text_features.double()
         kernel = experts.kernel if numbers.kernel > 0 else None

@@ -32,7 +32,7 @@ class KernelRidge:
 
     @cached_property
     def rate(self) -> float:
-        """w / s; kernel values are exp(-rate (1 - x·x'))."""
+        """W / s; kernel values are exp(-rate (1 - x·x'))."""
         n = len(self.x)
         apart = float((n - self.x.sum(dim=0).square().sum() / n) / max(n - 1, 1))  # over pairs of two images
         return self.width / max(apart, 1e-12)

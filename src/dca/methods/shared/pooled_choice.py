@@ -9,7 +9,7 @@ Where too few images can be left out (fewer than half have another image of thei
 says nothing. Zero-shot CLIP was not trained on the images either, so they measure what text is worth:
 with b the scale of least log-loss and gain = 1 - log-loss / log C the share of the uncertainty that text removes,
 
-    k = 2 gain,   scale of text b / 2,   scale of the Gaussian 1,   g = 10,   no kernel.
+    k = 2 gain,   scale of text ¾ b,   scale of the Gaussian 1,   g = 10,   no kernel.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from torch import Tensor
 
 from dca.methods.shared.expert_scales import Scales, class_weights, fit_scales, log_loss
 from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.text_gaussian import TextGaussian, Whitened
+from dca.methods.shared.text_gaussian import TextGaussian
 
 TEXT_SHOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 KERNEL_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Most images that vote in the choice; more would cost time and change nothing.
 VOTERS = 4096
-# Share of a label that is spread over all classes is this times C / (N + C).
-SMOOTHING = 0.1
-ONE_SHOT_RIDGE, ONE_SHOT_PULL = 10.0, 0.05
+ONE_SHOT_RIDGE, ONE_SHOT_PULL, ONE_SHOT_TEXT = 10.0, 0.1, 0.75
 
 
 @dataclass(frozen=True)
@@ -61,21 +59,6 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The chosen numbers, and what they say about images that were left out.
-
-    logits: (N, C) of every training image by the model without it; rows of NaN where an image cannot be left out.
-    by: "leave-one-out" or "text", which of the two rules was used.
-    gain: share of the uncertainty that zero-shot CLIP removes on the training images.
-    """
-
-    numbers: Numbers
-    logits: Tensor
-    by: str
-    gain: float
-
-
-@dataclass(frozen=True)
 class Experts:
     """Scores of the experts for the same N images. zero_shot: τ x·t (N, C). kernel: None without that expert."""
 
@@ -89,21 +72,12 @@ class Experts:
         """Class of each image, (N,)."""
         return self.gaussian.labels
 
-    def voters(self) -> Tensor:
-        """Whether another image of the class, not a copy, remains when an image is left out: (N,)."""
-        pairs = torch.unique(torch.stack([self.labels, self.gaussian.groups]), dim=1)
-        return (torch.bincount(pairs[0]) > 1)[self.labels]
 
-
-def choose(experts: Experts) -> Chosen:
-    """The numbers of the head, and the left-out logits of all images."""
-    able = experts.voters()
-    gain, scale = text_gain(experts.zero_shot, experts.labels)
-    if 2 * int(able.sum()) < len(able):
-        numbers = _by_text(experts.fixed, gain, scale)
-        return Chosen(numbers, left_out_logits(experts, numbers, able), "text", gain)
-    numbers = _by_leave_one_out(experts, able)
-    return Chosen(numbers, left_out_logits(experts, numbers, able), "leave-one-out", gain)
+def choose(experts: Experts) -> Numbers:
+    """The numbers of the head."""
+    if experts.gaussian.leaves_out:
+        return _by_leave_one_out(experts)
+    return _by_text(experts.fixed, *text_gain(experts.zero_shot, experts.labels))
 
 
 def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -115,7 +89,7 @@ def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
 
 
 def _by_text(fixed: Fixed, gain: float, scale: float) -> Numbers:
-    auto = (1.0, scale / 2, 0.0)
+    auto = (1.0, ONE_SHOT_TEXT * scale, 0.0)
     a, b, c = (value if value is not None else own for value, own in zip(fixed.scales, auto, strict=True))
     return Numbers(
         text_shots=2 * gain if fixed.text_shots is None else fixed.text_shots,
@@ -127,15 +101,14 @@ def _by_text(fixed: Fixed, gain: float, scale: float) -> Numbers:
 class _Vote:
     """Fits scales on the votes of some of the images."""
 
-    def __init__(self, experts: Experts, able: Tensor) -> None:
-        rows = able.nonzero()[:, 0]
+    def __init__(self, experts: Experts) -> None:
+        rows = experts.gaussian.fellows.nonzero()[:, 0]
         if len(rows) > VOTERS:
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(rows.device)
             rows = rows[order[:VOTERS].sort().values]
-        N, C = experts.zero_shot.shape
         self.rows, self.labels = rows, experts.labels[rows]
         self.weights = class_weights(self.labels)
-        self.smoothing = SMOOTHING * C / (N + C)
+        self.smoothing = 1 / (len(experts.labels) + 2)  # as Platt's targets: N right answers do not prove certainty
         self.zero_shot = experts.zero_shot[rows]
 
     def scales(self, scores: Sequence[Tensor], given: Sequence[float | None]) -> Scales:
@@ -144,8 +117,8 @@ class _Vote:
         return fit_scales(found, self.labels, self.weights, smoothing=self.smoothing, given=given)
 
 
-def _by_leave_one_out(experts: Experts, able: Tensor) -> Numbers:
-    fixed, vote = experts.fixed, _Vote(experts, able)
+def _by_leave_one_out(experts: Experts) -> Numbers:
+    fixed, vote = experts.fixed, _Vote(experts)
     a, b, c = fixed.scales
     gaussian, k, g, held = _best_gaussian(experts, vote)
     scores, given, rho = [held, experts.zero_shot], [a, b], fixed.kernel_ridge or 1.0
@@ -155,7 +128,8 @@ def _by_leave_one_out(experts: Experts, able: Tensor) -> Numbers:
         values = vote.scales(scores, given).values.tolist()
     else:
         values = [*gaussian.values.tolist(), 0.0]
-    return Numbers(k, g, *values, kernel_ridge=rho)
+    a, b, c = values
+    return Numbers(k, g, a, b, c, rho)
 
 
 def _best_gaussian(experts: Experts, vote: _Vote) -> tuple[Scales, float, float, Tensor]:
@@ -186,11 +160,12 @@ def _best_kernel(kernel: KernelRidge, experts: Experts, vote: _Vote) -> tuple[fl
     return best[1], best[2]
 
 
-def left_out_logits(experts: Experts, numbers: Numbers, able: Tensor | None = None) -> Tensor:
+def left_out_logits(experts: Experts, numbers: Numbers) -> Tensor:
     """Logits (N, C) of every image by the model without it and its copies; NaN where it cannot be left out."""
-    model: Whitened = experts.gaussian.whitened(numbers.ridge)
+    if not experts.gaussian.leaves_out:
+        return torch.full_like(experts.zero_shot, torch.nan)
+    model = experts.gaussian.whitened(numbers.ridge)
     logits = numbers.gaussian * model.left_out(numbers.text_shots)[0] + numbers.text * experts.zero_shot
     if experts.kernel is not None and numbers.kernel > 0:
         logits = logits + numbers.kernel * experts.kernel.left_out(numbers.kernel_ridge)
-    able = experts.voters() if able is None else able
-    return torch.where(able[:, None], logits, torch.nan)
+    return torch.where(experts.gaussian.fellows[:, None], logits, torch.nan)

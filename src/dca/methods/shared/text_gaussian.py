@@ -16,6 +16,9 @@ eigendecomposition and a few products (N, D) x (D, C).
 A left-out image is farther from the mean of the n - b remaining images than a new image is from the mean of n.
 `repaired` scores multiply its squared distance to its own class by (1 + 1/(n + k)) / (1 + 1/(n - b + k)).
 
+Where fewer than half of the images have another image of their class, little can be left out and S would be
+almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ.
+
 All computations are in float64, in coordinates in which P is the identity.
 """
 
@@ -70,19 +73,29 @@ class TextGaussian:
         center = self.means[self.counts > 0].mean(dim=0)
         text = self.text - self.text.mean(dim=0)
         spread = (self.means[self.counts > 0] - center).norm(dim=-1).mean()
-        return center + spread / text.norm(dim=-1).mean().clamp_min(1e-12) * text
+        r: Tensor = spread / text.norm(dim=-1).mean().clamp_min(1e-12)
+        return center + r * text
+
+    @cached_property
+    def fellows(self) -> Tensor:
+        """Whether another image of the class, not a copy, remains when an image leaves: (N,)."""
+        pairs = torch.unique(torch.stack([self.labels, self.groups]), dim=1)
+        return (torch.bincount(pairs[0]) > 1)[self.labels]
+
+    @cached_property
+    def leaves_out(self) -> bool:
+        """Whether enough images can be left out: half of them at least."""
+        return 2 * int(self.fellows.sum()) >= len(self.labels)
 
     @cached_property
     def residuals(self) -> Tensor:
-        """d_i = x_i - x̄_{y_i}; with one image per class, where all are zero, x_i - t̃_{y_i}. (N, D)."""
-        if len(self.x) > int((self.counts > 0).sum()):
-            return self.x - self.means[self.labels]
-        return self.x - self.moved_text[self.labels]
+        """d_i = x_i - x̄_{y_i}, or x_i - t̃_{y_i} where too few images can be left out: (N, D)."""
+        return self.x - (self.means if self.leaves_out else self.moved_text)[self.labels]
 
     @cached_property
     def nu(self) -> float:
-        """ν = N - C, degrees of freedom of S."""
-        return float(max(len(self.x) - int((self.counts > 0).sum()), 1))
+        """ν: degrees of freedom of S."""
+        return float(len(self.x) - int((self.counts > 0).sum())) if self.leaves_out else float(len(self.x))
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -205,7 +218,7 @@ class Whitened:
         source, nu = self.source, self.source.nu
         means, counts = self.means.clone(), source.counts.clone()
         lost = []
-        for c in source.labels[rows].unique():
+        for c in sorted(set(source.labels[rows].tolist())):
             d = self.x[rows[source.labels[rows] == c]] - self.means[c]
             counts[c] -= len(d)
             lost.append(d)
@@ -258,6 +271,8 @@ def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
 
 def groups_of(groups: Tensor) -> Iterator[Tensor]:
     """Indices of the images of every group (N,) that has more than one."""
-    numbers, counts = torch.unique(groups, return_counts=True)
-    for number in numbers[counts > 1]:
-        yield (groups == number).nonzero()[:, 0]
+    order = groups.argsort(stable=True)
+    sizes = torch.bincount(groups)
+    for rows in torch.split(order, sizes[sizes > 0].tolist()):
+        if len(rows) > 1:
+            yield rows

@@ -1,0 +1,152 @@
+"""The closed form: head and choice against literal twins, and what it does in the corners."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.methods.shared import pooled_choice
+from dca.methods.shared.expert_scales import class_weights
+from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, text_gain
+from dca.methods.shared.pooled_head import PooledHead
+from dca.methods.shared.text_gaussian import TextGaussian
+
+C, D, TAU = 4, 24, 100.0
+
+
+def make_experts(
+    counts: tuple[int, ...], *, noise: float = 0.3, text_noise: float = 0.3, seed: int = 0, fixed: Fixed | None = None
+) -> Experts:
+    """Images scattered about C class centres, and texts about the same centres."""
+    rng = torch.Generator().manual_seed(seed)
+    centers = F.normalize(torch.randn(len(counts), D, dtype=torch.float64, generator=rng), dim=-1)
+    y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    x = F.normalize(centers[y] + noise * torch.randn(len(y), D, dtype=torch.float64, generator=rng), dim=-1)
+    t = F.normalize(centers + text_noise * torch.randn(len(counts), D, dtype=torch.float64, generator=rng), dim=-1)
+    gaussian = TextGaussian.of(x, y, t)
+    kernel = KernelRidge(x, y, len(counts), gaussian.groups, 2.0)
+    return Experts(gaussian, TAU * x @ t.T, kernel, fixed or Fixed())
+
+
+def literal_loss(experts: Experts, numbers: Numbers) -> float:
+    """Smoothed log-loss of the left-out images, each class with the same weight."""
+    logits, y = left_out_logits(experts, numbers), experts.labels
+    smoothing, classes = 1 / (len(y) + 2), logits.shape[1]
+    target = (1 - smoothing) * F.one_hot(y, classes).double() + smoothing / classes
+    return float((class_weights(y) * -(target * logits.log_softmax(-1)).sum(-1)).sum())
+
+
+def test_the_choice_is_the_best_of_the_grid() -> None:
+    experts = make_experts((5, 6, 4, 7), noise=0.5)
+    numbers = choose(experts)
+    best = literal_loss(experts, numbers)
+    for k in pooled_choice.TEXT_SHOTS:
+        for g in pooled_choice.RIDGES:
+            fixed = Fixed(text_shots=k, ridge=g, scales=(None, None, 0.0))
+            other = choose(Experts(experts.gaussian, experts.zero_shot, None, fixed))
+            assert (other.text_shots, other.ridge, other.kernel) == (k, g, 0.0)
+            # Scales of Gaussian and text alone; the kernel can only make it better.
+            assert best <= literal_loss(experts, other) + 1e-9
+    for change in (0.9, 1.1):
+        for place in (2, 3, 4):
+            values = list(astuple(numbers))
+            values[place] *= change
+            assert literal_loss(experts, Numbers(*values)) >= best - 1e-9
+
+
+def test_given_numbers_are_kept() -> None:
+    fixed = Fixed(2.0, 3.0, 0.1, (0.5, 0.01, 1.5))
+    assert choose(make_experts((5, 5, 5, 5), fixed=fixed)) == Numbers(2.0, 3.0, 0.5, 0.01, 1.5, 0.1)
+
+
+def test_text_that_says_nothing_gets_no_weight() -> None:
+    useless = choose(make_experts((8,) * C, noise=0.4, text_noise=100.0, seed=3))
+    helpful = choose(make_experts((8,) * C, noise=1.0, text_noise=0.05, seed=3))
+    assert useless.text_shots <= 0.5
+    assert useless.text * TAU < 1.0
+    assert helpful.text_shots >= 1
+    assert helpful.text * TAU > 1.0
+
+
+def test_with_one_image_per_class_text_decides() -> None:
+    experts = make_experts((1,) * C, text_noise=0.1)
+    gain, scale = text_gain(experts.zero_shot, experts.labels)
+    numbers = choose(experts)
+    assert astuple(numbers)[:5] == (2 * gain, 10.0, 1.0, 0.75 * scale, 0.0)
+    assert 0 < gain <= 1
+    assert left_out_logits(experts, numbers).isnan().all()
+
+
+def test_the_gain_is_the_share_of_the_uncertainty_that_text_removes() -> None:
+    logits = torch.log(torch.tensor([[0.7, 0.1, 0.2], [0.2, 0.6, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64))
+    labels = torch.tensor([0, 1, 2])
+    gain, scale = text_gain(logits, labels)
+    p = (scale * logits).softmax(-1)[torch.arange(3), labels]
+    assert gain == pytest.approx(1 - float(-p.log().mean()) / math.log(3))
+    assert 0.1 < gain < 1
+    assert text_gain(torch.zeros(3, 3, dtype=torch.float64), labels)[0] == pytest.approx(0, abs=1e-12)
+
+
+def test_images_without_a_fellow_are_not_left_out_and_do_not_vote() -> None:
+    experts = make_experts((6, 1, 5, 6))
+    able = experts.gaussian.fellows
+    assert able.tolist() == [y != 1 for y in experts.labels.tolist()]
+    held = left_out_logits(experts, choose(experts))
+    assert torch.equal(held.isnan().any(dim=1), ~able)
+
+
+def test_copies_of_one_image_are_no_fellows() -> None:
+    experts = make_experts((2, 3, 3, 3))
+    experts.gaussian.groups[:2] = 0  # before anything is computed
+    assert experts.gaussian.fellows.tolist() == [False, False, *[True] * 9]
+
+
+def literal_probabilities(experts: Experts, n: Numbers, f: Tensor) -> Tensor:
+    """p(y | f) by the equations of the method, with explicit inverses."""
+    x, y, t = experts.gaussian.x, experts.labels, experts.gaussian.text
+    means = torch.stack([x[y == c].mean(0) for c in range(len(t))])
+    center = means.mean(0)
+    r = (means - center).norm(dim=-1).mean() / (t - t.mean(0)).norm(dim=-1).mean()
+    moved = center + r * (t - t.mean(0))
+    counts = torch.bincount(y)[:, None].double()
+    m = (n.text_shots * moved + counts * means) / (n.text_shots + counts)
+    S = (x - means[y]).T @ (x - means[y]) / (len(x) - len(t))
+    P = torch.linalg.inv(S + n.ridge * S.trace() / D * torch.eye(D, dtype=torch.float64))
+    gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
+    apart = np.mean([1 - float(a @ b) for i, a in enumerate(x) for b in x[:i]])
+    K = torch.exp(-2 / apart * (1 - x @ x.T))
+    omega = len(x) / (len(t) * counts[y, 0])
+    lam = n.kernel_ridge * torch.linalg.eigvalsh(omega.sqrt()[:, None] * K * omega.sqrt()).mean()
+    A = torch.linalg.solve(K + lam * torch.diag(1 / omega), F.one_hot(y, len(t)).double())
+    kernel = torch.exp(-2 / apart * (1 - f @ x.T)) @ A
+    return (n.gaussian * gaussian + n.text * TAU * f @ t.T + n.kernel * kernel).softmax(-1)
+
+
+def test_the_head_is_the_one_that_is_written_down() -> None:
+    experts, n = make_experts((5, 3, 6, 4)), Numbers(1.5, 0.3, 0.2, 0.02, 3.0, 0.1)
+    f = F.normalize(torch.randn(9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), dim=-1)
+    W, b = experts.gaussian.whitened(n.ridge).linear(n.text_shots)
+    assert experts.kernel is not None
+    head = PooledHead.of(
+        n.gaussian * W + n.text * TAU * experts.gaussian.text,
+        n.gaussian * b,
+        experts.kernel,
+        n.kernel * experts.kernel.coefficients(n.kernel_ridge),
+    )
+    assert (head(f.float()).double() - literal_probabilities(experts, n, f)).abs().max() < 1e-5
+
+
+def test_more_images_than_vote_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = make_experts((8,) * C, noise=0.5)
+    monkeypatch.setattr(pooled_choice, "VOTERS", 16)
+    vote = pooled_choice._Vote(experts)
+    assert len(vote.rows) == 16
+    assert len(set(vote.rows.tolist())) == 16
+    assert choose(experts) == choose(experts)
