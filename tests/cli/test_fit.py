@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,45 @@ def test_a_public_dataset_that_was_recognised_is_said():
     said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
     assert summary(result, "m.dca")[1].startswith(said)
     assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca"))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("coop", ("--set", "epochs=1", "--set", "warmup_epochs=0")), ("tip_adapter", ())]
+)
+def test_an_estimate_needs_no_test_images(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, method: str, settings: tuple[str, ...]
+):
+    line = ("fit", photos / "train", "--method", method, "--shots", 2, "--backbone", tiny_folder, *settings)
+    said = dca(*line, "--estimate", "-o", tmp_path / "m.dca")
+    assert said.code == 0, said.err
+    pattern = (
+        r"estimated accuracy \d+\.\d % \(95 % interval [\d.]+ to [\d.]+; "
+        r"2-fold cross-validation on 20 training images; zero-shot CLIP [\d.]+ %\)"
+    )
+    assert re.search(pattern, said.out)
+    assert "not measured" not in said.out
+    assert json.loads((tmp_path / "m.dca" / "result.json").read_text())["temperature"] != 1.0
+    said = dca(*line, "--estimate", "--no-calibrate", "-o", tmp_path / "plain.dca", "--json")
+    result = json.loads(said.out)
+    assert result["temperature"] == 1.0
+    assert set(result["estimate"]) == {"how", "accuracy", "low", "high", "n", "zero_shot_accuracy"}
+
+
+def test_with_test_images_both_numbers_are_printed(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    said = dca("fit", photos, "--method", "zero_shot", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    assert "accuracy on 30 test images" in said.out
+    assert "estimated accuracy " in said.out
+    assert "zero-shot predictions on 40 training images)" in said.out
+
+
+def test_one_image_per_class_is_fitted_and_said_not_to_be_estimated(
+    dca: Any, few: Path, tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    line = ("fit", few, "--method", "tip_adapter", "--shots", 1, "--backbone", tiny_folder, "--estimate")
+    said = dca(*line, "-o", tmp_path / "m.dca")
+    assert said.code == 0
+    assert "accuracy not measured: no test images" in said.out
+    assert "not estimated: nothing can be held out: every class has one training image" in caplog.text
 
 
 def test_unicode_class_names_come_back_as_they_were(dca: Any, tiny_folder: Path, tmp_path: Path):

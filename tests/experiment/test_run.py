@@ -176,6 +176,57 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     assert all(resumed[name].equal(straight[name]) for name in straight)
 
 
+def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: Spec, tmp_path: Path):
+    """The estimate, too: folds that were finished are not fitted again."""
+    options = {"epochs": 2, "warmup_epochs": 0, "n_tokens": 2}
+    arguments = {"method": "coop", "shots": 3, "backbone": spec.backbone, "estimate": True, "options": options}
+    killed, whole = tmp_path / "killed.dca", tmp_path / "whole.dca"
+    code = (
+        "import os, signal, sys; from dca.engine import loop; from dca import Spec, run\n"
+        "loop.SAVE_EVERY = 0.0\n"
+        "def die(stage, done, total, note):\n"
+        "    if note.startswith('fold 2/3  training  epoch 2'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"run(Spec(data=sys.argv[1], **{arguments!r}), sys.argv[2], progress=die)"
+    )
+    line = [sys.executable, "-c", code, spec.data, str(killed)]
+    done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert not killed.exists()
+    again = Spec(data=spec.data, **arguments)  # type: ignore[arg-type]
+    notes: list[str] = []
+    run(again, killed, progress=lambda stage, done, total, note: notes.append(note))
+    assert not any(note.startswith(("epoch", "fold 1/3", "fold 2/3  training  epoch 1")) for note in notes)
+    assert any(note.startswith("fold 3/3  training") for note in notes)
+    straight = run(again, whole)
+    require_same(killed, whole)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (killed, whole)]
+    for name in ("estimate", "temperature", "accuracy"):
+        assert results[0][name] == results[1][name]
+    assert straight.result["estimate"]["how"] == "3-fold cross-validation"
+    drawn = [json.loads((folder / "config.json").read_text())["draw"] for folder in (killed, whole)]
+    assert drawn[0] == drawn[1]
+    assert "held_out" in drawn[0][0]
+
+
+def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: Spec, tmp_path: Path):
+    """Also for a method without a training state of its own."""
+    few = Spec(data=spec.data, method="tip_adapter", shots=2, backbone=spec.backbone, estimate=True)
+
+    def stop_second(stage: str, done: int, total: int, note: str) -> None:
+        if note.startswith("fold 2/2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(few, tmp_path / "m.dca", progress=stop_second)
+    assert (partial_of(tmp_path / "m.dca") / "folds" / "1-of-2" / "predicted.safetensors").is_file()
+    notes: list[str] = []
+    outcome = run(few, tmp_path / "m.dca", progress=lambda stage, done, total, note: notes.append(note))
+    assert not any(note.startswith("fold 1/2") for note in notes)
+    assert outcome.result["estimate"]["n"] == 8
+    assert {p.name for p in (tmp_path / "m.dca").iterdir()} == FILES - {"metrics.jsonl"}
+
+
 def spec_of(spec: Spec, options: dict[str, Any]) -> Spec:
     return Spec(data=spec.data, shots=spec.shots, backbone=spec.backbone, options=options)
 

@@ -76,3 +76,10 @@ def test_the_id_does_not_depend_on_where_the_data_is(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     assert Spec(data=str(tmp_path / "photos"), backbone="elsewhere/models/clip").id == missing
     assert Spec(data="photos", backbone="vit-b-16").id != missing
+
+
+def test_what_has_no_effect_on_a_method_makes_no_other_spec() -> None:
+    assert Spec(data="x", method="zero_shot", estimate=True) == Spec(data="x", method="zero_shot")
+    assert Spec(data="x", method="gda", calibrate=False) == Spec(data="x", method="gda"), "nothing to calibrate on"
+    assert Spec(data="x", method="gda", estimate=True) != Spec(data="x", method="gda")
+    assert Spec(data="x", method="gda", estimate=True, calibrate=False) != Spec(data="x", method="gda", estimate=True)

@@ -65,7 +65,24 @@ DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(all_
 
 @pytest.mark.parametrize(("name", "options"), [*DEFAULTS, *HEADS])
 def test_it_is_exported_with_a_dynamic_batch(name: str, options: dict[str, Any]) -> None:
-    module = Pixels(finished(name, **options)).eval()
+    require_exported(finished(name, **options))
+
+
+@pytest.mark.parametrize("name", ["zero_shot", "tip_adapter", "dca"])
+def test_a_temperature_is_exported_with_it(name: str) -> None:
+    method = finished(name)
+    pixels = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        before = method.classify(method.encode(pixels))
+        method.temperature = 1.7
+        after = method.classify(method.encode(pixels))
+    torch.testing.assert_close(after, (before.double().log() / 1.7).softmax(dim=-1))
+    assert torch.equal(after.argmax(-1), before.argmax(-1))
+    require_exported(method)
+
+
+def require_exported(method: Method) -> None:
+    module = Pixels(method).eval()
     new = torch.randn(7, 3, 32, 32, generator=torch.Generator().manual_seed(3))
     batch = torch.export.Dim("batch", min=1, max=128)
     with torch.no_grad():

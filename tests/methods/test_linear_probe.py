@@ -112,3 +112,25 @@ def test_c_is_searched_on_the_validation_images(clip: CLIP) -> None:
 def test_c_must_be_positive() -> None:
     with pytest.raises(UserError, match="out of range"):
         LinearProbeOptions(c=0.0)
+
+
+def test_held_out_predictions_are_those_of_leave_one_out(clip: CLIP) -> None:
+    images = Images((3, 4, 1, 3))
+    method = build(clip, c=0.5)
+    method.finish(images)
+    held = method.held_out(images)
+    assert held is not None
+    assert held.how == "approximate leave-one-out"
+    assert held.known.tolist() == [y != 2 for y in images.labels.tolist()], "the only image of its class has none"
+    assert held.probabilities[held.known].sum(axis=1) == pytest.approx(1)
+    seen = method.seal().classify(method.encode_all(images)).double().detach().numpy()
+    own = [(row, int(y)) for row, y in enumerate(images.labels) if y != 2]
+    assert all(held.probabilities[place] < seen[place] for place in own), "an unseen image is less certain"
+
+
+def test_near_copies_are_left_to_folds(clip: CLIP) -> None:
+    images = Images((2, 2, 2, 2))
+    images.groups = torch.tensor([0, 0, 1, 2, 3, 4, 5, 6])
+    method = build(clip, c=0.5)
+    method.finish(images)
+    assert method.held_out(images) is None

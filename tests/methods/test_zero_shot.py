@@ -69,3 +69,13 @@ def test_the_published_ensembles(clip: CLIP) -> None:
     assert len(get_method("clap").imagenet_templates) == 8  # type: ignore[attr-defined]
     problem = Problem(names=CLASSES, shots=1, template=OWN)
     assert class_texts(clip, problem).shape == (1, 3, clip.config.embed_dim)
+
+
+def test_its_predictions_are_held_out_as_they_are(clip: CLIP) -> None:
+    images = Images((2, 1, 1))
+    method = ZeroShot.of(clip, Problem(names=CLASSES, shots=1))
+    expected = method.classify(method.encode(images.pixels)).detach().double().numpy()
+    method.temperature = 3.0
+    held = method.held_out(images)
+    assert held.known.all()
+    assert held.probabilities == pytest.approx(expected, abs=1e-6), "without the temperature"

@@ -302,6 +302,7 @@ def test_a_classifier_asks_for_no_scikit_learn_itself():
 
 def test_the_constructor_stores_and_nothing_else():
     params = {"method": "no such", "shots": -3, "seed": "x", "backbone": "?", "device": "?", "precision": "?", "z": 1}
+    params |= {"estimate": "?", "calibrate": "?"}
     assert Classifier(**params).get_params() == params
     assert "shots=-3" in repr(Classifier(**params))
 

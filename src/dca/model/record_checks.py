@@ -95,9 +95,7 @@ def _calibration_faults(temperature: float, estimate: dict[str, Any]) -> list[st
         return faults
     kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "zero_shot_accuracy": (float, type(None))}
     kinds |= dict.fromkeys(("accuracy", "low", "high"), (float,))
-    faults += [
-        f"estimate.{k}: another kind of value expected" for k, v in kinds.items() if type(estimate.get(k)) not in v
-    ]
+    faults += [f"estimate.{k}: another type expected" for k, v in kinds.items() if type(estimate.get(k)) not in v]
     return faults + [f"estimate.{k}: unknown" for k in estimate if k not in kinds]
 
 

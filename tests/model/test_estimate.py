@@ -1,0 +1,119 @@
+"""Estimated accuracy, temperature and held-out rows of a classifier."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dca.clip import CLIP
+from dca.core.calibration import log_loss, macro_accuracy, wilson
+from dca.data.dataset import Dataset
+from dca.engine.session import Session
+from dca.methods.interface import HeldOut
+from dca.model.classifier import Classifier
+from dca.model.estimate import Estimate, estimate_of, held_out_rows
+
+HELD = HeldOut(np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan], [0.4, 0.6]]), "leave-one-out")
+LABELS = np.array([0, 0, 1, 1])
+
+
+def test_an_estimate_is_the_macro_accuracy_of_known_rows_with_its_interval():
+    zero_shot = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.9, 0.1]])
+    found = estimate_of(HELD, LABELS, zero_shot)
+    assert (found.accuracy, found.n, found.how) == (0.75, 3, "leave-one-out")
+    assert found.zero_shot_accuracy == 0.5, "over the same images"
+    assert (found.low, found.high) == wilson(*macro_accuracy([True, False, True], [0, 0, 1]))
+    assert Estimate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_an_estimate_is_said_in_one_line():
+    said = str(Estimate("leave-one-out", 0.812, 0.741, 0.867, 160, 0.38))
+    assert said == "81.2 % (95 % interval 74.1 to 86.7; leave-one-out on 160 training images; zero-shot CLIP 38.0 %)"
+    assert "zero-shot" not in str(Estimate("leave-one-out", 0.812, 0.741, 0.867, 160))
+
+
+def test_rows_say_what_is_predicted_and_what_is_thought_of_the_own_class():
+    rows = held_out_rows(HELD, LABELS, 1.0)
+    assert rows[1] == {"held_out": {"label": 1, "probability": pytest.approx(0.8), "own": pytest.approx(0.2)}}
+    assert rows[2] == {}
+    assert held_out_rows(HELD, LABELS, 2.0)[1]["held_out"]["own"] == pytest.approx(1 / 3)
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return Session(device="cpu")
+
+
+def fitted(sample: Dataset, clip: CLIP, session: Session, name: str = "gda", **more: Any) -> Classifier:
+    options = {"gda": {"views": 0}}.get(name, {})
+    return Classifier(name, shots=3, backbone=clip, **options, **more).fit(sample, session=session)
+
+
+def test_nothing_is_estimated_unless_asked_for_or_for_free(sample: Dataset, clip: CLIP, session: Session):
+    plain = fitted(sample, clip, session)
+    assert plain.estimate_ is None
+    assert plain.method_.temperature == 1.0
+    assert not any("held_out" in row for row in plain.draw_)
+    assert plain.record().estimate == {}
+    free = fitted(sample, clip, session, "zero_shot")
+    assert free.estimate_ is not None
+    assert free.estimate_.how == "zero-shot predictions"
+    assert free.estimate_.zero_shot_accuracy is None
+
+
+def test_a_temperature_changes_no_prediction_and_lowers_the_held_out_log_loss(
+    sample: Dataset, clip: CLIP, session: Session
+):
+    raw = fitted(sample, clip, session, estimate=True, calibrate=False)
+    model = fitted(sample, clip, session, estimate=True)
+    assert raw.method_.temperature == 1.0
+    assert model.method_.temperature != 1.0
+    assert model.estimate_ == raw.estimate_
+    images = [item.image for item in sample.test]
+    ours, theirs = model.predict_proba(images), raw.predict_proba(images)
+    assert (ours.argmax(1) == theirs.argmax(1)).all()
+    assert np.abs(ours - theirs).max() > 1e-3
+    assert model.evaluate(sample).accuracy == raw.evaluate(sample).accuracy
+    own = [np.array([[row["held_out"]["own"]] for row in m.draw_]) for m in (model, raw)]
+    losses = [log_loss(p, np.zeros(len(p), dtype=int)) for p in own]
+    assert losses[0] < losses[1]
+
+
+def test_a_saved_model_keeps_temperature_estimate_and_held_out_rows(
+    sample: Dataset, clip: CLIP, session: Session, tmp_path: Path
+):
+    model = fitted(sample, clip, session, estimate=True)
+    model.save_pretrained(tmp_path / "m.dca")
+    loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
+    images = [item.image for item in sample.test]
+    assert loaded.predict_proba(images).tobytes() == model.predict_proba(images).tobytes()
+    assert loaded.method_.temperature == model.method_.temperature
+    assert loaded.estimate_ == model.estimate_
+    assert loaded.draw_ == model.draw_
+    assert loaded.get_params()["estimate"] is True
+    assert f"Estimated accuracy {model.estimate_}." in (tmp_path / "m.dca" / "README.md").read_text()
+
+
+def test_one_image_per_class_gives_no_estimate_and_says_why(
+    sample: Dataset, clip: CLIP, session: Session, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING)
+    model = Classifier("gda", shots=1, backbone=clip, views=0, estimate=True).fit(sample, session=session)
+    assert model.estimate_ is None
+    assert model.predict(sample.test[0].image) in model.classes_
+    (said,) = caplog.messages
+    assert said.startswith("the accuracy is not estimated: nothing can be held out: every class has one training image")
+
+
+def test_a_method_that_calibrates_itself_gets_no_temperature(
+    sample: Dataset, clip: CLIP, session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dca.methods.gda.GDA.calibrated", True)
+    model = fitted(sample, clip, session, estimate=True)
+    assert model.estimate_ is not None
+    assert model.method_.temperature == 1.0
