@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from dca.clip import CLIP
 from dca.clip.places import find_backbone
@@ -26,24 +25,24 @@ from dca.methods.interface import Method
 from dca.methods.registry import get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
+from dca.model.class_edits import ClassEdits
 from dca.model.inputs import (
+    Images,
+    Labelled,
     as_dataset,
     as_images,
     is_single_image,
-    label_array,
     match_classes,
     require_learnable,
     require_shots,
     whole_number,
 )
 
-Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
-Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
 # Parameters of every classifier; the others belong to its method.
 OWN = ("method", "shots", "seed", "backbone", "device", "precision")
 
 
-class Classifier:
+class Classifier(ClassEdits):
     """A few-shot image classifier.
 
     Args:
@@ -62,6 +61,7 @@ class Classifier:
         history_: After `fit`, one row of metrics per epoch.
         draw_: After `fit`, class index, name and content hash of each training image.
         results_: Figures of the run that made the model; empty after a plain `fit`.
+        lineage_: Changes of its classes since the fit, one row each, and the figures before.
 
     Example:
         >>> from dca import Classifier
@@ -209,19 +209,8 @@ class Classifier:
         images = [item.image for item in source.train]
         rows = zip(source.train, checkpoint.image_names(images), session.sha256_all(images), strict=True)
         self.draw_ = [{"label": item.label, "name": name, "sha256": sha256} for item, name, sha256 in rows]
-        self.results_: dict[str, Any] = {}
+        self.results_, self.lineage_ = {}, []
         return self
-
-    def _adopt(self, method: Method, session: Session, labels: Sequence[Any]) -> None:
-        self.method_, self._session = method, session.with_progress(silent)
-        self.classes_ = label_array(labels)
-
-    def _require_fitted(self) -> Method:
-        if not hasattr(self, "method_"):
-            raise UserError(
-                "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
-            )
-        return self.method_
 
     def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
         """Probabilities of images.
@@ -320,6 +309,7 @@ class Classifier:
             given=given,
             draw=self.draw_,
             results=self.results_,
+            lineage=self.lineage_,
             package="" if module == "dca" else module,
         )
 
@@ -382,6 +372,7 @@ class Classifier:
         )
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.draw_, model.results_, model.history_ = record.draw, record.results, []
+        model.lineage_ = record.lineage
         return model
 
 
