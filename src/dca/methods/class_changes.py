@@ -102,7 +102,14 @@ class ClassChanges:
         return self._moved_to(names, range(len(names)))
 
     def other_classes(self, index: int) -> list[int]:
-        """Indices of all classes but one."""
+        """All classes but one.
+
+        Args:
+            index: The class to leave out.
+
+        Returns:
+            Indices of the others, in order.
+        """
         return [c for c in range(len(self.problem.names)) if c != index]
 
     def learned_name_error(self) -> UserError:
