@@ -76,7 +76,9 @@ def test_a_changed_model_is_saved_and_loaded_as_it_is(name: str, sample: Dataset
 
 def test_the_draw_follows_the_classes(sample: Dataset, tiny: CLIP) -> None:
     model = fitted("coop", sample, tiny)
+    model.draw_[0]["held_out"] = {"label": 4}
     left = model.remove_class(sample.labels[4])
+    assert "held_out" not in left.draw_[0], "figures of another model"
     assert [row["label"] for row in left.draw_] == [c for c in range(9) for _ in range(4)]
     assert {row["sha256"] for row in left.draw_} == {row["sha256"] for row in model.draw_ if row["label"] != 4}
     again = left.add_class(sample.names[4], images_of(sample, 4), label=sample.labels[4])

@@ -124,6 +124,7 @@ def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], do
     before: Row = {"weights": hashlib.sha256(weights_of(model._require_fitted())).hexdigest()}
     if not same:
         before["results"] = model.results_
+        other.draw_ = [{key: row[key] for key in ("label", "name", "sha256")} for row in draw]
         other.results_ = {key: value for key, value in model.results_.items() if key == "dataset"}
     other.lineage_ = [*model.lineage_, {**done, "version": dca.__version__, "before": before}]
     return other
