@@ -34,12 +34,15 @@ RAISES = {
     "load_dataset",
     "run",
     *(f"protocols.{name}" for name in ("base_to_new", "cross_dataset", "domain_shift", "few_shot", "make_task")),
+    "Classifier.add_class",
     "Classifier.evaluate",
     "Classifier.fit",
     "Classifier.from_pretrained",
     "Classifier.learn",
     "Classifier.predict",
     "Classifier.predict_proba",
+    "Classifier.remove_class",
+    "Classifier.rename_class",
     "Classifier.save_pretrained",
     "Classifier.score",
     "CLIP.from_pretrained",
@@ -55,9 +58,10 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 
 
 def public_methods() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Functions in the body of every public class, properties left out."""
+    """Functions of every public class and of its bases in this package that are not public; properties left out."""
     for kind in CLASSES.values():
-        for name, value in vars(kind).items():
+        hidden = (base for base in kind.__mro__ if base.__module__.startswith("dca.") and base not in CLASSES.values())
+        for name, value in [pair for owner in (kind, *hidden) for pair in vars(owner).items()]:
             function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
             if not name.startswith("_") and inspect.isfunction(inspect.unwrap(function)):
                 yield f"{kind.__name__}.{name}", function

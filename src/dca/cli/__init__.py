@@ -17,11 +17,14 @@ from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.actions import Hint, set_option
 from dca.core.errors import UserError
 
-# name -> (module with an attribute `command`, what it does)
+# name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
     "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Predict the classes of images."),
+    "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),
+    "remove-class": ("dca.cli.class_commands:remove", "Remove a class from a model."),
+    "rename-class": ("dca.cli.class_commands:rename", "Rename a class of a model."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
@@ -45,7 +48,8 @@ class Lazy(Group):
         """The command itself, imported now."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(COMMANDS[name][0]).command
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -30,6 +30,9 @@ SYNONYMS = {
     "infer": "predict",
     "inference": "predict",
     "check": "datasets check",
+    "add": "add-class",
+    "remove": "remove-class",
+    "rename": "rename-class",
 }
 # Usual short names of method options.
 ALIASES = {

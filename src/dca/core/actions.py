@@ -215,6 +215,11 @@ def resume_fit() -> Action:
     )
 
 
+def change_label_only() -> Action:
+    """Rename a class without giving CLIP another name to read."""
+    return Action("change only its label with --label-only", "change only its label with label_only=True")
+
+
 def measure() -> Action:
     """Measure the accuracy of a model on other images."""
     return Action("measure the model with `dca eval MODEL DATA`", "measure the model with `classifier.evaluate(data)`")

@@ -29,7 +29,7 @@ class TrainingImages:
     ) -> None:
         self.images = [item.image for item in items]
         self.session, self.clip, self.seed, self.validation = session, clip, seed, validation
-        self._labels = torch.tensor([item.label for item in items], device=clip.device)
+        self._labels = torch.tensor([item.label for item in items], dtype=torch.int64, device=clip.device)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -14,6 +14,7 @@ from dca.engine.held_out import FOLDS
 from dca.engine.resume import STATE, read_metrics
 from dca.experiment.identity import TEST, differences
 from dca.model import checkpoint
+from dca.model.card import change_text
 from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class RunFolder:
         """The result of a finished run with this identity, or None; raises if the folder holds another run's model."""
         if not checkpoint.holds_model(self.target):
             return None
+        self._require_unchanged()
         try:
             differing = differences(self._identity(self.target), identity)
             if not differing:
@@ -64,6 +66,17 @@ class RunFolder:
             raise UserError(problem, details=differing, hint=[choose_output(), allow_overwrite()])
         self._drop_state()  # left by an end between the rename and its removal
         return result
+
+    def _require_unchanged(self) -> None:
+        """Raise if the classes of the model were changed after its run: it is then no run's result."""
+        try:
+            record = checkpoint.read_record(self.target)
+        except UserError:
+            return  # damaged, which is reported with the file in question
+        if record.lineage:
+            problem = f"{self.target} holds a model whose classes were changed after the fit"
+            changes = [change_text(row) for row in record.lineage]
+            raise UserError(problem, details=changes, hint=[choose_output(), allow_overwrite()])
 
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
         """The folder of the unfinished run: kept if it has this identity, emptied otherwise."""

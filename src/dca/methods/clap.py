@@ -78,6 +78,7 @@ class CLAP(FrozenMethod, TrainedMethod):
     imagenet_templates = (*SEVEN, "a photo of a {}.")
     term_words = describe_terms(near_text="near the text")
     Options = CLAPOptions
+    class_rows = frozenset({"weight"})
     options: CLAPOptions
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: CLAPOptions) -> None:

@@ -123,6 +123,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
     trains_on = "features"
     validation = "few"
     Options = CrossModalOptions
+    class_rows = frozenset({"weight", "final_weight"})
     # Weights of the finished model, and their accuracy on the validation images (-1: unknown).
     results = MappingProxyType({"final_weight": torch.float32, "validated": torch.float32})
     options: CrossModalOptions

@@ -14,13 +14,10 @@ images through the final visual tokens, and averages the M probabilities.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,13 +25,14 @@ from dca.clip import CLIP
 from dca.core.actions import set_option
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
+from dca.methods.interface import Batch, Problem, Step, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared import losses
 from dca.methods.shared.gaussian import Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
 from dca.methods.shared.heads import Head, PromptHead, prompt_logits
 from dca.methods.shared.intra_class import IntraClass
+from dca.methods.shared.kept_shots import KeepsShots
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
@@ -116,20 +114,14 @@ def own_epochs(shots: int) -> int:
     return min(epochs(shots), 100)
 
 
-class DCA(TrainedMethod):
+class DCA(KeepsShots):
     """Diversity and covariance-aware prompt learning."""
 
     name = "dca"
     paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
     trains_on = "images"
     Options = DCAOptions
-    results = MappingProxyType(
-        {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}
-    )
     options: DCAOptions
-    text_features: Tensor
-    shot_features: Tensor
-    shot_counts: Tensor
 
     @classmethod
     def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
@@ -180,6 +172,11 @@ class DCA(TrainedMethod):
         """u: unit text features, (M, C, D)."""
         return F.normalize(self.text.encode(self.clip), dim=-1)
 
+    @property
+    def shot_views(self) -> int:
+        """The option `head_views`."""
+        return self.options.head_views
+
     def prepare(self, support: Support) -> None:
         """Centres and covariances of L_in, constant during training."""
         if self.options.intra_features == "prompted":
@@ -212,9 +209,8 @@ class DCA(TrainedMethod):
 
     def finish(self, support: Support) -> None:
         """Text features, and the training images through the final visual tokens."""
-        views = self.options.head_views
-        features = self.encode_all(support, views=views)
-        shots = Shots.group(features, support.labels.repeat(max(views, 1)), len(self.problem.names))
+        features = self.encode_all(support, views=self.shot_views)
+        shots = Shots.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
         self.text_features = self.encode_text().detach()
         self.shot_features, self.shot_counts = shots.features, shots.counts
 
@@ -222,18 +218,6 @@ class DCA(TrainedMethod):
         """The contexts, if each class has its own."""
         own = self.options.contexts == "class"
         return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.copy_for(problem, sources)
-        other.text_features = other.encode_text().detach()
-        shots = Shots(self.shot_features, self.shot_counts).select(sources)
-        if shots is None:
-            if self.options.test_metric == "mahalanobis":
-                other.options = dataclasses.replace(self.options, test_metric="euclidean")
-            shots = Shots.none(len(problem.names), other.text_features)
-        other.shot_features, other.shot_counts = shots.features, shots.counts
-        return other.seal()
 
     def _train_logits(self, f: Tensor, u: Tensor) -> Tensor:
         """Logits (M, B, C) of a training step: f (B, D) under text features u (M, C, D)."""
@@ -256,7 +240,7 @@ class DCA(TrainedMethod):
         with naming_classes(self.problem.names):
             return MahalanobisHead.of(
                 u,
-                Shots(self.shot_features, self.shot_counts),
+                self.shots,
                 self._gaussian(chosen.covariance),
                 tau=self.tau,
                 center=chosen.center,
@@ -267,7 +251,7 @@ class DCA(TrainedMethod):
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
         M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
-        problems = shots_problems(state, C, D)
+        problems = shots_problems(state, C, D, needed=self.options.test_metric == "mahalanobis")
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
         return problems

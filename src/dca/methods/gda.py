@@ -73,6 +73,7 @@ class GDA(FrozenMethod):
     trains_on = "nothing"
     validation = "full"
     Options = GDAOptions
+    class_rows = frozenset({"text_features", "weight", "bias"})
     results = MappingProxyType(dict.fromkeys(("text_features", "weight", "bias", "alpha"), torch.float32))
     options: GDAOptions
     text_features: Tensor

@@ -3,7 +3,8 @@
     build -> [prepare, steps of the training loop] -> finish -> seal -> encode and classify
 
 `finish` computes what is stored beside the parameters (`results`); `seal` makes the finished head of
-both. Reading a saved model (`restore`) and moving it to other classes (`retarget`) end with `seal`, too.
+both. Reading a saved model (`restore`) and moving it to other classes (`retarget`, `with_class`, ... of
+`class_changes.py`) end with `seal`, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dca.core import options, seeds
 from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
+from dca.methods.class_changes import ClassChanges
 from dca.methods.problem import Batch, HeldOut, Problem, Step, Support, describe_terms
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
@@ -44,7 +46,7 @@ __all__ = [
 TrainsOn = Literal["images", "features", "nothing"]
 
 
-class Method(nn.Module, ABC):
+class Method(ClassChanges, nn.Module, ABC):
     """Base class of all methods: owns its parameters and turns image features into probabilities.
 
     A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
@@ -271,29 +273,6 @@ class Method(nn.Module, ABC):
     def frozen_images(self) -> bool:
         """Whether the image tower is unchanged, so that image features can be stored and reused."""
         return type(self).encode is Method.encode
-
-    def class_parameters(self) -> set[str]:
-        """Names of parameters whose first axis is the classes."""
-        return set()
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The finished model for the classes of another problem; nothing is fitted again.
-
-        Args:
-            problem: The other problem.
-            sources: For each of its classes the index of the same trained class, or None. Prompts are
-                attached to the new names; values of a class (such as its covariance) follow its source.
-
-        Returns:
-            Another method, sealed.
-
-        Raises:
-            UserError: If the method cannot be used for other classes.
-        """
-        raise UserError(
-            f"a {self.name} model knows only the classes it was trained on",
-            hint="methods that learn prompts can be used for other classes: dca, coop, vpt, maple, ...",
-        )
 
     def copy_for(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """A copy with these parameters for another problem, without `results`; `retarget` begins with it.

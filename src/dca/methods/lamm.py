@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,10 @@ class LAMM(TextHead):
     def class_parameters(self) -> set[str]:
         """The learned names."""
         return {"labels"}
+
+    def with_name(self, index: int, name: str) -> Self:
+        """Not possible: the names themselves are learned."""
+        raise self.learned_name_error()
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,7 @@ class LinearProbe(FrozenMethod):
     trains_on = "nothing"  # by the training loop; a convex solver finds the weights
     validation = "few"
     Options = LinearProbeOptions
+    class_rows = frozenset({"weight", "bias"})
     options: LinearProbeOptions
     _found: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
 
@@ -160,6 +161,11 @@ class LinearProbe(FrozenMethod):
         counts = torch.bincount(support.labels, minlength=len(weight))
         probabilities[counts[support.labels] == 1] = torch.nan
         return HeldOut(probabilities.cpu().numpy(), "approximate leave-one-out")
+
+    def with_name(self, index: int, name: str) -> Self:
+        """The same weights: no text is used."""
+        names = [name if c == index else old for c, old in enumerate(self.problem.names)]
+        return self.with_rows(range(len(names)), names)
 
     def make_head(self) -> Head:
         """Softmax of W f + b."""

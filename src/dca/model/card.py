@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dca
 from dca.clip.places import hub_id
+from dca.core.wording import counted
 from dca.model.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def model_card(record: Record) -> str:
         "learned; the CLIP backbone is found by its name and checked by its hash.",
         *_accuracy(record),
         *(["", f"Estimated accuracy {Estimate.from_dict(record.estimate)}."] if record.estimate else []),
+        *_changes(record),
         "",
         "```python",
         "from dca import Classifier",
@@ -65,3 +67,19 @@ def _accuracy(record: Record) -> list[str]:
     ]
     n = results.get("test_images")
     return ["", f"| on {n or 'the'} test images | accuracy |", "|---|---|", *figures] if figures else []
+
+
+def _changes(record: Record) -> list[str]:
+    """What was done to the classes since the fit; empty if nothing was."""
+    if not record.lineage:
+        return []
+    unmeasured = "" if record.results.get("accuracy") is not None else "; the accuracy has not been measured since"
+    return ["", f"Changed after the fit{unmeasured}:", "", *(f"- {change_text(row)}" for row in record.lineage)]
+
+
+def change_text(row: dict[str, Any]) -> str:
+    """A row of the lineage in words."""
+    name = f"'{row['label']}'"
+    if row["change"] == "added":
+        return f"added {name} with {counted(len(row['images']), 'image')}"
+    return f"removed {name}" if row["change"] == "removed" else f"renamed {name} to '{row['new_label']}'"

@@ -52,6 +52,7 @@ class Record:
         given: Shots, options and so on as the user gave them, so that the model can be fitted again.
         draw: Class index, name and content hash of each training image, and its held-out prediction if it is known.
         results: Figures of the fit.
+        lineage: Changes of its classes since the fit, one row each.
         sha256: Hashes of the weights and of problem and labels as they were written.
         package: Top module of the method's code if it is not `dca`, else "".
         temperature: `classify` returns softmax(log p / temperature).
@@ -66,6 +67,7 @@ class Record:
     given: dict[str, Any] = field(default_factory=dict)
     draw: list[dict[str, Any]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
+    lineage: list[dict[str, Any]] = field(default_factory=list)
     sha256: dict[str, str] = field(default_factory=dict)
     package: str = ""
     temperature: float = 1.0
@@ -92,10 +94,14 @@ def backbone_record(clip: CLIP) -> dict[str, Any]:
     }
 
 
+def weights_of(method: Method) -> bytes:
+    """The content of `model.safetensors`."""
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()})
+
+
 def write(folder: Path, method: Method, record: Record) -> None:
     """Write a model's files into an existing folder, which is renamed when it is complete."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
-    weights = save(tensors)
+    weights = weights_of(method)
     sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
     write_bytes(folder / WEIGHTS, weights)
     write_bytes(folder / CARD, utf8(model_card(record)))
@@ -108,8 +114,11 @@ def _classes_hash(raw: dict[str, Any]) -> str:
     return digest_of([problem, list(raw["labels"])])
 
 
-def save_model(target: Path, method: Method, record: Record) -> None:
-    """Write a complete model folder to `target`; an existing model is replaced, anything else is refused."""
+def save_model(target: Path, method: Method, record: Record, *, keep_others: bool = False) -> None:
+    """Write a complete model folder to `target`; an existing model is replaced, anything else is refused.
+
+    keep_others: whether files in the folder that no model has are kept.
+    """
     require_replaceable(target)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,10 +126,24 @@ def save_model(target: Path, method: Method, record: Record) -> None:
         os.chmod(made, 0o755)
     try:
         write(made, method, record)
+        if keep_others and target.is_dir():
+            _copy_others(target, made)
         atomic_replace(made, target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    """Copy what is not a file of a model, such as notes and charts."""
+    with writing(target):
+        for path in source.iterdir():
+            if path.name in FILES:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.copytree(path, target / path.name, symlinks=True)
+            else:
+                shutil.copy2(path, target / path.name, follow_symlinks=False)
 
 
 def require_replaceable(target: Path) -> None:
@@ -159,7 +182,7 @@ def _holds_damaged_model(folder: Path) -> bool:
 
 def read_record(folder: Path) -> Record:
     """The record of a model folder, checked field by field."""
-    raw = _read_config(folder)
+    raw = {"lineage": [], **_read_config(folder)}  # models had no lineage at first
     if problems := record_problems(raw):
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")
     kind = _method_of(folder, raw)

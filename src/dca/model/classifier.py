@@ -9,11 +9,9 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from dca.clip import CLIP
 from dca.core.device import require_usable
-from dca.core.errors import UserError
 from dca.core.progress import Progress, bars_unless_given, silent
 from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
@@ -25,12 +23,14 @@ from dca.methods.registry import get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.backbone import backbone_of
+from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
 from dca.model.inputs import (
+    Images,
+    Labelled,
     as_dataset,
     as_images,
     is_single_image,
-    label_array,
     match_classes,
     require_learnable,
     require_shots,
@@ -38,11 +38,8 @@ from dca.model.inputs import (
 )
 from dca.model.parameters import Parameters
 
-Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
-Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
 
-
-class Classifier(Parameters):
+class Classifier(Parameters, ClassEdits):
     """A few-shot image classifier.
 
     Args:
@@ -67,6 +64,7 @@ class Classifier(Parameters):
         draw_: After `fit`, class index, name and content hash of each training image, and what a model that has not
             seen it predicts (`held_out`), where that is known.
         results_: Figures of the run that made the model; empty after a plain `fit`.
+        lineage_: Changes of its classes since the fit, one row each, and the figures before.
 
     Example:
         >>> from dca import Classifier
@@ -180,19 +178,8 @@ class Classifier(Parameters):
         self.estimate_ = found.estimate
         drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
         self.draw_ = [{**row, **known} for row, known in drawn]
-        self.results_: dict[str, Any] = {}
+        self.results_, self.lineage_ = {}, []
         return self
-
-    def _adopt(self, method: Method, session: Session, labels: Sequence[Any]) -> None:
-        self.method_, self._session = method, session.with_progress(silent)
-        self.classes_ = label_array(labels)
-
-    def _require_fitted(self) -> Method:
-        if not hasattr(self, "method_"):
-            raise UserError(
-                "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
-            )
-        return self.method_
 
     def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
         """Probabilities of images.
@@ -296,6 +283,7 @@ class Classifier(Parameters):
             given=given,
             draw=self.draw_,
             results=self.results_,
+            lineage=self.lineage_,
             package="" if module == "dca" else module,
             temperature=method.temperature,
             estimate=self.estimate_.to_dict() if self.estimate_ else {},
@@ -348,6 +336,7 @@ class Classifier(Parameters):
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.draw_, model.results_, model.history_ = record.draw, record.results, []
         model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
+        model.lineage_ = record.lineage
         return model
 
 

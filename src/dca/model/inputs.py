@@ -26,6 +26,8 @@ from dca.data.splits import short_classes
 from dca.model.record_checks import unreadable_names
 
 P = TypeVar("P", bound=ImageLike)
+Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
+Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
 
 
 def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:

@@ -17,11 +17,14 @@ FIELDS = (
     ("given", dict, "object"),
     ("draw", list, "array"),
     ("results", dict, "object"),
+    ("lineage", list, "array"),
     ("sha256", dict, "object"),
     ("package", str, "string"),
     ("temperature", float, "number"),
     ("estimate", dict, "object"),
 )
+# What may have been done to a class since the fit.
+CHANGES = ("added", "removed", "renamed")
 
 
 def record_problems(raw: dict[str, Any]) -> list[str]:
@@ -37,6 +40,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
         *_draw_faults(raw["draw"]),
         *_calibration_faults(raw["temperature"], raw["estimate"]),
         *_result_faults(raw["results"]),
+        *_lineage_faults(raw["lineage"]),
     ]
 
 
@@ -105,3 +109,23 @@ def _result_faults(results: dict[str, Any]) -> list[str]:
         for name in ("accuracy", "zero_shot_accuracy")
         if type(results.get(name)) not in (int, float, type(None))
     ]
+
+
+def _lineage_faults(lineage: list[Any]) -> list[str]:
+    return [f"lineage[{n}]: a change of a class expected" for n, row in enumerate(lineage) if not _is_change(row)]
+
+
+def _is_change(row: Any) -> bool:
+    """Whether a row of the lineage says what was done to which class of which model."""
+    if not isinstance(row, dict) or row.get("change") not in CHANGES or not isinstance(row.get("before"), dict):
+        return False
+    texts = [row.get("name"), row.get("version"), row["before"].get("weights")]
+    if row["change"] == "added":
+        images = row.get("images")
+        if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
+            return False
+        texts += [image.get(key) for image in images for key in ("name", "sha256")]
+    if row["change"] == "renamed":
+        texts.append(row.get("new_name"))
+    needed = {"label", "new_label"} if row["change"] == "renamed" else {"label"}
+    return needed <= row.keys() and all(isinstance(text, str) for text in texts)

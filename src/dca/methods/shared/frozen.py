@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,7 +94,28 @@ class FrozenMethod(Method):
     """A method that leaves both towers unchanged and works on their features."""
 
     imagenet_templates: ClassVar[Sequence[str]] = SEVEN
+    # Stored tensors with one row per class, if the score of a class depends on its own rows only.
+    class_rows: ClassVar[frozenset[str]] = frozenset()
 
     def texts(self) -> Tensor:
         """Text features of the sentences, not normalised: (T, C, D)."""
         return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
+
+    def class_parameters(self) -> set[str]:
+        """Parameters among `class_rows`."""
+        return {name for name, _ in self.named_parameters() if name in self.class_rows}
+
+    def without_class(self, index: int) -> Self:
+        """The scores of the other classes as they are: probabilities p_y / (1 - p_index)."""
+        if not self.class_rows:
+            return super().without_class(index)
+        kept = self.other_classes(index)
+        return self.with_rows(kept, [self.problem.names[c] for c in kept])
+
+    def with_rows(self, kept: Sequence[int], names: Sequence[str]) -> Self:
+        """The rows `kept` of `class_rows` under these names, sealed."""
+        other = self.copy_for(dataclasses.replace(self.problem, names=tuple(names)), kept)
+        for name in self.results:
+            tensor: Tensor = getattr(self, name)
+            setattr(other, name, tensor[list(kept)] if name in self.class_rows else tensor)
+        return other.seal()

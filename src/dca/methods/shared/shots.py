@@ -47,6 +47,11 @@ class Shots:
         each = torch.split(self.features, self.counts.tolist())
         return Shots(torch.cat([each[c] for c in chosen]), self.counts[chosen])
 
+    def append(self, features: Tensor) -> Shots:
+        """The shots with one more class, the last, which has these features (n, D); n may be 0."""
+        counts = torch.cat([self.counts, self.counts.new_tensor([len(features)])])
+        return Shots(torch.cat([self.features, features]), counts)
+
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
         # Class by class: adding all rows at once would sum in a random order on a GPU.
@@ -88,11 +93,14 @@ class Shots:
         return metric.pooled_rows(self.features.double(), self.labels(), middle)
 
 
-def shots_problems(state: Mapping[str, Tensor], classes: int, D: int) -> list[str]:
-    """Errors in the shapes of saved `shot_features` and `shot_counts`, one line each."""
+def shots_problems(state: Mapping[str, Tensor], classes: int, D: int, *, needed: bool = True) -> list[str]:
+    """Errors in the shapes of saved `shot_features` and `shot_counts`, one line each.
+
+    A class may have none, if it was added without images. needed: whether the head uses them.
+    """
     shots, counts = state["shot_features"], state["shot_counts"]
-    if counts.shape != (classes,) or counts.min() < 1:
-        return [f"shot_counts: {classes} numbers from 1 on expected"]
+    if counts.shape != (classes,) or counts.min() < 0 or (needed and not counts.any()):
+        return [f"shot_counts: {classes} numbers of images expected"]
     expected = (int(counts.sum()), D)
     if shots.shape != expected:
         return [f"shot_features: shape {tuple(shots.shape)}, expected {expected} by shot_counts"]

@@ -9,24 +9,21 @@ With `alpha_in` or `beta_ts` the terms of DCA are added to their loss:
 
 from __future__ import annotations
 
-import dataclasses
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Problem, Support, TrainedMethod
+from dca.methods.interface import Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared import gaussian, losses
 from dca.methods.shared.heads import Head, LinearHead, PromptHead
 from dca.methods.shared.intra_class import IntraClass
+from dca.methods.shared.kept_shots import KeepsShots
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import Metric
 from dca.methods.shared.shots import Shots, shots_problems
@@ -49,7 +46,7 @@ class TextHeadOptions(Recipe):
     beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
 
 
-class TextHead(TrainedMethod):
+class TextHead(KeepsShots):
     """A method with one unit text feature per class; it adds its parameters, `encode_text` and `step`.
 
     A step adds `dca_terms` to its own terms.
@@ -58,13 +55,7 @@ class TextHead(TrainedMethod):
     # Whether text features are learned; otherwise L_ts would be a constant.
     learns_text: ClassVar[bool] = True
 
-    results = MappingProxyType(
-        {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}
-    )
     options: TextHeadOptions
-    text_features: Tensor
-    shot_features: Tensor
-    shot_counts: Tensor
 
     @classmethod
     def resolve(cls, chosen: Any, problem: Problem) -> Any:
@@ -83,9 +74,10 @@ class TextHead(TrainedMethod):
                 hint=f"leave {' and '.join(name for name, _ in idle)} at 0",
             )
 
-    @abstractmethod
-    def encode_text(self) -> Tensor:
-        """Unit text features (C, D)."""
+    @property
+    def keeps_shots(self) -> bool:
+        """Only covariances need them."""
+        return self.options.test_metric == "mahalanobis"
 
     def prepare(self, support: Support) -> None:
         """The constants of L_in."""
@@ -108,22 +100,9 @@ class TextHead(TrainedMethod):
         """Text features and, for covariances, the training images through the finished image tower."""
         C, text = len(self.problem.names), self.encode_text().detach()
         shots = Shots.none(C, text)
-        if self.options.test_metric == "mahalanobis":
+        if self.keeps_shots:
             shots = Shots.group(self.encode_all(support), support.labels, C)
         self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """Text features of the new names; covariances by class, or Euclidean distances if one is missing."""
-        other = self.copy_for(problem, sources)
-        other.text_features = other.encode_text().detach()
-        shots = None
-        if self.options.test_metric == "mahalanobis":
-            shots = Shots(self.shot_features, self.shot_counts).select(sources)
-            if shots is None:
-                other.options = dataclasses.replace(self.options, test_metric="euclidean")
-        shots = shots or Shots.none(len(problem.names), other.text_features)
-        other.shot_features, other.shot_counts = shots.features, shots.counts
-        return other.seal()
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
@@ -132,16 +111,16 @@ class TextHead(TrainedMethod):
             return LinearHead.cosine(self.text_features, tau)
         if chosen.test_metric == "euclidean":
             return PromptHead.of(u, tau, "euclidean")
-        shots, family = Shots(self.shot_features, self.shot_counts), self._gaussian(chosen.covariance)
+        family = self._gaussian(chosen.covariance)
         with gaussian.naming_classes(self.problem.names):
-            return MahalanobisHead.of(u, shots, family, tau=tau, center=chosen.center)
+            return MahalanobisHead.of(u, self.shots, family, tau=tau, center=chosen.center)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class; training features if the metric needs them."""
         expected = C, D = len(self.problem.names), self.clip.config.embed_dim
         found = tuple(state["text_features"].shape)
         problems = [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
-        if self.options.test_metric == "mahalanobis":
+        if self.keeps_shots:
             return problems + shots_problems(state, C, D)
         kept = state["shot_features"].numel() + int(state["shot_counts"].abs().sum())
         return problems + (["shot_features: none expected"] if kept else [])

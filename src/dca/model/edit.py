@@ -1,0 +1,157 @@
+"""Classes that are added to, removed from or renamed in a finished model.
+
+Each function returns another classifier. Its figures are gone, because they were measured on other classes; what
+was done, and the figures of the model before, are in its lineage.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+import dca
+from dca.core.errors import UserError, unknown_name
+from dca.core.wording import counted, fold
+from dca.data.dataset import ImageLike, Item
+from dca.data.matching import match_labels
+from dca.data.sources.folder import words_of
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
+from dca.methods.interface import Method
+from dca.model.checkpoint import draw_record, stored_label, weights_of
+from dca.model.fitted import Fitted
+from dca.model.record_checks import unreadable_names
+
+F = TypeVar("F", bound=Fitted)
+Row = dict[str, Any]
+
+
+@torch.no_grad()
+def add_class(
+    model: F, name: str, images: Sequence[ImageLike], *, label: Any = None, session: Session | None = None
+) -> F:
+    """The model with one more class, the last.
+
+    Args:
+        model: A fitted classifier.
+        name: Words that CLIP reads for the class.
+        images: Its images; methods that learn prompts need none.
+        label: What `predict` returns for the class; its name by default.
+        session: Reads images and features; the model's own by default.
+
+    Returns:
+        Another classifier.
+
+    Raises:
+        UserError: If there is such a class, an image cannot be read, or the method cannot take another class.
+    """
+    method, session = model._require_fitted(), session or model._session
+    label, words, index = name if label is None else label, words_of(name), len(model.classes_)
+    _require_new(model, label, words)
+    session.require_readable(method.clip, images)
+    items = [Item(image, index) for image in images]
+    support = TrainingImages(items, session, method.clip, method.problem.seed)
+    rows = draw_record(items, session)
+    changed = method.with_class(words, support)
+    labels = [*model.classes_.tolist(), label]
+    images_of = [{key: row[key] for key in ("name", "sha256")} for row in rows]
+    done = {"change": "added", "label": stored_label(label), "name": words, "images": images_of}
+    return _edited(model, changed, labels, [*model.draw_, *rows], done)
+
+
+@torch.no_grad()
+def remove_class(model: F, label: Any) -> F:
+    """The model without one of its classes.
+
+    Args:
+        model: A fitted classifier.
+        label: Label of the class, or its name.
+
+    Returns:
+        Another classifier.
+
+    Raises:
+        UserError: If there is no such class, only one would be left, or the method cannot give up a class.
+    """
+    method, index = model._require_fitted(), _find(model, label)
+    labels = model.classes_.tolist()
+    if len(labels) < 3:
+        hint = "add another class first"
+        raise UserError(f"the model has {counted(len(labels), 'class')}; at least 2 must be left", hint=hint)
+    draw = [{**row, "label": row["label"] - (row["label"] > index)} for row in model.draw_ if row["label"] != index]
+    done = {"change": "removed", "label": stored_label(labels[index]), "name": method.problem.names[index]}
+    return _edited(model, method.without_class(index), labels[:index] + labels[index + 1 :], draw, done)
+
+
+@torch.no_grad()
+def rename_class(model: F, label: Any, new: Any, *, label_only: bool = False) -> F:
+    """The model with another label, and name, for one of its classes.
+
+    Args:
+        model: A fitted classifier.
+        label: Label of the class, or its name.
+        new: The new label, whose words CLIP reads from now on.
+        label_only: Keep the name that CLIP reads, and so all probabilities.
+
+    Returns:
+        Another classifier.
+
+    Raises:
+        UserError: If there is no such class, there is another of the new name, or the method has learned the old one.
+    """
+    method, index = model._require_fitted(), _find(model, label)
+    old, words = method.problem.names[index], words_of(str(new))
+    _require_new(model, new, None if label_only else words, but=index)
+    changed = method if label_only or words == old else method.with_name(index, words)
+    labels = model.classes_.tolist()
+    done = {"change": "renamed", "label": stored_label(labels[index]), "name": old}
+    done |= {"new_label": stored_label(new), "new_name": changed.problem.names[index]}
+    labels[index] = new
+    return _edited(model, changed, labels, list(model.draw_), done, same=changed is method)
+
+
+def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], done: Row, *, same: bool = False) -> F:
+    """A classifier with this method; `same`: it predicts as before, so that its figures still hold."""
+    other = copy.copy(model)
+    other.settings = dict(model.settings)
+    other._adopt(method, model._session, labels)
+    other.draw_ = draw
+    before: Row = {"weights": hashlib.sha256(weights_of(model._require_fitted())).hexdigest()}
+    if not same:
+        before["results"], before["estimate"] = model.results_, model.estimate_.to_dict() if model.estimate_ else {}
+        other.draw_ = [{key: row[key] for key in ("label", "name", "sha256")} for row in draw]
+        other.estimate_ = None
+        other.results_ = {key: value for key, value in model.results_.items() if key == "dataset"}
+    other.lineage_ = [*model.lineage_, {**done, "version": dca.__version__, "before": before}]
+    return other
+
+
+def _find(model: Fitted, label: Any) -> int:
+    """Index of the class with this label or name."""
+    labels, names = model.classes_.tolist(), model._require_fitted().problem.names
+    (index,) = match_labels([label], [str(label)], labels, names)
+    if index is None:
+        raise unknown_name("class", str(label), map(str, labels))
+    return index
+
+
+def _require_new(model: Fitted, label: Any, words: str | None, but: int | None = None) -> None:
+    """Raise if label or words cannot be read, or are those of a class other than number `but`.
+
+    words: None if CLIP does not read them.
+    """
+    texts = [str(label)] if words is None else [str(label), words]
+    if faults := unreadable_names(texts):
+        raise UserError("a class name that is no text", details=sorted(set(faults)), hint="give it a name to read")
+    labels, names = model.classes_.tolist(), model._require_fitted().problem.names
+    for c, (known, name) in enumerate(zip(labels, names, strict=True)):
+        clash = fold(str(label)) == fold(str(known)) or (words is not None and fold(words) == fold(name))
+        if c != but and clash:
+            raise UserError(
+                f"the model has a class '{known}' already" + (f" (CLIP reads '{name}')" if str(known) != name else ""),
+                hint="choose another name, or remove that class first",
+            )
