@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import astuple
 
@@ -11,12 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from conftest import make_clip
+from dca.clip import CLIP
+from dca.core.errors import UserError
+from dca.data.dataset import Dataset, Item
+from dca.engine.session import Session
+from dca.engine.training_images import TrainingImages
+from dca.methods.closed_form import ClosedForm
 from dca.methods.shared import pooled_choice
 from dca.methods.shared.expert_scales import class_weights
 from dca.methods.shared.kernel_ridge import KernelRidge
 from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, text_gain
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
+from dca.model.classifier import Classifier
 
 C, D, TAU = 4, 24, 100.0
 
@@ -32,7 +41,7 @@ def make_experts(
     t = F.normalize(centers + text_noise * torch.randn(len(counts), D, dtype=torch.float64, generator=rng), dim=-1)
     gaussian = TextGaussian.of(x, y, t)
     kernel = KernelRidge(x, y, len(counts), gaussian.groups, 2.0)
-    return Experts(gaussian, TAU * x @ t.T, kernel, fixed or Fixed())
+    return Experts(gaussian, TAU, kernel, fixed or Fixed())
 
 
 def literal_loss(experts: Experts, numbers: Numbers) -> float:
@@ -50,7 +59,7 @@ def test_the_choice_is_the_best_of_the_grid() -> None:
     for k in pooled_choice.TEXT_SHOTS:
         for g in pooled_choice.RIDGES:
             fixed = Fixed(text_shots=k, ridge=g, scales=(None, None, 0.0))
-            other = choose(Experts(experts.gaussian, experts.zero_shot, None, fixed))
+            other = choose(Experts(experts.gaussian, TAU, None, fixed))
             assert (other.text_shots, other.ridge, other.kernel) == (k, g, 0.0)
             # Scales of Gaussian and text alone; the kernel can only make it better.
             assert best <= literal_loss(experts, other) + 1e-9
@@ -150,3 +159,68 @@ def test_more_images_than_vote_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch)
     assert len(vote.rows) == 16
     assert len(set(vote.rows.tolist())) == 16
     assert choose(experts) == choose(experts)
+
+
+GIVEN = {"text_shots": 1.0, "ridge": 3.0, "gaussian_scale": 0.4, "text_scale": 0.02, "kernel_scale": 2.0}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CLIP:
+    return make_clip()
+
+
+def part(sample: Dataset, classes: list[int]) -> Dataset:
+    """The sample with these classes only, in this order."""
+    train = tuple(Item(i.image, classes.index(i.label)) for c in classes for i in sample.train if i.label == c)
+    labels, names = [sample.labels[c] for c in classes], tuple(sample.names[c] for c in classes)
+    return dataclasses.replace(sample, labels=tuple(labels), names=names, train=train, val=(), test=())
+
+
+def fitted(data: Dataset, clip: CLIP, **options: float) -> ClosedForm:
+    method = Classifier("closed_form", backbone=clip, device="cpu", kernel_ridge=0.3, **options).fit(data).method_
+    assert isinstance(method, ClosedForm)
+    return method
+
+
+def same(one: ClosedForm, other: ClosedForm) -> None:
+    f = F.normalize(torch.randn(7, 16, generator=torch.Generator().manual_seed(5)), dim=-1)
+    assert one.problem.names == other.problem.names
+    assert (one.classify(f) - other.classify(f)).abs().max() < 1e-6
+
+
+def test_a_class_added_is_a_fit_of_all_classes_with_the_same_numbers(sample: Dataset, tiny: CLIP) -> None:
+    method = fitted(part(sample, [0, 1, 2, 3, 4]), tiny, **GIVEN)
+    more = part(sample, [0, 1, 2, 3, 4, 5])
+    images = TrainingImages([i for i in more.train if i.label == 5], Session(device="cpu"), tiny, 1)
+    same(method.with_class(sample.names[5], images), fitted(more, tiny, **GIVEN))
+    with pytest.raises(UserError, match="needs images of a new class"):
+        method.with_class("zebra", TrainingImages([], Session(device="cpu"), tiny, 1))
+
+
+def test_a_class_removed_or_renamed_is_a_fit_of_the_others_with_the_same_numbers(sample: Dataset, tiny: CLIP) -> None:
+    five = part(sample, [0, 1, 2, 3, 4])
+    method = fitted(five, tiny, **GIVEN)
+    same(method.without_class(2), fitted(part(sample, [0, 1, 3, 4]), tiny, **GIVEN))
+    renamed = dataclasses.replace(five, names=(*five.names[:1], "a dog of the house", *five.names[2:]))
+    same(method.with_name(1, "a dog of the house"), fitted(renamed, tiny, **GIVEN))
+
+
+def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Dataset, tiny: CLIP) -> None:
+    """Through the whole library: unlike in the equations, r, x̄ and λ change, so this is close, not exact."""
+    five = part(sample, [0, 1, 2, 3, 4])
+    method = fitted(five, tiny, **GIVEN)
+    images = TrainingImages(five.train, Session(device="cpu"), tiny, 1)
+    held = method.held_out(images)
+    rest = dataclasses.replace(five, train=five.train[1:])
+    again = fitted(rest, tiny, **GIVEN).classify(method.image_features[:1]).double().numpy()
+    assert held.how == "leave-one-out"
+    assert np.abs(held.probabilities[0] - again[0]).max() < 0.1
+
+
+def test_damaged_results_are_named(sample: Dataset, tiny: CLIP) -> None:
+    method = fitted(part(sample, [0, 1, 2, 3, 4]), tiny, **GIVEN)
+    state = method.state_dict()
+    for name, wrong in (("image_labels", state["image_labels"] + 3), ("numbers", state["numbers"][:2])):
+        with pytest.raises(UserError, match="not those of a 'closed_form' model") as caught:
+            method.restore({**state, name: wrong})
+        assert any(name in line for line in caught.value.details)

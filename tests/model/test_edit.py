@@ -100,7 +100,7 @@ def test_the_lineage_says_what_was_done_to_which_weights(sample: Dataset, tiny: 
     (done,) = added.lineage_
     assert (done["change"], done["label"], done["name"]) == ("added", "sea_lion", "sea lion")
     assert [image["sha256"] for image in done["images"]] == [row["sha256"] for row in model.draw_[:4]]
-    assert done["before"] == {"weights": weights, "results": model.results_}
+    assert done["before"] == {"weights": weights, "results": model.results_, "estimate": {}}
     assert added.results_ == {"dataset": "animals"}, "its accuracy is not known"
     card = model_card(added.record())
     assert "accuracy has not been measured since" in card

@@ -53,6 +53,11 @@ def render(hint: Hint, audience: Audience) -> str:
     return ", or ".join(step if isinstance(step, str) else getattr(step, audience) for step in as_steps(hint))
 
 
+def fit_estimate() -> Action:
+    """Fit with held-out predictions."""
+    return Action("fit again with --estimate, or with the default method", "fit again with estimate=True")
+
+
 def then(first: str, action: Action) -> Action:
     """An action that comes after something that is worded the same for everyone.
 

@@ -92,6 +92,14 @@ def _streamed(methods: Sequence[Method], images: Sequence[ImageLike], session: S
     return [torch.cat(part) for part in parts]
 
 
+@torch.no_grad()
+def features_of(method: Method, images: Sequence[ImageLike], session: Session) -> tuple[Tensor, NDArray[np.float64]]:
+    """Features (N, D) of `method.encode` on its device, and probabilities (N, C), of N images."""
+    found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, "images")]
+    features = torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+    return features, _normalized(_classify(method, features))
+
+
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
     """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
     found = session.frozen_features(method.clip, images, stage=f"{stage}: features")

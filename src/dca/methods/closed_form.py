@@ -19,19 +19,23 @@ nothing to leave out; then zero-shot CLIP's log-loss on the images decides what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import HeldOut, Support
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
 from dca.methods.shared.heads import Head
 from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.left_out_answers import LeftOutAnswers
 from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
@@ -106,8 +110,21 @@ class ClosedForm(FrozenMethod):
         kernel = None
         if len(x) <= self.options.kernel_images:
             kernel = KernelRidge(x.double(), y, len(self.text_features), groups, self.options.kernel_width)
-        zero_shot = self.clip.tau * x.double() @ self.text_features.double().T
-        return Experts(gaussian, zero_shot, kernel, self.options.fixed())
+        return Experts(gaussian, self.clip.tau, kernel, self.options.fixed())
+
+    @cached_property
+    def _answers(self) -> LeftOutAnswers:
+        return LeftOutAnswers(self.experts, self.chosen)
+
+    def p_values(self, features: Tensor) -> Tensor | None:
+        """By the largest prediction of kernel ridge, beside those for left-out images."""
+        return self._answers.p_values(features) if self.experts.gaussian.leaves_out else None
+
+    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
+        """Jackknife+ with the numbers held fixed."""
+        if not self.experts.gaussian.leaves_out:
+            return None
+        return self._answers.sets(features, self.classify(features), coverage)
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""
@@ -119,6 +136,38 @@ class ClosedForm(FrozenMethod):
             return PooledHead.of(W, numbers.gaussian * bias)
         coefficients = numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
         return PooledHead.of(W, numbers.gaussian * bias, kernel, coefficients)
+
+    def with_class(self, name: str, images: Support) -> Self:
+        """Exactly the fit of all classes with the same numbers, without the images of the other classes."""
+        if not len(images.labels):
+            raise UserError("a closed_form model needs images of a new class", hint="give at least one image of it")
+        other = self._for_names([*self.problem.names, name])
+        groups = images.groups + self.image_groups.max() + 1
+        other.image_features = torch.cat([self.image_features, self.encode_all(images)])
+        other.image_labels = torch.cat([self.image_labels, images.labels])
+        other.image_groups = torch.cat([self.image_groups, groups])
+        return other.seal()
+
+    def without_class(self, index: int) -> Self:
+        """Exactly the fit of the other classes with the same numbers."""
+        kept = self.image_labels != index
+        other = self._for_names([self.problem.names[c] for c in self.other_classes(index)])
+        labels = self.image_labels[kept]
+        other.image_features, other.image_groups = self.image_features[kept], self.image_groups[kept]
+        other.image_labels = labels - (labels > index).long()
+        return other.seal()
+
+    def with_name(self, index: int, name: str) -> Self:
+        """Exactly the fit with another name and the same numbers."""
+        return self._for_names([name if c == index else old for c, old in enumerate(self.problem.names)]).seal()
+
+    def _for_names(self, names: Sequence[str]) -> Self:
+        """A copy with the same images and numbers and the texts of these names, not sealed."""
+        other = type(self)(self.clip, dataclasses.replace(self.problem, names=tuple(names)), self.options)
+        for result in self.results:
+            setattr(other, result, getattr(self, result))
+        other.text_features = unit_mean(other.texts())
+        return other
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One feature, label and group per image, one text feature per class, and six numbers."""

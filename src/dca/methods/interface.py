@@ -28,6 +28,7 @@ from dca.methods.problem import Batch, HeldOut, Problem, Step, Support, describe
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
 from dca.methods.shared.heads import Head, tempered
+from dca.methods.uncertainty import Uncertainty
 
 __all__ = [
     "Batch",
@@ -46,7 +47,7 @@ __all__ = [
 TrainsOn = Literal["images", "features", "nothing"]
 
 
-class Method(ClassChanges, nn.Module, ABC):
+class Method(ClassChanges, Uncertainty, nn.Module, ABC):
     """Base class of all methods: owns its parameters and turns image features into probabilities.
 
     A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
@@ -87,8 +88,6 @@ class Method(ClassChanges, nn.Module, ABC):
     validation: ClassVar[ValidationUse] = "none"
     results: ClassVar[Mapping[str, torch.dtype]] = {}
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
-    estimates_itself: ClassVar[bool] = False
-    calibrated: ClassVar[bool] = False
     temperature: float = 1.0
     head: Head
 
@@ -194,17 +193,6 @@ class Method(ClassChanges, nn.Module, ABC):
         Args:
             support: The training images.
         """
-
-    def held_out(self, support: Support) -> HeldOut | None:
-        """Predictions for the training images by models that have not seen them; called after `finish`.
-
-        Args:
-            support: The training images of `finish`.
-
-        Returns:
-            The predictions, without the temperature; None if the engine should cross-validate.
-        """
-        return None
 
     @abstractmethod
     def make_head(self) -> Head:
@@ -341,7 +329,7 @@ class TrainedMethod(Method):
     Example:
         >>> from dca import TrainedMethod, list_methods
         >>> [name for name, kind in list_methods().items() if not issubclass(kind, TrainedMethod)]
-        ['gda', 'linear_probe', 'tip_adapter', 'zero_shot']
+        ['closed_form', 'gda', 'linear_probe', 'tip_adapter', 'zero_shot']
     """
 
     trains_on: ClassVar[TrainsOn] = "images"

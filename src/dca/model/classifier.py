@@ -37,9 +37,10 @@ from dca.model.inputs import (
     whole_number,
 )
 from dca.model.parameters import Parameters
+from dca.model.uncertain import NONE, Uncertain
 
 
-class Classifier(Parameters, ClassEdits):
+class Classifier(Parameters, ClassEdits, Uncertain):
     """A few-shot image classifier.
 
     Args:
@@ -197,20 +198,25 @@ class Classifier(Parameters, ClassEdits):
         method = self._require_fitted()
         return self._probabilities(method, as_images(X), progress, stored=False)
 
-    def predict(self, X: Images) -> Any:
+    def predict(self, X: Images, *, reject: float | None = None) -> Any:
         """The label of the most probable class.
 
         Args:
             X: As for `predict_proba`.
+            reject: Answer "none of these" for images whose p-value is below this; see `p_values`.
 
         Returns:
             One label for one image, an array (n,) for several.
 
         Raises:
-            UserError: As for `predict_proba`.
+            UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
         """
-        best = self.predict_proba(X).argmax(axis=1)
-        found = self.classes_[best]
+        if reject is None:
+            found = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        else:
+            features, probs = self._seen(X, silent)
+            found = self.classes_[probs.argmax(axis=1)].astype(object)
+            found[self._p_values(features, probs) < reject] = NONE
         return found.tolist()[0] if is_single_image(X) else found
 
     def _probabilities(

@@ -52,6 +52,7 @@ def fit_scales(
     kept = torch.tensor([value is not None for value in given] or [False] * len(scores), device=scores.device)
     values = scores.new_tensor([value or 0.0 for value in given] or [0.0] * len(scores))
     centred = scores - scores.mean(dim=-1, keepdim=True)  # so the share that is spread adds nothing to the target
+    kept = kept | (centred.abs().amax(dim=(1, 2)) <= 1e-12)  # an expert that says nothing keeps a scale of 0
     problem = _Problem.of(centred[~kept], torch.einsum("e,enc->nc", values, centred), labels, weights, smoothing)
     values[~kept], loss = problem.solve()
     return Scales(values, loss)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -60,12 +61,21 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Experts:
-    """Scores of the experts for the same N images. zero_shot: τ x·t (N, C). kernel: None without that expert."""
+    """The experts for the same N training images. tau: CLIP's scale. kernel: None without that expert."""
 
     gaussian: TextGaussian
-    zero_shot: Tensor
+    tau: float
     kernel: KernelRidge | None
     fixed: Fixed = field(default_factory=Fixed)
+
+    @cached_property
+    def zero_shot(self) -> Tensor:
+        """τ x·t of the training images, (N, C)."""
+        return self.text_logits(self.gaussian.x)
+
+    def text_logits(self, x: Tensor) -> Tensor:
+        """τ x·t of images x (B, D), (B, C)."""
+        return self.tau * x.double() @ self.gaussian.text.T
 
     @property
     def labels(self) -> Tensor:
@@ -160,12 +170,12 @@ def _best_kernel(kernel: KernelRidge, experts: Experts, vote: _Vote) -> tuple[fl
     return best[1], best[2]
 
 
-def left_out_logits(experts: Experts, numbers: Numbers) -> Tensor:
+def left_out_logits(experts: Experts, numbers: Numbers, *, repaired: bool = True) -> Tensor:
     """Logits (N, C) of every image by the model without it and its copies; NaN where it cannot be left out."""
     if not experts.gaussian.leaves_out:
         return torch.full_like(experts.zero_shot, torch.nan)
-    model = experts.gaussian.whitened(numbers.ridge)
-    logits = numbers.gaussian * model.left_out(numbers.text_shots)[0] + numbers.text * experts.zero_shot
+    scores, _ = experts.gaussian.whitened(numbers.ridge).left_out(numbers.text_shots, repaired=repaired)
+    logits = numbers.gaussian * scores + numbers.text * experts.zero_shot
     if experts.kernel is not None and numbers.kernel > 0:
         logits = logits + numbers.kernel * experts.kernel.left_out(numbers.kernel_ridge)
     return torch.where(experts.gaussian.fellows[:, None], logits, torch.nan)

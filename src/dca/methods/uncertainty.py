@@ -1,0 +1,50 @@
+"""What a finished method knows about its own errors, from training images that were left out."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from dca.methods.problem import HeldOut, Support
+
+
+class Uncertainty:
+    """The part of `Method` that says how often and where it errs; every function is optional."""
+
+    estimates_itself: ClassVar[bool] = False
+    calibrated: ClassVar[bool] = False
+
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Predictions for the training images by models that have not seen them; called after `finish`.
+
+        Args:
+            support: The training images of `finish`.
+
+        Returns:
+            The predictions, without the temperature; None if the engine should cross-validate.
+        """
+        return None
+
+    def p_values(self, features: Tensor) -> Tensor | None:
+        """How usual images are among the training images; small for images of none of the classes.
+
+        Args:
+            features: Image features (B, D) of `encode`.
+
+        Returns:
+            p-values (B,), or None if the method has none of its own.
+        """
+        return None
+
+    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
+        """Sets of classes that contain the right one with a stated probability.
+
+        Args:
+            features: Image features (B, D) of `encode`.
+            coverage: 1 - α.
+
+        Returns:
+            Whether a class is in the set of an image, (B, C), or None if the method has none of its own.
+        """
+        return None
