@@ -11,7 +11,8 @@ from small_images import make_folder, photo
 
 from conftest import shared as shared_folder
 from dca.data import load_dataset
-from dca.data.check.folder import check_folder, odd_name
+from dca.data.check.folder import check_folder
+from dca.data.class_names import odd_name
 from dca.data.hashing import near_copies, thumbnail
 
 

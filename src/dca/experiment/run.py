@@ -17,6 +17,7 @@ from dca.core.device import require_usable
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
 from dca.core.progress import Progress, silent
+from dca.data.class_names import name_warnings
 from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
 from dca.data.protocols import Target, Task, harmonic_mean, make_task, training_part
@@ -31,6 +32,7 @@ from dca.methods.registry import all_methods
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
+from dca.model.findings import findings
 from dca.model.inputs import as_dataset, require_learnable, require_shots
 
 
@@ -278,6 +280,9 @@ def _result(
         "estimate": model.estimate_.to_dict() if model.estimate_ else None,
         "temperature": model.method_.temperature,
         "targets": rows,
+        "findings": findings(model.method_, model.draw_, model.classes_.tolist()),
+        "warnings": name_warnings(task.source),
+        "image_size": model.method_.clip.preprocess.size,
         "trained_parameters": model.method_.count_trained(),
         "seconds": round(seconds, 2),
     }

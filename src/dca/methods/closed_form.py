@@ -35,10 +35,14 @@ from dca.methods.interface import HeldOut, Support
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
 from dca.methods.shared.heads import Head
 from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.learning_curve import expected_gain
 from dca.methods.shared.left_out_answers import LeftOutAnswers
-from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits
+from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, text_gain
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
+
+# Share of the uncertainty that names must remove to be of use; random names remove less by chance.
+NO_TEXT = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,17 @@ class ClosedForm(FrozenMethod):
         if not self.experts.gaussian.leaves_out:
             return None
         return self._answers.sets(features, self.classify(features), coverage)
+
+    def expected_gain(self) -> tuple[int, float] | None:
+        """By leave-one-out on halves of the training images."""
+        return expected_gain(self.experts, self.chosen)
+
+    def notes(self) -> list[str]:
+        """Whether the class names help."""
+        gain, _ = text_gain(self.experts.zero_shot, self.image_labels)
+        if gain >= NO_TEXT:
+            return []
+        return ["The class names tell CLIP nothing about these images, so that only the images count."]
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""

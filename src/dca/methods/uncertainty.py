@@ -48,3 +48,19 @@ class Uncertainty:
             Whether a class is in the set of an image, (B, C), or None if the method has none of its own.
         """
         return None
+
+    def expected_gain(self) -> tuple[int, float] | None:
+        """What more training images would bring.
+
+        Returns:
+            Images per class, and the expected change of the accuracy with so many; None if the method cannot tell.
+        """
+        return None
+
+    def notes(self) -> list[str]:
+        """What the user should know about this fit, in full sentences.
+
+        Returns:
+            One text per note; usually none.
+        """
+        return []

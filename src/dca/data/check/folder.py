@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from PIL import Image
 from dca.core.errors import UserError
 from dca.core.wording import counted
 from dca.data.check.public import Finding, Level, Report, from_error, unreadable_finding
+from dca.data.class_names import name_advice, odd_names
 from dca.data.dataset import Dataset, Item
 from dca.data.decode import Count, Unreadable, attempt, is_image
 from dca.data.hashing import near_copies, sha256_of, thumbnail
@@ -161,15 +160,12 @@ def _few_images(dataset: Dataset) -> list[Finding]:
 
 def _names(dataset: Dataset) -> list[Finding]:
     """Class names that CLIP probably does not know."""
-    pairs = zip(dataset.labels, dataset.names, strict=True)
-    odd = [(label, name, reason) for label, name in pairs if (reason := odd_name(name))]
+    odd = odd_names(dataset)
     if not odd:
         return []
-    example = json.dumps({str(odd[0][0]): "bike rack"}, ensure_ascii=False)
-    advice = f"say what it is in English in {NAMES}, e.g. {example}"
     text = f"{counted(len(odd), 'class name', 'are', of=len(dataset.names))} not words CLIP knows"
     lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
-    return [Finding("warning", text, len(odd), lines, advice)]
+    return [Finding("warning", text, len(odd), lines, name_advice(odd[0][0]))]
 
 
 def _unused_names(dataset: Dataset) -> list[Finding]:
@@ -180,34 +176,6 @@ def _unused_names(dataset: Dataset) -> list[Finding]:
     text = f"{counted(len(unused), 'name')} in {NAMES} without a class"
     advice = "spell them as the classes are spelled, or remove them"
     return [Finding("warning" if misspelled else "note", text, len(unused), tuple(unused[:MOST_EXAMPLES]), advice)]
-
-
-def odd_name(name: str) -> str:
-    """Why CLIP probably does not understand a class name; empty if it should.
-
-    >>> odd_name("n01440764"), odd_name("bkr"), odd_name("sea lake"), odd_name("737-800")
-    ('a code', 'not a word', '', '')
-    """
-    words = re.findall(r"[^\W\d_]+", name)
-    letters = "".join(words)
-    if not letters:
-        # Aircraft are called 737-800; a bare number is most likely a label.
-        return "" if re.fullmatch(r"\d+-\d+", name) else "a number"
-    if not letters.isascii() and not any(word.isascii() and len(word) > 2 for word in words):
-        return "" if _latin(letters) else "not in Latin letters; CLIP reads English"
-    if re.fullmatch(r"(class|label|category|cat|folder|group|type|c|id)[ -]*\d+", name, re.IGNORECASE):
-        return "a number, not a name"
-    if re.fullmatch(r"[a-z]{1,3}[ -]?\d{4,}\w*", name, re.IGNORECASE):
-        return "a code"
-    if len(letters) == 1 and not re.search(r"\d{3}", name):
-        return "one letter"
-    if len(words) == 1 and letters.islower() and not re.search(r"[aeiouyåäöüéè]", letters):
-        return "not a word"
-    return ""
-
-
-def _latin(letters: str) -> bool:
-    return all(ord(letter) < 0x250 for letter in letters)
 
 
 def _left_out(dataset: Dataset, path: Path) -> list[Finding]:

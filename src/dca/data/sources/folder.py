@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dca.core.errors import UserError, nearest
 from dca.core.wording import counted, fold, printable
+from dca.data.class_names import NAMES
 from dca.data.dataset import Dataset, Item
 from dca.data.sources.table import SPLIT_NAMES, Row, has_labels, read_rows
 from dca.data.sources.walk import Boundary, class_folders, hidden, image_files, scan, subfolders
 
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
-NAMES = "classnames.json"
 _METADATA = ("metadata.csv", "metadata.jsonl")
 _Labelled = dict[str, dict[str, list[Path]]]  # part -> label -> images
 
