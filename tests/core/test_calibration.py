@@ -132,6 +132,10 @@ def test_wilsons_ends_solve_its_equation(share: float, n: int):
         assert (share - end) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / n, abs=1e-12)
 
 
+def test_an_interval_of_all_right_or_all_wrong_holds_its_end():
+    assert all(wilson(1.0, n)[1] == 1.0 and wilson(0.0, n)[0] == 0.0 for n in range(1, 200))
+
+
 def test_macro_accuracy_is_the_mean_of_the_classes():
     accuracy, worth = macro_accuracy([True, True, False, True], [3, 3, 3, 8])
     assert accuracy == pytest.approx((2 / 3 + 1) / 2)

@@ -145,7 +145,9 @@ def wilson(accuracy: float, n: float) -> tuple[float, float]:
     centre = accuracy + Z95**2 / (2 * n)
     reach = Z95 * math.sqrt(accuracy * (1 - accuracy) / n + (Z95 / (2 * n)) ** 2)
     scale = 1 + Z95**2 / n
-    return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
+    # The formula gives 0 and 1 at the ends; rounding must not exclude them.
+    low = 0.0 if accuracy <= 0 else max(0.0, (centre - reach) / scale)
+    return low, 1.0 if accuracy >= 1 else min(1.0, (centre + reach) / scale)
 
 
 def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:

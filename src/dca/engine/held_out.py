@@ -158,6 +158,7 @@ class _Folds:
         if place:
             with writing(place):
                 place.mkdir(parents=True, exist_ok=True)
+        session.progress("fitting", 0, 1, "")
         part = dataclasses.replace(self.source, train=rest)
         method, _ = fit(
             self.kind, self.chosen, part, session, self.clip, seed=self.seed, selection=self.selection, folder=place

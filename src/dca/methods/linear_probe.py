@@ -30,7 +30,7 @@ from dca.methods.interface import HeldOut, Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.logistic import leave_one_out
+from dca.methods.shared.logistic import leave_one_out, restore_balance
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
@@ -157,9 +157,9 @@ class LinearProbe(FrozenMethod):
         logits = leave_one_out(self.encode_all(support), support.labels, weight, bias, c)
         if logits is None:
             return None
-        probabilities = logits.softmax(dim=-1)
-        counts = torch.bincount(support.labels, minlength=len(weight))
-        probabilities[counts[support.labels] == 1] = torch.nan
+        count = torch.bincount(support.labels, minlength=len(weight))[support.labels]
+        probabilities = restore_balance(logits, support.labels, count).softmax(dim=-1)
+        probabilities[count == 1] = torch.nan
         return HeldOut(probabilities.cpu().numpy(), "approximate leave-one-out")
 
     def with_name(self, index: int, name: str) -> Self:

@@ -30,7 +30,8 @@ from dca.methods.zero_shot import ZeroShot
 log = logging.getLogger(__name__)
 
 # Images that count as wrong when T is fitted: a few images that are all predicted correctly do not prove certainty.
-DOUBT = 1.0
+# Half an image is Jeffreys' prior for a share.
+DOUBT = 0.5
 
 
 @dataclass(frozen=True)

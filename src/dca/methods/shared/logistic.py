@@ -47,6 +47,17 @@ def leave_one_out(
     return z + step.squeeze(-1)
 
 
+def restore_balance(logits: Tensor, labels: Tensor, count: Tensor) -> Tensor:
+    """Leave-one-out logits (N, C) as if the image's own class had not lost an image: + log( n / (n - 1) ) for it.
+
+    The bias learns how frequent a class is. Without image i, its own class is rarer than the others, and a weak model
+    of balanced classes would call every image something else. count: (N,) images of each image's class; where it is 1,
+    the logit becomes infinite.
+    """
+    own = F.one_hot(labels, logits.shape[1]).to(logits)
+    return torch.where(own > 0, logits + (count / (count - 1)).to(logits).log()[:, None], logits)
+
+
 def hessian(x: Tensor, curvature: Tensor, c: float) -> Tensor:
     """Hessian of the objective in the weights of all classes, class after class: (C M, C M).
 
