@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import emit, json_flag, overwrite_flag, percent, quiet_flag, running, showing
+from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
+from dca.cli.fit_report import summary
 from dca.core.choices import PROTOCOLS, SELECTIONS
-from dca.core.wording import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
@@ -120,6 +119,8 @@ def report(outcome: Outcome) -> None:
     """Print the result of a run as text."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
+    for warning in outcome.result["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
 
 
@@ -143,62 +144,3 @@ def default_output(data: str) -> Path:
     name = path.resolve().name or "images"
     place = Path("..") if path.is_dir() and path.resolve() == Path.cwd() else Path()
     return place / f"{Path(name).stem if path.is_file() else name}.dca"
-
-
-def summary(result: dict[str, Any], model: str) -> list[str]:
-    """The result of a run as lines of text."""
-    found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
-    lines = [f"{result['dataset']}: {found}"]
-    if result["public"]:
-        lines.append(f"recognised as {result['public']} ({result['split']}): settings published for it apply")
-    size = bytes_text(result["checkpoint_bytes"])
-    return [
-        *lines,
-        *_accuracies(result),
-        f"trained {counted(result['trained_parameters'], 'parameter')} in {seconds_text(result['seconds'])}; "
-        f"model {model} ({size})",
-        f"next  dca predict {shlex.quote(model)} IMAGE...",
-        f"      dca eval {shlex.quote(model)} FOLDER",
-    ]
-
-
-def _taken(result: dict[str, Any]) -> str:
-    """Which of the training images were taken."""
-    if result["shots"]:
-        return f"{result['shots']} per class"
-    if result["protocol"] == "base-to-new":
-        return "those of the base classes"
-    if result["draw"]:
-        return f"those of {result['draw']}"
-    return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
-
-
-def _estimated(result: dict[str, Any]) -> list[str]:
-    """The accuracy that was estimated on the training images, if it was."""
-    from dca.model.estimate import Estimate
-
-    return [f"estimated accuracy {Estimate.from_dict(result['estimate'])}"] if result.get("estimate") else []
-
-
-def _accuracies(result: dict[str, Any]) -> list[str]:
-    """Accuracy on each target, zero-shot CLIP beside it."""
-    lines: list[str] = []
-    estimated = _estimated(result)
-    if not result["targets"] and not estimated:
-        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
-        return [f"accuracy not measured: no test images ({ways})"]
-    for row in result["targets"]:
-        where = f" of {row['name']}" if result["protocol"] != "few-shot" else ""
-        gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
-        lines += [
-            f"accuracy on {counted(row['test_images'], 'test image')}{where}",
-            f"  zero-shot CLIP  {percent(row['zero_shot_accuracy']):>7}",
-            f"  {result['method']:<14}  {percent(row['accuracy']):>7}   ({gain:+.1f} points)",
-        ]
-        if gain < 0:
-            lines.append(
-                "  zero-shot CLIP was better here: try more photos per class, --method gda, or another --backbone"
-            )
-    if "harmonic_mean" in result:
-        lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
-    return lines + estimated

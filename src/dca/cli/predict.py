@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, quiet_flag, running, showing
+from dca.core.actions import fit_estimate
 from dca.core.errors import UserError
+from dca.core.wording import NONE
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
+    from dca.model.uncertain import Answers
 
 
 # First characters with which a spreadsheet takes a cell for a formula, unless it is a number.
@@ -29,6 +32,21 @@ NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
 @click.argument("images", nargs=-1, required=True)
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows, safe to open in a spreadsheet.")
+@click.option(
+    "--reject",
+    type=click.FloatRange(0, 1),
+    default=None,
+    metavar="P",
+    help=f"Answer '{NONE}' for images whose p-value is below P; about a share P of good images is lost.",
+)
+@click.option(
+    "--set-coverage",
+    "coverage",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=None,
+    metavar="C",
+    help="Also print the set of classes that contains the right one with probability C or so; see below.",
+)
 @click.option("--skip-bad", is_flag=True, help="List images that cannot be read on stderr and predict the others.")
 @backbone_of_model
 @running
@@ -39,6 +57,8 @@ def command(
     images: tuple[str, ...],
     top: int,
     as_csv: bool,
+    reject: float | None,
+    coverage: float | None,
     skip_bad: bool,
     backbone: str | None,
     device: str,
@@ -52,6 +72,11 @@ def command(
     dca predict photos.dca new.jpg
     dca predict photos.dca holiday/ --top 3
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
+    dca predict photos.dca holiday/ --reject 0.05 --set-coverage 0.9
+
+    The p-value says how usual an image is among the training images: small for images of none of the
+    classes. Sets of the default method contain the right class of new, similar images with probability
+    2C - 1 at least (jackknife+), and about C in practice.
 
     In --csv, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
     gets an apostrophe in front; --json prints it as it is.
@@ -65,16 +90,19 @@ def command(
     with showing(quiet=quiet or len(paths) == 1) as progress:
         if skip_bad:
             paths = without_bad(paths, progress)
-        probabilities = classifier.predict_proba(paths, progress=progress)
-    rows = describe(paths, probabilities, list(classifier.classes_), top)
+        answers = classifier.answers(paths, coverage=coverage, progress=progress)
+    if reject is not None and answers.p_values is None:
+        raise UserError(f"{model} cannot tell images of none of its classes", hint=fit_estimate())
+    rows = describe(paths, answers, list(classifier.classes_), top, reject)
     if as_json:
         emit(rows)
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["path", "label", "probability"])
         for row in rows:
-            path = cell(row["path"])
-            writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in row["top"])
+            path, first = cell(row["path"]), {**row["top"][0], "label": row["label"]}
+            best_first = [first, *row["top"][1:]]
+            writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in best_first)
     else:
         click.echo("\n".join(lines(rows)))
 
@@ -118,12 +146,21 @@ def stdin_lines() -> list[str]:
     return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
 
 
-def describe(paths: Sequence[Path], probabilities: Any, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
+def describe(
+    paths: Sequence[Path], answers: Answers, classes: Sequence[str], top: int, reject: float | None = None
+) -> list[dict[str, Any]]:
     """The value that `--json` prints: one object per image."""
     rows = []
-    for path, row in zip(paths, probabilities, strict=True):
+    for n, (path, row) in enumerate(zip(paths, answers.probabilities, strict=True)):
         best = [{"label": str(classes[c]), "probability": float(row[c])} for c in (-row).argsort(kind="stable")[:top]]
-        rows.append({"path": str(path), **best[0], "top": best})
+        found: dict[str, Any] = {"path": str(path), **best[0], "top": best}
+        if answers.p_values is not None:
+            found["p_value"] = float(answers.p_values[n])
+            if reject is not None and found["p_value"] < reject:
+                found["label"] = NONE
+        if answers.sets is not None:
+            found["set"] = [str(label) for label in answers.sets[n]]
+        rows.append(found)
     return rows
 
 
@@ -137,11 +174,18 @@ def cell(text: str) -> str:
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line per image, in columns."""
+    """One line per image, in columns: the best classes, the p-value, and the set of classes."""
     wide = columns(row["path"] for row in rows)
-    label = columns(best["label"] for row in rows for best in row["top"])
-    return [
-        f"{padded(row['path'], wide)}  "
-        + "   ".join(f"{padded(best['label'], label)} {best['probability']:.2f}" for best in row["top"])
-        for row in rows
+    shown = [
+        [(row["label"], row["probability"]), *((b["label"], b["probability"]) for b in row["top"][1:])] for row in rows
     ]
+    label = columns(text for row in shown for text, _ in row)
+    texts = []
+    for row, best in zip(rows, shown, strict=True):
+        parts = [f"{padded(text, label)} {probability:.2f}" for text, probability in best]
+        if "p_value" in row:
+            parts.append(f"p {row['p_value']:.2f}")
+        if "set" in row:
+            parts.append("{" + ", ".join(row["set"]) + "}")
+        texts.append(f"{padded(row['path'], wide)}  {'   '.join(parts)}")
+    return texts

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+# The answer for an image that is of none of the classes.
+NONE = "none of these"
+
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SEPARATORS = re.compile(r"[\s_\-/.,]+")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dca.clip import CLIP
 from dca.core.device import require_usable
 from dca.core.progress import Progress, bars_unless_given, silent
+from dca.core.wording import NONE
 from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
@@ -37,7 +38,7 @@ from dca.model.inputs import (
     whole_number,
 )
 from dca.model.parameters import Parameters
-from dca.model.uncertain import NONE, Uncertain
+from dca.model.uncertain import Uncertain
 
 
 class Classifier(Parameters, ClassEdits, Uncertain):

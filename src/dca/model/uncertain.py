@@ -20,7 +20,6 @@ from dca.methods.shared.prediction_sets import least_images, p_values, threshold
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
 
-NONE = "none of these"
 P_FLOOR = 1e-12
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from dca.core.errors import UserError
 from dca.core.wording import counted
 from dca.data.check.public import Finding, Level, Report, from_error, unreadable_finding
-from dca.data.class_names import name_advice, odd_names
+from dca.data.class_names import NAMES, name_advice, odd_names
 from dca.data.dataset import Dataset, Item
 from dca.data.decode import Count, Unreadable, attempt, is_image
 from dca.data.hashing import near_copies, sha256_of, thumbnail
-from dca.data.sources.folder import NAMES, boundary_of, load_folder, split_folders, unused_names
+from dca.data.sources.folder import boundary_of, load_folder, split_folders, unused_names
 from dca.data.sources.walk import Boundary, class_folders, files, image_files, is_named_image, links_besides
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from dca.core.actions import list_datasets, set_data_root, show_dataset
 from dca.core.errors import UserError, unknown_name
+from dca.data.class_names import NAMES
 from dca.data.dataset import Dataset
 from dca.data.sources import catalog
 from dca.data.sources.entry import Entry
-from dca.data.sources.folder import NAMES, load_folder, neighbours, unused_names
+from dca.data.sources.folder import load_folder, neighbours, unused_names
 from dca.data.sources.layouts import adopt
 
 SAMPLE = "sample"
