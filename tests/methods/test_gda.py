@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from dca.clip import CLIP
+from dca.core.errors import UserError
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
 from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
@@ -77,6 +78,45 @@ def test_alpha_is_the_best_on_validation_images_and_else_follows_the_shots(clip:
         probabilities = method.classify(method.encode(unseen.pixels))
         hits.append(int((probabilities.argmax(-1) == unseen.labels).sum()))
     assert float(build(clip, images).alpha) == pytest.approx(ALPHAS[hits.index(max(hits))])
+
+
+def without(images: Images, i: int) -> Images:
+    """The images except for one."""
+    rest = Images((1,))
+    keep = torch.arange(len(images.labels)) != i
+    rest.labels, rest.pixels = images.labels[keep], images.pixels[keep]
+    return rest
+
+
+@pytest.mark.parametrize("views", [0, 3])
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (4, 1, 2, 3)])
+def test_leave_one_out_takes_the_least_log_loss_of_models_without_each_image(
+    clip: CLIP, counts: tuple[int, ...], views: int
+) -> None:
+    """Validation images are not looked at; images that are alone in their class do not count."""
+    images = Images(counts, validation=Images((1, 1, 1, 1), seed=7))
+    losses = []
+    for alpha in ALPHAS:
+        loss = 0.0
+        for i, y in enumerate(images.labels.tolist()):
+            if counts[y] > 1:
+                method = build(clip, without(images, i), views=views, alpha=alpha)
+                p = method.classify(method.encode(images.pixels[i : i + 1]))[0, y]
+                loss -= math.log(max(float(p.detach()), 1e-300))
+        losses.append(loss)
+    chosen = build(clip, images, views=views, select="loo")
+    assert float(chosen.alpha) == pytest.approx(ALPHAS[losses.index(min(losses))])
+    assert float(build(clip, images, views=views, select="loo", alpha=0.3).alpha) == pytest.approx(0.3)
+
+
+def test_leave_one_out_of_classes_with_one_image_falls_back_to_the_shots(clip: CLIP) -> None:
+    assert float(build(clip, Images((1, 1, 1, 1)), shots=1, select="loo").alpha) == pytest.approx(1e-3)
+
+
+def test_leave_one_out_is_for_the_published_shrinkage() -> None:
+    with pytest.raises(UserError, match=r"select=loo is for shrinkage=gda") as caught:
+        GDAOptions(select="loo", shrinkage="oas")
+    assert "use --set shrinkage=gda, or use --set select=validation" in caught.value.render("cli")
 
 
 @pytest.mark.parametrize("shrinkage", ["ledoit_wolf", "oas", "convex"])
