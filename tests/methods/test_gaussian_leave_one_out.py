@@ -63,6 +63,25 @@ def test_logits_are_those_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(left_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.5), got)
 
 
+@pytest.mark.parametrize(("counts", "V"), [((4, 2, 3), 1), ((2, 1, 3), 3)])
+def test_repair_measures_the_own_class_like_a_new_image(counts: tuple[int, ...], V: int) -> None:
+    """½ fᵀPf is common to all classes, so the score of the own class grows by ½ d² / k² for k images."""
+    rows, labels, queries, _ = drawn(counts, V, 6)
+    plain, got = (left_out_scores(rows, labels, queries, 3, repair=repair) for repair in (False, True))
+    for i, y in enumerate(labels.tolist()):
+        rest = torch.arange(len(rows)) != i
+        x, c = rows[rest].flatten(0, 1), labels[rest].repeat_interleave(V)
+        expected = plain[i].clone()
+        if counts[y] > 1:
+            means = {k: x[c == k].mean(0) for k in set(c.tolist())}
+            apart = torch.stack([f - means[k] for f, k in zip(x, c.tolist(), strict=True)])
+            M = apart.T @ apart
+            P = 6 * torch.linalg.inv(M + M.trace() / (len(x) - 1) * torch.eye(6, dtype=torch.float64))
+            gap = queries[i] - means[y]
+            expected[y] += gap @ P @ gap / (2 * counts[y] ** 2)
+        torch.testing.assert_close(got[i], expected, atol=1e-8, rtol=1e-8)
+
+
 def test_without_the_gaussian_part_only_text_counts() -> None:
     rows, labels, queries, text = drawn((2, 1), 1, 6)
     got = left_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.0)

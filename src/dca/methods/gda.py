@@ -14,9 +14,11 @@ since the scale of P changes with n. `shrinkage` selects the estimate of the inv
 covariance and keeps the factor D / (n - 1), so that α has the same scale.
 
 `select=loo` needs no validation images: α has the least log-loss on the training images (evaluation view), each
-under the model without it and without its views. That is exact and in closed form
-(`shared/gaussian_leave_one_out.py`), for shrinkage=gda only. Log-loss, since few images make accuracy coarse. Images
-that are alone in their class do not count, for without them there is no such class; if all are, α is by shots.
+under the model without it and without its views. That is in closed form (`shared/gaussian_leave_one_out.py`), for
+shrinkage=gda only. Log-loss, since few images make accuracy coarse; at its best temperature, since α decides the
+ranking and the Gaussian part is far too confident at the α that ranks best; and with the distance to the own class as
+of a new image, or a class of two would be judged by a mean of one. Images that are alone in their class do not count,
+for without them there is no such class; if all are, α is by shots.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dca.core.actions import set_option
 from dca.core.errors import UserError
@@ -43,6 +44,7 @@ from dca.methods.shared.frozen import (
     first_best,
     image_views,
     shape_problems,
+    tempered_log_loss,
     unit_mean,
 )
 from dca.methods.shared.gaussian_leave_one_out import add_text, left_out_scores
@@ -124,14 +126,14 @@ class GDA(FrozenMethod):
         return first_best(ALPHAS, lambda alpha: accuracy(self._linear(alpha).logits(features), labels))[0]
 
     def _left_out_alpha(self, support: Support, views: Tensor) -> float:
-        """The α with the least leave-one-out log-loss. views: (N, V, D)."""
+        """The α with the least leave-one-out log-loss at its best temperature. views: (N, V, D)."""
         text, queries, y = self.text_features, self.encode_all(support), support.labels
-        scores = left_out_scores(views, y, queries, len(text))
+        scores = left_out_scores(views, y, queries, len(text), repair=True)
         kept = y.bincount(minlength=len(text))[y] > 1
         scores, queries, y = scores[kept], queries[kept], y[kept]
 
         def log_likelihood(alpha: float) -> float:
-            return -float(F.cross_entropy(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y))
+            return -tempered_log_loss(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
 
         return first_best(ALPHAS, log_likelihood)[0]
 

@@ -14,6 +14,10 @@ changes only eigenvalues, w = 1 / (e + r_i), and Woodbury's formula takes the V 
 
 The cost is one eigendecomposition and O(N V C D). An image that is alone in its class has E = Δ: the class then
 has no mean, and its score is -∞.
+
+A left-out image is farther from the mean of the k - 1 other images of its class than a new image is from the mean of
+all k: its expected squared distance is k / (k - 1) instead of (k + 1) / k times the variance. `repair` multiplies the
+distance d² to its own class by the ratio (k² - 1) / k², for choices that are to suit the model of all images.
 """
 
 from __future__ import annotations
@@ -64,20 +68,19 @@ class _Scatter:
         yield from torch.split(torch.arange(N, device=self.labels.device), at_once)
 
 
-def left_out_scores(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
+def left_out_scores(rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, repair: bool = False) -> Tensor:
     """Gaussian part of each image under the model without it: f·w_c + b_c, (N, C) in float64.
 
     rows: unit features (N, V, D) of the views of each image. labels: (N,). queries: (N, D), the feature to score of
-    each image, such as its evaluation view. The score of a class that is left without images is -∞.
+    each image, such as its evaluation view. The score of a class that is left without images is -∞. repair: not
+    the refitted score of the own class, but the one with the distance of a new image.
     """
     scatter = _Scatter.of(rows, labels, queries, classes)
-    scores = torch.cat([_scores(scatter, some) for some in scatter.batches()])
+    scores = torch.cat([_scores(scatter, some, repair) for some in scatter.batches()])
     return scores - math.log(classes)
 
 
-def left_out_logits(
-    rows: Tensor, labels: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float
-) -> Tensor:
+def left_out_logits(rows: Tensor, labels: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
     """GDA's logits τ f·t + α (f·w + b) of each image under the model without it, (N, C) in float64.
 
     text: unit text features (C, D); the others as in `left_out_scores`.
@@ -104,7 +107,7 @@ def _removed(scatter: _Scatter, some: Tensor) -> tuple[Tensor, Tensor]:
     return apart + (factor * middle)[:, None], own - V / left * middle
 
 
-def _scores(scatter: _Scatter, some: Tensor) -> Tensor:
+def _scores(scatter: _Scatter, some: Tensor, repair: bool) -> Tensor:
     """f·w_c - ½ μ_c·w_c of the images `some` (B,), each without itself: (B, C)."""
     E, own = _removed(scatter, some)
     N, V, D = scatter.rows.shape
@@ -124,6 +127,10 @@ def _scores(scatter: _Scatter, some: Tensor) -> Tensor:
     along_own = (taken @ own[..., None])[..., 0]
     own_linear = (w * f * own).sum(dim=-1) + (along_f * along_own).sum(dim=-1)
     own_squared = (w * own.square()).sum(dim=-1) + along_own.square().sum(dim=-1)
-    own_score = torch.where(scatter.counts[y] > V, own_linear - own_squared / 2, -torch.inf)
+    own_score = own_linear - own_squared / 2
+    if repair:
+        distance = (w * (f - own).square()).sum(dim=-1) + (along_f - along_own).square().sum(dim=-1)
+        own_score = own_score + distance / 2 * (V / scatter.counts[y].double()).square()
+    own_score = torch.where(scatter.counts[y] > V, own_score, -torch.inf)
     scores = (linear - squared / 2).scatter(1, y[:, None], own_score[:, None])
     return D * scores.masked_fill(scatter.counts == 0, -torch.inf)
