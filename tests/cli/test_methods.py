@@ -10,7 +10,7 @@ from dca.cli.methods import listing
 from dca.core.choices import DEFAULT_METHOD
 
 KEYS = {
-    *("name", "default", "summary", "speed", "gpu", "mean_accuracy", "accuracy"),
+    *("name", "default", "summary", "speed", "gpu", "mean_accuracy", "accuracy", "measured_with"),
     *("trains_on", "learns_from", "trained_parameters", "paper"),
 }
 
@@ -58,12 +58,14 @@ def test_the_listing_begins_with_advice_and_goes_by_speed_and_accuracy(dca: Any,
         assert len(figures) >= 7
         assert figures == sorted(figures, reverse=True)
     assert "accuracy: 70.4 %, mean test accuracy on EuroSAT" in dca("methods", "show", "coop").out
+    assert "accuracy: 78.4 % with --set recipe=paper --set strength=0.01" in dca("methods", "show", "clap").out
+    assert "clap and lamm: measured with other settings" in groups[2]
     assert "takes: seconds on a CPU" in dca("methods", "show", "gda").out
 
 
 def test_a_method_without_a_figure_comes_last_and_shows_none():
     common = {"summary": "It is.", "speed": "seconds", "gpu": "not needed", "trained_parameters": 0}
-    common |= {"learns_from": "nothing is trained"}
+    common |= {"learns_from": "nothing is trained", "measured_with": {}}
     new = {**common, "name": "a_new_one", "default": True, "mean_accuracy": None}
     old = {**common, "name": "old", "default": False, "mean_accuracy": 50.0}
     lines = listing([new, old], 100)

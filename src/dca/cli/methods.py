@@ -67,6 +67,8 @@ def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
             if row["speed"] == speed:
                 lines += entry(row, margin, width)
     notes = [f"%: {measured_on()}", "values: trained parameters on ViT-B/16 with 100 classes"]
+    if tuned := [row["name"] for row in rows if row["measured_with"]]:
+        notes.insert(1, f"{' and '.join(tuned)}: measured with other settings than the defaults (docs/methods.md)")
     lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
     return [*lines, "dca methods show NAME: paper and options"]
 
@@ -120,7 +122,8 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo(f"paper: {row['paper']}")
     click.echo(f"takes: {SPEEDS[row['speed']]}")
     if row["mean_accuracy"] is not None:
-        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %, {measured_on()}")
+        settings = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
+        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %{f' with{settings}' if settings else ''}, {measured_on()}")
     click.echo(f"learns from: {row['learns_from']}")
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")

@@ -65,6 +65,7 @@ def summary(method: type[Method]) -> dict[str, Any]:
         "gpu": "helps" if speed_of(method) == "minutes" else "not needed",
         "mean_accuracy": mean_accuracy(method.name),
         "accuracy": measured()["accuracy"].get(method.name),
+        "measured_with": measured()["settings"].get(method.name, {}),
         "trains_on": method.trains_on,
         "learns_from": learns_from(method, trained),
         "trained_parameters": trained,
