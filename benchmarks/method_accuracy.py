@@ -4,9 +4,8 @@
     python benchmarks/method_accuracy.py DATA ... --trials --method lamm
 
 DATA are dataset folders as `dca fit` takes them. Every run is the same as with `dca fit`; finished runs are kept
-in --out and not repeated. Every method has its default options, except for those in SMALL, which had to be changed
-for a small backbone. They were chosen by --trials, which tests TRIALS on the validation images and never opens a test
-image.
+in --out and not repeated. Every method has its default options and those of --set. --trials compares the defaults with
+TRIALS on the validation images and never opens a test image.
 """
 
 from __future__ import annotations
@@ -33,21 +32,19 @@ from dca.experiment.run import run
 from dca.experiment.spec import Spec
 
 SHOTS = 16
-# Method -> what differs from its published recipe on a small backbone.
-SMALL: dict[str, dict[str, Any]] = {
-    "clap": {"strength": 0.01, "learning_rate": 1.0},
-    "lamm": {"learning_rate": 0.02, "anchor": "paper"},
-}
-# Method -> settings that were tried where its published recipe did badly.
+# Method -> settings to compare with its defaults on the validation images.
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "lamm": [
-        {"learning_rate": 0.02},
-        {"learning_rate": 0.2},
-        {"learning_rate": 0.2, "feature_weight": 0.1},
-        {"learning_rate": 0.02, "anchor": "paper"},
-        {"learning_rate": 0.2, "anchor": "paper", "feature_weight": 0.1},
+        {"recipe": "paper"},
+        {"recipe": "paper", "learning_rate": 0.02, "anchor": "paper"},
+        {"learning_rate": 0.006},
+        {"anchor": "paper"},
     ],
-    "clap": [{"strength": s, "learning_rate": r} for s in (0.1, 0.01, 0.001) for r in (0.1, 1.0)],
+    "clap": [
+        {"recipe": "paper"},
+        {"recipe": "paper", "strength": 0.01, "learning_rate": 1.0},
+        *({"strength": s} for s in (1.0, 0.1, 0.03)),
+    ],
 }
 
 
@@ -139,7 +136,7 @@ def main() -> int:
     for data in chosen.data:
         for method in chosen.method or all_methods():
             used = {k: v for k, v in common.items() if k not in get_method(method).unused_options()}
-            tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [SMALL.get(method, {})]
+            tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [{}]
             for settings in tried:
                 common_to = {"data": data, "method": method, "shots": SHOTS, "backbone": chosen.backbone}
                 common_to["options"] = {**settings, **used}

@@ -6,6 +6,14 @@ from typing import Any
 
 import pytest
 
+from dca.cli.methods import listing
+from dca.core.choices import DEFAULT_METHOD
+
+KEYS = {
+    *("name", "default", "summary", "speed", "gpu", "mean_accuracy", "accuracy", "measured_with"),
+    *("trains_on", "learns_from", "trained_parameters", "paper"),
+}
+
 
 def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
     said = dca("methods", "--json")
@@ -13,9 +21,14 @@ def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
     rows = {row["name"]: row for row in json.loads(said.out)}
     assert {"dca", "zero_shot"} <= set(rows)
     for row in rows.values():
-        assert {"name", "paper", "trains_on", "learns_from", "trained_parameters", "summary"} == set(row)
+        assert set(row) == KEYS
         assert row["trains_on"] in ("images", "features", "nothing")
         assert row["paper"]
+        assert row["speed"] == ("minutes" if row["trains_on"] == "images" else "seconds")
+        assert row["gpu"] == ("helps" if row["speed"] == "minutes" else "not needed")
+    assert [name for name, row in rows.items() if row["default"]] == [DEFAULT_METHOD]
+    assert rows["coop"]["mean_accuracy"] == 70.4
+    assert rows["coop"]["accuracy"] == {"EuroSAT": 82.1, "Caltech101": 65.4, "Flowers102": 63.6}
     assert rows["zero_shot"]["trained_parameters"] == 0
     listed = dca("methods").out
     assert all(name in listed for name in rows)
@@ -30,6 +43,38 @@ def test_the_listing_says_what_the_docs_say_a_method_learns_from(dca: Any, monke
     assert under["gda"] == "nothing is trained"
     assert under["dca"] == "learns from images: 21,504 values"
     assert "learns from: frozen features, solved" in dca("methods", "show", "linear_probe").out
+
+
+def test_the_listing_begins_with_advice_and_goes_by_speed_and_accuracy(dca: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    advice, *groups = dca("methods").out.split("\n\n")
+    assert advice.startswith(f"Which method to take:\n  {DEFAULT_METHOD}: what `dca fit` uses, ")
+    assert ": the most accurate of those that take seconds, " in advice
+    assert groups[0].startswith("seconds on a CPU (frozen features):\n")
+    assert groups[1].startswith("minutes on a CPU, a GPU helps (trained on images):\n")
+    assert "EuroSAT, Caltech101 and Flowers102; 16 shots" in groups[2]
+    for group in groups[:2]:
+        figures = [float(line.split()[1]) for line in group.splitlines() if " %  " in line]
+        assert len(figures) >= 7
+        assert figures == sorted(figures, reverse=True)
+    assert "accuracy: 70.4 %, mean test accuracy on EuroSAT" in dca("methods", "show", "coop").out
+    assert "accuracy: 78.4 % with --set recipe=paper --set strength=0.01" in dca("methods", "show", "clap").out
+    assert "clap and lamm: measured with other settings" in groups[2]
+    assert "takes: seconds on a CPU" in dca("methods", "show", "gda").out
+
+
+def test_a_method_without_a_figure_comes_last_and_shows_none():
+    common = {"summary": "It is.", "speed": "seconds", "gpu": "not needed", "trained_parameters": 0}
+    common |= {"learns_from": "nothing is trained", "measured_with": {}}
+    new = {**common, "name": "a_new_one", "default": True, "mean_accuracy": None}
+    old = {**common, "name": "old", "default": False, "mean_accuracy": 50.0}
+    lines = listing([new, old], 100)
+    assert lines[1] == "  a_new_one: what `dca fit` uses; seconds on a CPU (frozen features)"
+    assert lines[2] == "  old: the most accurate of those that take seconds, 50.0 %"
+    assert [line.split() for line in lines if line.startswith(("  a_new", "  old"))][2:] == [
+        ["old", "50.0", "%", "It", "is"],
+        ["a_new_one", "It", "is"],
+    ]
 
 
 def test_the_listing_keeps_to_the_width_of_the_terminal(dca: Any, monkeypatch: pytest.MonkeyPatch):

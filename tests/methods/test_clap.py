@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core import seeds
+from dca.engine.loop import Trainer
 from dca.methods.clap import CLAP, CLAPOptions, multipliers
 from dca.methods.interface import Batch, Problem
 from dca.methods.summary import parameter_count
@@ -30,7 +31,7 @@ def test_it_trains_51200_parameters_on_vit_b_16() -> None:
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 4, 2, 1)])
 def test_the_loss_equals_the_equations(clip: CLIP, counts: tuple[int, ...]) -> None:
     images = Images(counts)
-    method, batch = prepared(clip, images, views=1, strength=0.7)
+    method, batch = prepared(clip, images, views=1, strength=0.7, recipe="paper")
     with torch.no_grad():
         method.weight.add_(0.3 * torch.randn(method.weight.shape, generator=torch.Generator().manual_seed(0)))
     t = clip.encode_text([f"a photo of a {name}." for name in CLASSES]).double().tolist()
@@ -93,3 +94,40 @@ def test_zs_lp_has_no_penalty_and_gradients_reach_the_prototypes_alone(clip: CLI
     assert [name for name, _ in method.named_parameters()] == ["weight"]
     assert (method.weight.grad.abs().sum(dim=1) > 0).all()  # type: ignore[union-attr]
     assert all(p.grad is None for p in clip.parameters())
+
+
+def trained(clip: CLIP, images: Images, size: float, **options: object) -> CLAP:
+    """After a few epochs with text vectors that are `size` times as long."""
+    chosen = CLAPOptions(views=2, epochs=6, batch_size=5, **options)  # type: ignore[arg-type]
+    method = CLAP.build(clip, Problem(names=CLASSES, shots=3), chosen)
+    texts = size * method.texts()
+    method.texts = lambda: texts  # type: ignore[method-assign]
+    Trainer(method, images, chosen, seed=1).run()  # type: ignore[arg-type]
+    return method.seal()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_length_of_text_vectors_does_not_matter(clip: CLIP, optimizer: str) -> None:
+    """Learning rate, warm-up, weight decay and penalty all act on scaled vectors; as published they do not."""
+    images = Images((3, 2, 1, 3))
+
+    def probabilities(size: float, recipe: str) -> torch.Tensor:
+        method = trained(clip, images, size, recipe=recipe, optimizer=optimizer, weight_decay=0.01, warmup_rate=0.05)
+        return method.classify(method.encode(images.pixels)).detach()
+
+    torch.testing.assert_close(probabilities(8.0, "scaled"), probabilities(1.0, "scaled"), atol=1e-5, rtol=1e-4)
+    assert float((probabilities(8.0, "paper") - probabilities(1.0, "paper")).abs().max()) > 1e-2
+
+
+def test_on_a_backbone_like_openai_clip_both_recipes_are_the_same(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Images((2, 2, 2, 2))
+    size = 10 / float(CLAP.build(clip, Problem(names=CLASSES, shots=2), CLAPOptions()).texts().norm(dim=-1).mean())
+    monkeypatch.setattr("dca.methods.shared.clip_units.CLIP_TAU", clip.tau)
+    scaled, paper = (trained(clip, images, size, recipe=recipe, strength=1.0) for recipe in ("scaled", "paper"))
+    torch.testing.assert_close(scaled.weight, paper.weight, atol=1e-4, rtol=1e-5)
+
+
+def test_the_published_recipe_starts_at_the_raw_text_vectors(clip: CLIP) -> None:
+    method, _ = prepared(clip, Images((1, 1, 1, 1)), recipe="paper")
+    assert method.options.strength == 1
+    assert torch.equal(method.weight.detach(), clip.encode_text([f"a photo of a {name}." for name in CLASSES]).detach())

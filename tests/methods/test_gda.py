@@ -7,8 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from dca.clip import CLIP
+from dca.core.errors import UserError
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
 from dca.methods.interface import Problem
+from dca.methods.shared.frozen import tempered_log_loss
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
@@ -77,6 +79,72 @@ def test_alpha_is_the_best_on_validation_images_and_else_follows_the_shots(clip:
         probabilities = method.classify(method.encode(unseen.pixels))
         hits.append(int((probabilities.argmax(-1) == unseen.labels).sum()))
     assert float(build(clip, images).alpha) == pytest.approx(ALPHAS[hits.index(max(hits))])
+
+
+def without(images: Images, i: int) -> Images:
+    """The images except for one."""
+    rest = Images((1,))
+    keep = torch.arange(len(images.labels)) != i
+    rest.labels, rest.pixels = images.labels[keep], images.pixels[keep]
+    return rest
+
+
+def literal_losses(clip: CLIP, images: Images, views: int, counts: tuple[int, ...]) -> list[float]:
+    """Log-loss of each α at its best scale: a refit without each image, its own distance as of a new image."""
+    kept = [(i, y) for i, y in enumerate(images.labels.tolist()) if counts[y] > 1]
+    parts = []
+    for i, y in kept:
+        model = build(clip, without(images, i), views=views, alpha=1.0)
+        f = model.encode(images.pixels[i : i + 1]).detach()[0].double()
+        gaussian = model.weight.double() @ f + model.bias.double()
+        rest = without(images, i)
+        rows = torch.stack([rest.view(v) for v in range(views)]) if views else rest.pixels[None]
+        x = F.normalize(clip.encode_image(rows.flatten(0, 1)), dim=-1).detach().double()
+        c = rest.labels.repeat(max(views, 1))
+        means = torch.stack([x[c == k].mean(0) if (c == k).any() else torch.zeros_like(x[0]) for k in range(4)])
+        M = (x - means[c]).T @ (x - means[c])
+        P = len(f) * torch.linalg.inv(M + M.trace() / (len(x) - 1) * torch.eye(len(f), dtype=torch.float64))
+        gaussian[y] += (f - means[y]) @ P @ (f - means[y]) / (2 * counts[y] ** 2)
+        parts.append((clip.tau * model.text_features.double() @ f, gaussian))
+    y = torch.tensor([y for _, y in kept])
+    scales = torch.logspace(-6, 3, 3000, dtype=torch.float64)
+    losses = []
+    for alpha in ALPHAS:
+        z = torch.stack([text + alpha * gaussian for text, gaussian in parts])
+        losses.append(min(float(F.cross_entropy(t * z, y)) for t in scales))
+    return losses
+
+
+@pytest.mark.parametrize("views", [0, 3])
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (4, 1, 2, 3)])
+def test_leave_one_out_takes_the_least_log_loss_of_models_without_each_image(
+    clip: CLIP, counts: tuple[int, ...], views: int
+) -> None:
+    """Validation images are not looked at; images that are alone in their class do not count."""
+    images = Images(counts, validation=Images((1, 1, 1, 1), seed=7))
+    losses = literal_losses(clip, images, views, counts)
+    chosen = build(clip, images, views=views, select="loo")
+    assert losses[ALPHAS.index(pytest.approx(float(chosen.alpha)))] == pytest.approx(min(losses), abs=1e-4)
+    assert float(build(clip, images, views=views, select="loo", alpha=0.3).alpha) == pytest.approx(0.3)
+
+
+def test_log_loss_at_its_best_temperature() -> None:
+    z = 5 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    y = (z + 8 * torch.randn(40, 4, generator=torch.Generator().manual_seed(1))).argmax(dim=1)
+    least = min(float(F.cross_entropy(t * z, y)) for t in torch.logspace(-4, 2, 4000))
+    assert tempered_log_loss(z, y) == pytest.approx(least, abs=1e-5)
+    assert tempered_log_loss(100 * z + 3, y) == pytest.approx(least, abs=1e-5)
+    assert tempered_log_loss(-z, y) == pytest.approx(math.log(4), abs=0.01)  # worse than nothing: t goes to 0
+
+
+def test_leave_one_out_of_classes_with_one_image_falls_back_to_the_shots(clip: CLIP) -> None:
+    assert float(build(clip, Images((1, 1, 1, 1)), shots=1, select="loo").alpha) == pytest.approx(1e-3)
+
+
+def test_leave_one_out_is_for_the_published_shrinkage() -> None:
+    with pytest.raises(UserError, match=r"select=loo is for shrinkage=gda") as caught:
+        GDAOptions(select="loo", shrinkage="oas")
+    assert "use --set shrinkage=gda, or use --set select=validation" in caught.value.render("cli")
 
 
 @pytest.mark.parametrize("shrinkage", ["ledoit_wolf", "oas", "convex"])

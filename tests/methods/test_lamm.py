@@ -9,6 +9,7 @@ from torch import Tensor
 from conftest import make_clip
 from dca.clip import CLIP
 from dca.core.errors import UserError
+from dca.engine.schedule import make_optimizer
 from dca.methods.interface import Batch, Problem
 from dca.methods.lamm import LAMM, LAMMOptions
 from dca.methods.summary import parameter_count
@@ -56,7 +57,7 @@ def entropy_between(p: Tensor, q: Tensor, T: float) -> float:
 @pytest.mark.parametrize(("anchor", "distillation"), [("code", "student"), ("paper", "teacher")])
 def test_step_and_probabilities_equal_the_equations(clip: CLIP, anchor: str, distillation: str) -> None:
     images = Images((3, 2, 1, 2))
-    method = moved(build(clip, anchor=anchor, distillation=distillation))
+    method = moved(build(clip, anchor=anchor, distillation=distillation, recipe="paper"))
     assert method.labels.shape == (4, 2, 24)
     with torch.no_grad():
         f = unit_images(clip, images.pixels)
@@ -145,3 +146,47 @@ def test_the_recipe_is_one_for_all_shots(clip: CLIP) -> None:
 def test_names_that_do_not_fit_are_listed(clip: CLIP) -> None:
     with pytest.raises(UserError, match="longer than"):
         build(clip, ("cat", "z" * 75))
+
+
+def longer_tokens(size: float) -> CLIP:
+    """The same backbone with token embeddings that are `size` times as long, and divided by it where they are read."""
+    clip = make_clip()
+    with torch.no_grad():
+        clip.text.embedding.weight.mul_(size)
+    read = clip.text.encode_packed
+    clip.text.encode_packed = lambda x, *others: read(x / size, *others)  # type: ignore[method-assign]
+    return clip
+
+
+def trained(clip: CLIP, **options: object) -> Tensor:
+    """Text features (C, D) after a few steps."""
+    images, method = Images((3, 2, 1, 2)), build(clip, **options)
+    optimizer = make_optimizer(method, method.options, rate=0.02)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.stack(list(method.step(images.batch()).terms.values())).sum().backward()
+        optimizer.step()
+    return method.encode_text().detach()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_length_of_token_embeddings_does_not_matter(optimizer: str) -> None:
+    """Learning rate, weight decay and anchor act on scaled vectors; as published they do not."""
+    rest = {"optimizer": optimizer, "weight_decay": 0.01}
+    scaled, paper = ([trained(longer_tokens(size), recipe=r, **rest) for size in (1, 4)] for r in ("scaled", "paper"))
+    torch.testing.assert_close(scaled[0], scaled[1], atol=1e-4, rtol=1e-4)
+    assert float((scaled[0] - written_out(make_clip(), None)).abs().max()) > 1e-3
+    assert float((paper[0] - paper[1]).abs().max()) > 1e-3
+
+
+def test_on_a_backbone_like_openai_clip_both_recipes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = make_clip()
+    monkeypatch.setattr("dca.methods.shared.clip_units.CLIP_TAU", clip.tau)
+    monkeypatch.setattr("dca.methods.lamm.CLIP_TOKEN_NORM", float(clip.text.embedding.weight.norm(dim=-1).mean()))
+    torch.testing.assert_close(trained(clip, recipe="scaled"), trained(clip, recipe="paper"), atol=1e-5, rtol=1e-4)
+
+
+def test_the_published_recipe_learns_the_raw_embeddings(clip: CLIP) -> None:
+    method = build(clip, recipe="paper")
+    start = torch.stack([clip.text.embedding.weight[clip.tokenizer.words(c.replace("_", " "))[:2]] for c in CLASSES])
+    assert torch.equal(method.labels.detach(), start.detach())

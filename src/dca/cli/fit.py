@@ -11,7 +11,7 @@ import click
 
 from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
 from dca.cli.fit_report import summary
-from dca.core.choices import PROTOCOLS, SELECTIONS
+from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
 @click.argument("data")
-@click.option("--method", default="dca", show_default=True, help="Name of the method; see: dca methods.")
+@click.option("--method", default=DEFAULT_METHOD, show_default=True, help="Name of the method; see: dca methods.")
 @click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."

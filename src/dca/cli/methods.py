@@ -13,6 +13,12 @@ from dca.cli.common import Group, emit, json_flag
 from dca.core.errors import nearest
 
 WIDEST = 100
+# Reason of `methods.summary.advice` -> words.
+REASONS = {
+    "default": "what `dca fit` uses",
+    "seconds": "the most accurate of those that take seconds",
+    "minutes": "the most accurate of those trained on images",
+}
 
 
 class Methods(Group):
@@ -29,19 +35,19 @@ class Methods(Group):
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the methods; `dca methods show NAME` explains one and its options.
+    """Which method to take, and all of them; `dca methods show NAME` explains one and its options.
 
     \b
-    dca methods                              list all of them
+    dca methods                              by speed and measured accuracy
     dca methods show coop                    its equations, options, limits and paper
     dca fit photos/ --method coop            train with it
     """
     if ctx.invoked_subcommand is not None:
         return
     from dca.methods.registry import all_methods
-    from dca.methods.summary import summary
+    from dca.methods.summary import ordered, summary
 
-    rows = [summary(method) for method in all_methods().values()]
+    rows = ordered(summary(method) for method in all_methods().values())
     if as_json:
         emit(rows)
     else:
@@ -49,20 +55,46 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
-    """Two entries per method: its summary, and what it learns from with how many trained values."""
-    margin = max(len(row["name"]) for row in rows) + 2
-    look: Any = {"width": max(min(columns, WIDEST), margin + 30), "subsequent_indent": " " * margin}
-    lines = []
-    for row in rows:
-        trained, learns = row["trained_parameters"], row["learns_from"]
-        lines += textwrap.wrap(row["summary"].rstrip("."), initial_indent=f"{row['name']:<{margin}}", **look)
-        lines.append(" " * margin + (f"learns from {learns}: {trained:,} values" if trained else learns))
-    return [
-        *lines,
-        "",
-        "values: trained parameters on ViT-B/16 with 100 classes",
-        "dca methods show NAME: paper and options",
-    ]
+    """Which method to take, then all of them by speed class: accuracy, summary, and what it learns from."""
+    from dca.methods.summary import SPEEDS, measured_on, ordered
+
+    margin = max(len(row["name"]) for row in rows) + 12
+    width = max(min(columns, WIDEST), margin + 30)
+    lines = advised(rows, width)
+    for speed, words in SPEEDS.items():
+        lines += ["", f"{words}:"]
+        for row in ordered(rows):
+            if row["speed"] == speed:
+                lines += entry(row, margin, width)
+    notes = [f"%: {measured_on()}", "values: trained parameters on ViT-B/16 with 100 classes"]
+    if tuned := [row["name"] for row in rows if row["measured_with"]]:
+        notes.insert(1, f"{' and '.join(tuned)}: measured with other settings than the defaults (docs/methods.md)")
+    lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
+    return [*lines, "dca methods show NAME: paper and options"]
+
+
+def advised(rows: list[dict[str, Any]], width: int) -> list[str]:
+    """The advice: one entry per reason to take a method."""
+    from dca.methods.summary import SPEEDS, advice
+
+    lines = ["Which method to take:"]
+    for reason, row in advice(rows):
+        text = f"{row['name']}: {REASONS[reason]}"
+        if row["mean_accuracy"] is not None:
+            text += f", {row['mean_accuracy']:.1f} %"
+        text += f"; {SPEEDS[row['speed']]}" if reason == "default" else ""
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def entry(row: dict[str, Any], margin: int, width: int) -> list[str]:
+    """One method: name, accuracy and summary, and under them what it learns from with how many trained values."""
+    figure = "" if row["mean_accuracy"] is None else f"{row['mean_accuracy']:.1f} %"
+    begin = f"  {row['name']:<{margin - 10}}{figure:>6}  "
+    trained, learns = row["trained_parameters"], row["learns_from"]
+    source = f"learns from {learns}: {trained:,} values" if trained else learns
+    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=begin, subsequent_indent=" " * margin)
+    return about + textwrap.wrap(source, width, initial_indent=" " * margin, subsequent_indent=" " * margin)
 
 
 @command.command("show")
@@ -78,7 +110,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """
     from dca.core.options import default_text, describe, limits
     from dca.methods.registry import get_method
-    from dca.methods.summary import summary
+    from dca.methods.summary import SPEEDS, measured_on, summary
 
     method = get_method(name)
     listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
@@ -88,6 +120,10 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         return
     click.echo(sys.modules[method.__module__].__doc__ or method.__doc__)
     click.echo(f"paper: {row['paper']}")
+    click.echo(f"takes: {SPEEDS[row['speed']]}")
+    if row["mean_accuracy"] is not None:
+        settings = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
+        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %{f' with{settings}' if settings else ''}, {measured_on()}")
     click.echo(f"learns from: {row['learns_from']}")
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.core.actions import show_method
+from dca.core.choices import DEFAULT_METHOD
 from dca.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError 
 
     Only commands with --set take options of a method. args: the whole command line.
     """
-    context, method = error.ctx, _method(_value(args, "--method") or "dca")
+    context, method = error.ctx, _method(_value(args, "--method") or DEFAULT_METHOD)
     if context is None or method is None or "--set" not in _flags(context):
         return None
     typed = error.option_name.lstrip("-").replace("-", "_")

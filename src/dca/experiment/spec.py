@@ -15,7 +15,7 @@ from dca.core.errors import UserError, unknown_name
 from dca.core.files import digest_of
 from dca.data.protocols import PROTOCOLS, SELECTIONS, Protocol, Selection
 from dca.methods.interface import Method
-from dca.methods.registry import get_method
+from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import whole_number
 
@@ -51,7 +51,7 @@ class Spec:
     """
 
     data: str
-    method: str = "dca"
+    method: str = DEFAULT_METHOD
     protocol: Protocol = "few-shot"
     targets: Sequence[str] = ()
     shots: int | None = None

@@ -9,9 +9,16 @@ the more the better zero-shot CLIP already knows the class:
 
 PAPER: the text derives λ as multipliers of an augmented Lagrangian with outer steps; the authors'
 experiments keep these initial values, as is done here. λ = 0 is their ZS-LP. Nothing is
-chosen on any validation or test image. The penalty acts on raw text vectors, so its effect
-depends on their norm in the backbone: `strength` multiplies it, and the paper's is 1. Backbones with
-longer text vectors than those of CLIP need less, or the prototypes cannot move.
+chosen on any validation or test image.
+
+The penalty acts on raw text vectors, so its effect depends on their length in the backbone. By default
+w_c and t_c are divided by s (`shared/clip_units.py`), so that they have the size that they have in OpenAI's
+CLIP; cosines do not see it:
+
+    s = mean_c ‖t_c‖ / 10 · 100 / τ
+
+`recipe=paper` is s = 1. `strength` multiplies the penalty. The paper's is 1; the scaled recipe has 0.3, chosen on
+validation images (docs/methods.md).
 """
 
 from __future__ import annotations
@@ -26,9 +33,12 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
+from dca.methods.shared.clip_units import CLIP_TEXT_NORM, UnitRecipe, clip_unit
 from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
 from dca.methods.shared.heads import Head, LinearHead
 
+# Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods.md).
+STRENGTH: dict[UnitRecipe, float] = {"scaled": 0.3, "paper": 1.0}
 Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 
 
@@ -42,9 +52,8 @@ class CLAPOptions(FrozenOptions):
         "λ: one per class; their mean; one per class, scaled to mean 1; all 1; none (ZS-LP)",
         source="paper",
     )
-    strength: float = opt(
-        1.0, "factor of the penalty, for backbones with other norms of text vectors", low=0, source="paper"
-    )
+    strength: float | None = opt(None, "factor of the penalty; auto: 0.3, and 1 with recipe=paper", low=0)
+    recipe: UnitRecipe = opt("scaled", "text vectors scaled to the size of CLIP's, or as they are, as in the paper")
     epochs: int | None = opt(300, "passes over the training images", low=0, source="paper")
     batch_size: int | None = opt(256, "images per step", low=1, source="paper")
     learning_rate: float | None = opt(0.1, "learning rate after warm-up", low=0, source="paper")
@@ -81,6 +90,11 @@ class CLAP(FrozenMethod, TrainedMethod):
     class_rows = frozenset({"weight"})
     options: CLAPOptions
 
+    @classmethod
+    def resolve(cls, chosen: CLAPOptions, problem: Problem) -> CLAPOptions:
+        """Strength by recipe."""
+        return chosen.settled(strength=STRENGTH[chosen.recipe])
+
     def __init__(self, clip: CLIP, problem: Problem, chosen: CLAPOptions) -> None:
         super().__init__(clip, problem, chosen)
         self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
@@ -93,6 +107,8 @@ class CLAP(FrozenMethod, TrainedMethod):
     def prepare(self, support: Support) -> None:
         """Initial prototypes, and λ."""
         self._text = self.texts().mean(dim=0)
+        if self.options.recipe == "scaled":
+            self._text = self._text / clip_unit(self._text, CLIP_TEXT_NORM, self.clip.tau)
         with torch.no_grad():
             self.weight.copy_(self._text)
         views = F.normalize(self._views, dim=-1)
@@ -105,6 +121,7 @@ class CLAP(FrozenMethod, TrainedMethod):
         logits = self.clip.tau * one_view(batch) @ F.normalize(self.weight, dim=-1).T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.multipliers != "none":
+            assert self.options.strength is not None
             terms["near_text"] = self.options.strength * penalty(self.weight, self._text, self._lambda)
         return Step(terms, logits.detach().softmax(dim=-1))
 

@@ -12,6 +12,13 @@ The shrinkage decreases as n grows. α is the best of seven powers of ten on the
 images; without such images it depends on the shots, with the values that the authors' search found,
 since the scale of P changes with n. `shrinkage` selects the estimate of the inverse
 covariance and keeps the factor D / (n - 1), so that α has the same scale.
+
+`select=loo` needs no validation images: α has the least log-loss on the training images (evaluation view), each
+under the model without it and without its views. That is in closed form (`shared/gaussian_leave_one_out.py`), for
+shrinkage=gda only. Log-loss, since few images make accuracy coarse; at its best temperature, since α decides the
+ranking and the Gaussian part is far too confident at the α that ranks best; and with the distance to the own class as
+of a new image, or a class of two would be judged by a mean of one. Images that are alone in their class do not count,
+for without them there is no such class; if all are, α is by shots.
 """
 
 from __future__ import annotations
@@ -25,6 +32,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dca.core.actions import set_option
+from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Support
 from dca.methods.shared import gaussian
@@ -35,8 +44,10 @@ from dca.methods.shared.frozen import (
     first_best,
     image_views,
     shape_problems,
+    tempered_log_loss,
     unit_mean,
 )
+from dca.methods.shared.gaussian_leave_one_out import add_text, left_out_scores
 from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.shots import Shots
 
@@ -51,9 +62,22 @@ class GDAOptions(FrozenOptions):
     """Settings of GDA. The training recipe is not used."""
 
     views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
-    alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: validation images, or by shots", low=0)
+    alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: as `select` says", low=0)
+    select: Literal["validation", "loo"] = opt(
+        "validation",
+        "α by accuracy on validation images (by shots without any), or by leave-one-out log-loss on training images",
+        source="paper",
+    )
     shrinkage: Estimate = opt("gda", "estimate of the inverse covariance", source="paper")
     rho: float = opt(0.1, "ρ, for shrinkage=convex", low=1e-6, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.select == "loo" and self.shrinkage != "gda":
+            raise UserError(
+                f"select=loo is for shrinkage=gda, not for shrinkage={self.shrinkage}",
+                hint=[set_option("shrinkage", "gda"), set_option("select", "validation")],
+            )
 
 
 def gaussian_part(features: Tensor, labels: Tensor, classes: int, chosen: GDAOptions) -> tuple[Tensor, Tensor]:
@@ -88,16 +112,31 @@ class GDA(FrozenMethod):
         weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.problem.names), self.options)
         self.text_features = unit_mean(self.texts())
         self.weight, self.bias = weight.to(features.dtype), bias.to(features.dtype)
-        self.alpha = features.new_tensor(self._alpha(support.validation))
+        self.alpha = features.new_tensor(self._alpha(support, features))
 
-    def _alpha(self, validation: Support | None) -> float:
-        """α: the option, the best on validation images, or by shots."""
-        if self.options.alpha is not None:
-            return self.options.alpha
-        if validation is None:
+    def _alpha(self, support: Support, views: Tensor) -> float:
+        """α: the option, the best on validation or left-out images, or by shots. views: (N, V, D)."""
+        validation, chosen = support.validation, self.options
+        if chosen.alpha is not None:
+            return chosen.alpha
+        if chosen.select == "loo" and int(support.labels.bincount().max()) > 1:
+            return self._left_out_alpha(support, views)
+        if chosen.select == "loo" or validation is None:
             return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.problem.shots, 1))]
         features, labels = self.encode_all(validation), validation.labels
         return first_best(ALPHAS, lambda alpha: accuracy(self._linear(alpha).logits(features), labels))[0]
+
+    def _left_out_alpha(self, support: Support, views: Tensor) -> float:
+        """The α with the least leave-one-out log-loss at its best temperature. views: (N, V, D)."""
+        text, queries, y = self.text_features, self.encode_all(support), support.labels
+        scores = left_out_scores(views, y, queries, len(text), repair=True)
+        kept = y.bincount(minlength=len(text))[y] > 1
+        scores, queries, y = scores[kept], queries[kept], y[kept]
+
+        def log_likelihood(alpha: float) -> float:
+            return -tempered_log_loss(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
+
+        return first_best(ALPHAS, log_likelihood)[0]
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
         """τ f·t + α (f·w + b) as one linear head."""

@@ -12,6 +12,14 @@ if all its labels are equal. Paper and published code differ twice, and the publ
 come from the code, which is the default here: λ is 1 in the code and 1/K for K shots in the paper
 (`anchor`), and the first argument of H is the student in the code, the teacher in distillation
 (`distillation`).
+
+λ acts on raw token embeddings, so its effect depends on their length in the backbone. By default A and A° are
+divided by s (`shared/clip_units.py`), so that they have the size that they have in OpenAI's CLIP, and A is
+multiplied by s where the text tower reads it:
+
+    s = mean ‖row of the embedding table‖ / 0.4 · 100 / τ
+
+`recipe=paper` is s = 1.
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, describe_terms
+from dca.methods.shared.clip_units import CLIP_TOKEN_NORM, UnitRecipe, clip_unit, no_unit
 from dca.methods.shared.prompts import name_ids, require_room
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -52,6 +61,7 @@ class LAMMOptions(TextHeadOptions):
     distillation: Literal["student", "teacher"] = opt(
         "student", "first argument of H: the student, as in the code, or the teacher"
     )
+    recipe: UnitRecipe = opt("scaled", "token embeddings scaled to the size of CLIP's, or as they are, as in the paper")
     temperature: float = opt(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
 
 
@@ -73,7 +83,11 @@ class LAMM(TextHead):
         self.options = dataclasses.replace(chosen, n_tokens=length)  # kept when some of the classes are selected
         require_room(clip, problem.names, ids, len(clip.tokenizer.words(chosen.phrase)))
         self.rest = [own[length:] for own in ids]
-        self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach()
+        table = clip.text.embedding.weight
+        self._unit = no_unit(table)
+        if chosen.recipe == "scaled":
+            self._unit = clip_unit(table, CLIP_TOKEN_NORM, clip.logit_scale.detach().exp())
+        self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach() / self._unit
         self.labels = nn.Parameter(self._start.clone())
 
     def class_parameters(self) -> set[str]:
@@ -95,9 +109,9 @@ class LAMM(TextHead):
             return self._with_names(self._start)
 
     def _with_names(self, labels: Tensor) -> Tensor:
-        """Unit text features (C, D) of names that begin with the vectors `labels` (C, ℓ, W)."""
+        """Unit text features (C, D) of names that begin with the vectors s · `labels` (C, ℓ, W)."""
         phrase = self.clip.text.embed(self.clip.tokenizer.words(self.options.phrase))
-        context = torch.cat([phrase.expand(len(labels), -1, -1), labels], dim=1)
+        context = torch.cat([phrase.expand(len(labels), -1, -1), self._unit * labels], dim=1)
         return F.normalize(self.clip.encode_prompts([context], self.rest)[0], dim=-1)
 
     def step(self, batch: Batch) -> Step:

@@ -10,9 +10,12 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from dca.core.actions import list_methods
+from dca.core.choices import DEFAULT_METHOD  # defined there, so that the command line reads it without torch
 from dca.core.errors import unknown_name
 from dca.core.wording import fold
 from dca.methods.interface import Method
+
+__all__ = ["DEFAULT_METHOD", "all_methods", "get_method"]
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,27 @@
-"""Tables of methods: what each one learns, and how many values it trains on a backbone of a given shape."""
+"""Tables of methods: what each one learns, how long it takes, and how accurate it was where that has been measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
 
 from dca.clip import VIT_B_16, CLIPConfig
 from dca.clip.weights import blank
 from dca.methods.interface import Method, Problem
+from dca.methods.registry import DEFAULT_METHOD
 
 CLASSES = 100
+Speed = Literal["seconds", "minutes"]
+Reason = Literal["default", "seconds", "minutes"]
+# Speed class -> words for it, in the order of the tables.
+SPEEDS: dict[Speed, str] = {
+    "seconds": "seconds on a CPU (frozen features)",
+    "minutes": "minutes on a CPU, a GPU helps (trained on images)",
+}
 
 
 def parameter_count(
@@ -24,16 +36,40 @@ def parameter_count(
     return method.build(blank(config), Problem(names=names, shots=shots), method.Options(**chosen)).count_trained()
 
 
+@cache
+def measured() -> dict[str, Any]:
+    """measured.json: test accuracy of the methods in percent, and how it was measured."""
+    found: dict[str, Any] = json.loads(files("dca.methods").joinpath("measured.json").read_text(encoding="utf-8"))
+    return found
+
+
+def mean_accuracy(name: str) -> float | None:
+    """Mean test accuracy of a method over the measured datasets, in percent; None if it has not been measured."""
+    found = measured()["accuracy"].get(name)
+    return round(statistics.mean(found.values()), 1) if found else None
+
+
+def speed_of(method: type[Method]) -> Speed:
+    """Speed class: the image tower runs in every step, or once per image and view."""
+    return "minutes" if method.trains_on == "images" else "seconds"
+
+
 def summary(method: type[Method]) -> dict[str, Any]:
     """One row of the tables."""
     trained = parameter_count(method)
     return {
         "name": method.name,
-        "paper": method.paper,
+        "default": method.name == DEFAULT_METHOD,
+        "summary": (method.__doc__ or "").splitlines()[0],
+        "speed": speed_of(method),
+        "gpu": "helps" if speed_of(method) == "minutes" else "not needed",
+        "mean_accuracy": mean_accuracy(method.name),
+        "accuracy": measured()["accuracy"].get(method.name),
+        "measured_with": measured()["settings"].get(method.name, {}),
         "trains_on": method.trains_on,
         "learns_from": learns_from(method, trained),
         "trained_parameters": trained,
-        "summary": (method.__doc__ or "").splitlines()[0],
+        "paper": method.paper,
     }
 
 
@@ -44,10 +80,39 @@ def learns_from(method: type[Method], trained: int) -> str:
     return "frozen features" if method.trains_on == "features" else method.trains_on
 
 
+def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by speed class, in each the most accurate first, methods without a figure last."""
+    speeds = list(SPEEDS)
+    return sorted(rows, key=lambda row: (speeds.index(row["speed"]), -(row["mean_accuracy"] or 0), row["name"]))
+
+
+def advice(rows: Sequence[dict[str, Any]]) -> list[tuple[Reason, dict[str, Any]]]:
+    """Rows to recommend, each with the reason: the default, and the most accurate of each speed class."""
+    chosen: list[tuple[Reason, dict[str, Any]]] = [("default", row) for row in rows if row["default"]]
+    for speed in SPEEDS:
+        known = [row for row in rows if row["speed"] == speed and row["mean_accuracy"] is not None]
+        if known:
+            chosen.append((speed, max(known, key=lambda row: float(row["mean_accuracy"]))))
+    return chosen
+
+
+def measured_on() -> str:
+    """How the accuracies were measured, in one sentence."""
+    about = measured()
+    *sets, last = about["test_images"]
+    where = f"{', '.join(sets)} and {last}"
+    return f"mean test accuracy on {where}; {about['shots']} shots, one draw, backbone {about['backbone']}"
+
+
 def table(methods: Iterable[type[Method]]) -> str:
-    """Markdown with one row per method: what it learns, and from what."""
-    lines = ["| method | what it is | learns from | trained values | paper |", "|---|---|---|---:|---|"]
-    for row in map(summary, methods):
-        what, learns = row["summary"].rstrip("."), row["learns_from"]
-        lines.append(f"| `{row['name']}` | {what} | {learns} | {row['trained_parameters']:,} | {row['paper']} |")
+    """Markdown with one row per method: how fast and how accurate it is, what it learns, and from what."""
+    lines = [
+        "| method | what it is | takes | accuracy | learns from | trained values | paper |",
+        "|---|---|---|---:|---|---:|---|",
+    ]
+    for row in ordered(map(summary, methods)):
+        what, accuracy = row["summary"].rstrip("."), row["mean_accuracy"]
+        shown = "" if accuracy is None else f"{accuracy:.1f}"
+        learned = f"{row['learns_from']} | {row['trained_parameters']:,}"
+        lines.append(f"| `{row['name']}` | {what} | {row['speed']} | {shown} | {learned} | {row['paper']} |")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.fit import fit
 from dca.engine.session import Session
 from dca.methods.interface import Method
-from dca.methods.registry import get_method
+from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.backbone import backbone_of
@@ -79,7 +79,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
 
     def __init__(
         self,
-        method: str = "dca",
+        method: str = DEFAULT_METHOD,
         *,
         shots: int | None = None,
         seed: int = 1,
