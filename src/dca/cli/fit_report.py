@@ -91,7 +91,7 @@ def _findings(found: Result, model: str) -> list[str]:
     lines = [f"note: {note}" for note in found["notes"]]
     more = found["more_images"]
     if more and 100 * more["gain"] >= 0.5:
-        lines.append(f"more photos: {more['shots']} per class would bring about {100 * more['gain']:+.0f} points")
+        lines.append(f"more photos: {more['shots']} per class would bring about {_points(more['gain'])}")
     if found["confused"]:
         pairs = [f"{' and '.join(row['labels'])} ({counted(row['images'], 'image')})" for row in found["confused"]]
         lines.append(f"often confused: {', '.join(pairs)}")
@@ -104,3 +104,13 @@ def _findings(found: Result, model: str) -> list[str]:
             for row in doubtful[:MOST_LABELS]
         ]
     return lines
+
+
+def _points(fraction: float) -> str:
+    """A change of the accuracy in whole points.
+
+    >>> _points(0.013), _points(0.04)
+    ('+1 point', '+4 points')
+    """
+    whole = round(100 * fraction)
+    return f"{whole:+d} point{'' if abs(whole) == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # The method that a fit uses unless another is named.
-DEFAULT_METHOD = "dca"
+DEFAULT_METHOD = "closed_form"
 Protocol = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
 # "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
 Selection = Literal["strict", "paper"]
