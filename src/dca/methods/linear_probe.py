@@ -30,7 +30,7 @@ from dca.methods.interface import HeldOut, Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.logistic import leave_one_out, restore_balance
+from dca.methods.shared.logistic_leave_one_out import leave_one_out, restore_balance
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
