@@ -22,7 +22,7 @@ from dca.core import options, seeds
 from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
-from dca.methods.problem import Batch, Problem, Step, Support, describe_terms
+from dca.methods.problem import Batch, Problem, Step, Steps, Support, describe_terms
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import state_problems
 from dca.methods.shared.heads import Head
@@ -33,6 +33,7 @@ __all__ = [
     "Problem",
     "Selection",
     "Step",
+    "Steps",
     "Support",
     "TrainedMethod",
     "TrainsOn",
@@ -365,6 +366,25 @@ class TrainedMethod(Method):
         Returns:
             Loss terms and probabilities (B, C).
         """
+
+    @property
+    def has_analytic_steps(self) -> bool:
+        """Whether `analytic_steps` replaces `step`; only if `trains_on` is "features"."""
+        return False
+
+    def analytic_steps(self, batches: Batch) -> Steps:
+        """The same as `step` for several batches: for small steps, most of whose time is not arithmetic.
+
+        Args:
+            batches: Frozen features (S, B, D) and labels (S, B) of S steps.
+
+        Returns:
+            The steps, with gradients that equal those of `step`.
+
+        Raises:
+            NotImplementedError: If `has_analytic_steps` is False.
+        """
+        raise NotImplementedError
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """What steps train on if `trains_on` is "features".
