@@ -23,7 +23,7 @@ from dca.engine.resume import Row, Snapshot, restore
 from dca.engine.schedule import advance, batches, make_optimizer, rate_at
 from dca.engine.step import Gradients
 from dca.engine.training_images import TrainingImages
-from dca.methods.interface import Batch, TrainedMethod
+from dca.methods.interface import Batch, Steps, TrainedMethod
 from dca.methods.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -160,11 +160,12 @@ class Trainer:
         self, steps: Sequence[Tensor], rates: Sequence[float], generator: torch.Generator
     ) -> Iterator[Metrics]:
         """All updates of an epoch, from the indices and the learning rate of each; yields their metrics."""
-        if self._features is not None and self.method.has_analytic_steps:
+        if self._features is not None and (make_steps := self.method.analytic_steps) is not None:
             at_once = max(GATHERED // (self._features[0].nbytes * len(steps[0])), 1)
             for start in range(0, len(steps), at_once):
                 part = slice(start, start + at_once)
-                yield self._analytic(self._batch(torch.stack(list(steps[part])), generator), rates[part])
+                many = self._batch(torch.stack(list(steps[part])), generator)
+                yield self._take(make_steps(many), rates[part])
             return
         following = self._batch(steps[0], generator)
         for number, rate in enumerate(rates, 1):
@@ -182,9 +183,9 @@ class Trainer:
         advance(self.optimizer, rate)
         return list(step.terms), metrics[None]
 
-    def _analytic(self, many: Batch, rates: Sequence[float]) -> Metrics:
-        """Several updates whose gradients the method computes itself."""
-        steps, parameters = self.method.analytic_steps(many), list(self.method.parameters())
+    def _take(self, steps: Steps, rates: Sequence[float]) -> Metrics:
+        """Several updates with gradients that the method computes itself."""
+        parameters = list(self.method.parameters())
         for number, rate in enumerate(rates):
             for parameter, gradient in zip(parameters, steps.gradients(number), strict=True):
                 parameter.grad = gradient

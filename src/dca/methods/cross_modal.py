@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -214,11 +214,11 @@ class CrossModal(FrozenMethod, TrainedMethod):
         return Step({"cls": F.cross_entropy(logits, labels)}, probabilities)
 
     @property
-    def has_analytic_steps(self) -> bool:
+    def analytic_steps(self) -> Callable[[Batch], LinearSteps] | None:
         """Only the linear form's gradient is simple."""
-        return self.end is None
+        return self._linear_steps if self.end is None else None
 
-    def analytic_steps(self, batches: Batch) -> LinearSteps:
+    def _linear_steps(self, batches: Batch) -> LinearSteps:
         """The same steps with the same draws. Inputs (S, B, D), labels (S, B)."""
         S, B = batches.labels.shape
         order = torch.stack([torch.randperm(len(self._sentences), generator=batches.generator)[:B] for _ in range(S)])

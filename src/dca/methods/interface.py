@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -368,23 +368,9 @@ class TrainedMethod(Method):
         """
 
     @property
-    def has_analytic_steps(self) -> bool:
-        """Whether `analytic_steps` replaces `step`; only if `trains_on` is "features"."""
-        return False
-
-    def analytic_steps(self, batches: Batch) -> Steps:
-        """The same as `step` for several batches: for small steps, most of whose time is not arithmetic.
-
-        Args:
-            batches: Frozen features (S, B, D) and labels (S, B) of S steps.
-
-        Returns:
-            The steps, with gradients that equal those of `step`.
-
-        Raises:
-            NotImplementedError: If `has_analytic_steps` is False.
-        """
-        raise NotImplementedError
+    def analytic_steps(self) -> Callable[[Batch], Steps] | None:
+        """For small steps on features: what replaces `step`, from batches (S, B, D) and labels (S, B) of S steps."""
+        return None
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """What steps train on if `trains_on` is "features".
