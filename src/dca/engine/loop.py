@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.actions import set_option, show_method
+from dca.core.device import threads_for
 from dca.core.errors import UserError
 from dca.engine.resume import Row, Snapshot, restore
 from dca.engine.schedule import advance, batches, make_optimizer, rate_at
@@ -165,7 +166,9 @@ class Trainer:
             for start in range(0, len(steps), at_once):
                 part = slice(start, start + at_once)
                 many = self._batch(torch.stack(list(steps[part])), generator)
-                yield self._take(make_steps(many), rates[part])
+                with threads_for(len(steps[0]) * self.method.count_trained()):
+                    metrics = self._take(make_steps(many), rates[part])
+                yield metrics
             return
         following = self._batch(steps[0], generator)
         for number, rate in enumerate(rates, 1):

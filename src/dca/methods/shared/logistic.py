@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.core.device import threads_for
+
 # Share of the residual that conjugate gradients leave of a Newton step.
 RESIDUAL = 0.1
 # Singular values below this share of the largest are zero.
@@ -68,6 +70,10 @@ class Logistic:
         Ends with a Newton step before which the largest entry of the gradient was at most `tolerance`, and the
         distance of W to the minimum at most the share `tolerance` of its norm.
         """
+        with threads_for(self.Z.numel() * self.classes):
+            return self._solve(c, tolerance, iterations)
+
+    def _solve(self, c: float, tolerance: float, iterations: int) -> Tensor:
         ridge = self.penalised / (c * len(self.Z))
         point = min((self._at(A, ridge) for A in self._starts(math.log(c))), key=lambda p: float(p.value))
         while iterations > 0:
