@@ -17,7 +17,7 @@ from dca.core.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16")
 # Multiplications of a matrix product from which on several threads share it.
-SHARED = 2**22
+SHARED = 2**26
 
 
 def resolve_device(name: str) -> torch.device:
@@ -65,8 +65,8 @@ def require_usable(device: str, precision: str) -> None:
 def threads_for(multiplications: int) -> Iterator[None]:
     """One CPU thread where matrix products are small, as many as before where they are not.
 
-    The threads of a product wait for each other, which takes longer than a small product. Where other programs use
-    the cores, it takes milliseconds.
+    The threads of an operation wait for each other. Where other programs use the cores this takes milliseconds, and
+    thousands of small operations, one after the other, become ten times slower by it.
     """
     before = torch.get_num_threads()
     if multiplications >= SHARED or before == 1:
