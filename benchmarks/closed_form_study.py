@@ -137,7 +137,8 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
                 }
                 for name, score in scores.items():
                     found.setdefault(name, []).append(area(new, score))
-            click.echo(dataset.name, K, {name: round(statistics.mean(values), 1) for name, values in found.items()})
+            areas = {name: round(statistics.mean(values), 1) for name, values in found.items()}
+            click.echo(f"{dataset.name}, {K} shots: AUROC {areas}")
 
 
 def labels(datasets: Sequence[Dataset], session: Session) -> None:
