@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,16 @@ class Trainer:
 
         A KeyboardInterrupt is raised again after the state of the last whole epoch is saved.
         """
+        with self._threads():
+            return self._run(folder, watch)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """The threads of training; steps in closed form are products of a batch with the parameters."""
+        if self._features is None or self.method.analytic_steps is None:
+            return nullcontext()
+        return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_trained())
+
+    def _run(self, folder: Path | None, watch: Watch | None) -> list[Row]:
         saved = self._restore(folder) if folder else 0
         latest, clock = None, time.monotonic()
         try:
@@ -166,9 +177,7 @@ class Trainer:
             for start in range(0, len(steps), at_once):
                 part = slice(start, start + at_once)
                 many = self._batch(torch.stack(list(steps[part])), generator)
-                with threads_for(len(steps[0]) * self.method.count_trained()):
-                    metrics = self._take(make_steps(many), rates[part])
-                yield metrics
+                yield self._take(make_steps(many), rates[part])
             return
         following = self._batch(steps[0], generator)
         for number, rate in enumerate(rates, 1):

@@ -53,7 +53,8 @@ class Logistic:
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
         x = features.double()
         self.mean = x.mean(dim=0)
-        U, S, Vh = torch.linalg.svd(x - self.mean, full_matrices=False)
+        with threads_for(x.numel() * min(x.shape)):
+            U, S, Vh = torch.linalg.svd(x - self.mean, full_matrices=False)
         kept = S / S.max().clamp_min(TINY) > NULL
         self.V = Vh[kept].T
         ones = x.new_ones(len(x), 1)
