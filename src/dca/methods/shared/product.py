@@ -25,6 +25,8 @@ from dca.methods.shared.expert_scales import class_weights, fit_scales
 from dca.methods.shared.heads import Head
 
 Rows = NDArray[np.float64]
+# How many standard errors the second model must gain to be taken in.
+ERRORS = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def weigh(first: Rows, second: Rows, labels: NDArray[np.int64]) -> Worth:
     gains = _losses(before, y, smoothing) - _losses(after, y, smoothing)
     gain = (weights * gains).sum()
     error = (weights * (gains - gain)).square().sum().sqrt()
-    if both[1] <= 0 or not gain > error:
+    if both[1] <= 0 or not gain > ERRORS * error:
         return Worth()
     points = _accuracy(after, y) - _accuracy(scores[0], y)
     return Worth(float(both[0]), float(both[1]), points, float(gain))
