@@ -57,7 +57,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 def fit_and_use(dca: Any, photos: Path, method: str, backbone: str, target: Path) -> dict[str, Any]:
     """Fit, measure, predict; what the three commands print must be finite and must agree. Returns what fit says."""
     trains = get_method(method).trains_on != "nothing"
-    short = ("--set", "epochs=1", "--set", "warmup_epochs=0") if trains else ()
+    short = ("--set", "epochs=1", "--set", "warmup_epochs=0") if trains else ("--set", "epochs=1") * (method == "blend")
     said = dca("fit", photos, "--method", method, "--backbone", backbone, "--shots", 2, "-o", target, "--json", *short)
     assert said.code == 0, said.err
     fit = parsed(said.out)

@@ -24,7 +24,7 @@ def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
         assert set(row) == KEYS
         assert row["trains_on"] in ("images", "features", "nothing")
         assert row["paper"]
-        assert row["speed"] == ("minutes" if row["trains_on"] == "images" else "seconds")
+        assert row["speed"] == ("minutes" if row["learns_from"] == "images" else "seconds")
         assert row["gpu"] == ("helps" if row["speed"] == "minutes" else "not needed")
     assert [name for name, row in rows.items() if row["default"]] == [DEFAULT_METHOD]
     assert rows["coop"]["mean_accuracy"] == 70.4

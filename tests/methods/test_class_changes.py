@@ -110,8 +110,8 @@ def test_another_name_is_the_same_prompts_on_that_name(
     torch.testing.assert_close(renamed.classify(features()), twin.classify(features()), atol=1e-6, rtol=0)
 
 
-# The closed form removes the class from its covariance, too: tests/methods/test_closed_form.py.
-@pytest.mark.parametrize("name", sorted({*all_methods()} - {"closed_form"}))
+# The closed form removes the class from its covariance, too: tests/methods/test_closed_form.py, test_blend.py.
+@pytest.mark.parametrize("name", sorted({*all_methods()} - {"closed_form", "blend"}))
 def test_without_a_class_the_others_share_its_probability(name: str, five: Dataset, tiny: CLIP) -> None:
     method = fitted(name, five, tiny, **({"n_prompts": 1} if name == "dca" else {}))
     if name.startswith("tip_adapter"):

@@ -24,9 +24,17 @@ METHODS = sorted(all_methods())
 SHORT = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8}
 
 
+def recipe(name: str, **more: object) -> dict[str, object]:
+    """Settings of a short fit; a method that fits another one in folds is given fewer epochs."""
+    settings = {**SHORT, **more}
+    if get_method(name).fits_others:
+        settings["epochs"] = min(settings["epochs"], 2)  # type: ignore[type-var]
+        return {"folds": 2, "trained_options": [f"{key}={value}" for key, value in settings.items()]}
+    return settings if get_method(name).trains_on != "nothing" else {}
+
+
 def short(name: str, **more: object) -> Classifier:
-    settings = {**SHORT, **more} if get_method(name).trains_on != "nothing" else {}
-    return Classifier(name, seed=3, backbone=make_clip(), **settings)
+    return Classifier(name, seed=3, backbone=make_clip(), **recipe(name, **more))
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -82,8 +90,7 @@ def mini() -> CLIP:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_beats_chance_by_far(name: str, sample: Dataset, mini: CLIP) -> None:
-    more = {**SHORT, "epochs": 6} if get_method(name).trains_on != "nothing" else {}
-    model = Classifier(name, shots=4, seed=1, backbone=mini, device="cpu", **more).fit(sample)
+    model = Classifier(name, shots=4, seed=1, backbone=mini, device="cpu", **recipe(name, epochs=6)).fit(sample)
     assert model.evaluate(sample).accuracy > 3 / len(sample.names)
 
 

@@ -12,6 +12,7 @@ from conftest import make_clip
 from dca.clip import CLIP
 from dca.core import seeds
 from dca.methods.interface import Batch
+from dca.methods.problem import Nested
 
 
 @cache
@@ -32,6 +33,7 @@ class Images:
         self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
         self.groups = torch.arange(len(self.labels))
         self.validation = validation
+        self.nested: Nested | None = None
 
     def view(self, v: int) -> Tensor:
         return self.pixels + 0.1 * (v + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
 from dca.cli.fit_report import summary
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
+from dca.core.errors import UserError
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 @click.command(epilog="Options of a method: dca methods show NAME.")
 @click.argument("data")
 @click.option("--method", default=DEFAULT_METHOD, show_default=True, help="Name of the method; see: dca methods.")
+@click.option(
+    "--with",
+    "trained",
+    default=None,
+    metavar="METHOD",
+    help="Also train this method, such as dca, and take it in where it helps; --set then sets its options.",
+)
 @click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
@@ -70,6 +79,7 @@ if TYPE_CHECKING:
 def command(
     data: str,
     method: str,
+    trained: str | None,
     output: Path | None,
     settings: tuple[str, ...],
     overwrite: bool,
@@ -88,6 +98,7 @@ def command(
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
+    dca fit photos/ --with dca
     dca fit photos/ --method gda --estimate
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
@@ -96,6 +107,8 @@ def command(
     from dca.experiment.run import run
     from dca.experiment.spec import Spec
 
+    if trained is not None:
+        method, settings = blended(method, trained, settings)
     spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
     with resumable(target), showing(quiet=quiet) as progress:
@@ -104,6 +117,21 @@ def command(
         emit({"model": str(outcome.folder), **outcome.result})
     else:
         report(outcome)
+
+
+def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Method and settings for `--with`: the settings are those of the trained method, except the blend's own."""
+    from dca.core.wording import fold
+    from dca.methods.blend import Blend
+    from dca.methods.registry import get_method
+
+    if fold(method) not in (fold(DEFAULT_METHOD), Blend.name):
+        raise UserError(
+            f"--with takes a method in beside {DEFAULT_METHOD}, not beside {method}", hint="leave out --method"
+        )
+    own = [pair for pair in settings if pair.partition("=")[0].strip() == "folds"]
+    inner = json.dumps([pair for pair in settings if pair not in own])
+    return Blend.name, (f"trained={get_method(trained).name}", f"trained_options={inner}", *own)
 
 
 def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError 
 
     Only commands with --set take options of a method. args: the whole command line.
     """
-    context, method = error.ctx, _method(_value(args, "--method") or DEFAULT_METHOD)
+    named = _value(args, "--with") or _value(args, "--method") or DEFAULT_METHOD
+    context, method = error.ctx, _method(named)
     if context is None or method is None or "--set" not in _flags(context):
         return None
     typed = error.option_name.lstrip("-").replace("-", "_")

@@ -128,6 +128,26 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
     return _made(cls, taken, problems, hint)
 
 
+def changed(options: Any) -> tuple[str, ...]:
+    """The values that differ from their defaults, as `key=value` texts that `parse` reads."""
+    default = type(options)()
+    names = [field.name for field in dataclasses.fields(options)]
+    return tuple(
+        f"{name}={_text(value)}" for name in names if (value := getattr(options, name)) != getattr(default, name)
+    )
+
+
+def _text(value: Any) -> str:
+    """A value as `_convert` reads it.
+
+    >>> _text(0.1), _text(True), _text(None), _text(("a", "b, c"))
+    ('0.1', 'true', 'none', '["a", "b, c"]')
+    """
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: Hint) -> T:
     """The options; raises for the problems found so far, or else for values that the class refuses."""
     if problems:

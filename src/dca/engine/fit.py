@@ -14,6 +14,7 @@ from dca.engine.resume import Row
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
 from dca.methods.interface import Method, Problem, TrainedMethod
+from dca.methods.problem import Nested
 from dca.methods.recipe import Recipe
 
 
@@ -39,6 +40,7 @@ def fit(
     seed: int,
     selection: Selection = "strict",
     folder: Path | None = None,
+    nested: Nested | None = None,
 ) -> tuple[Method, list[Row]]:
     """Learn from all training images of `source`, in their order.
 
@@ -51,6 +53,7 @@ def fit(
         seed: Decides initial values, the order of images and augmentation.
         selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
         folder: Where the state of training is kept, so that an interrupted fit continues.
+        nested: Fits other methods for one that is made of others; see `engine.nested`.
 
     Returns:
         The finished method, and one row of metrics per epoch (none for methods without epochs).
@@ -60,7 +63,7 @@ def fit(
     """
     method = kind.build(clip, problem_of(source, seed, selection), chosen)
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
-    images = TrainingImages(source.train, session, clip, seed, validation)
+    images = TrainingImages(source.train, session, clip, seed, validation, nested)
     rows = _train(method, images, seed, folder, session.progress)
     method.finish(images)
     return method.seal(), rows

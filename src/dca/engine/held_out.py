@@ -75,19 +75,17 @@ def held_out(
     images = TrainingImages(source.train, session, clip, seed, validation)
     found = method.held_out(images)
     if found is None:
-        labels, groups = images.labels.cpu().numpy(), images.groups.cpu().numpy()
-        K = number_of_folds(labels, groups)
-        each = _Folds(type(method), chosen, source, session, clip, seed, selection, folder)
-        found = HeldOut(each.gather(folds(labels, groups, K, seed), K), f"{K}-fold cross-validation")
+        each = Folds(type(method), chosen, source, session, clip, seed, selection, folder)
+        found = each.predictions(images)
     if not found.known.any():
         raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
     return found
 
 
-def number_of_folds(labels: Labels, groups: Labels) -> int:
-    """K: 5, or the largest number of groups that a class has, and at least 2. labels, groups: (N,)."""
+def number_of_folds(labels: Labels, groups: Labels, most: int = MOST_FOLDS) -> int:
+    """K: `most`, or the largest number of groups that a class has, and at least 2. labels, groups: (N,)."""
     _, counts = np.unique(np.unique(np.stack([labels, groups]), axis=1)[0], return_counts=True)
-    return max(2, min(MOST_FOLDS, int(counts.max(initial=0))))
+    return max(2, min(most, int(counts.max(initial=0))))
 
 
 def folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
@@ -95,7 +93,8 @@ def folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
 
     labels, groups: (N,). The groups of each class are dealt out to the folds in random order, each class going on where
     the one before it stopped, so that folds are about equally large. Images of a group are in one fold. Every class
-    keeps an image in training: classes of a single group stay there.
+    keeps an image in training: classes of a single group stay there. Classes follow each other as their first images
+    do, so that their numbers do not matter.
     """
     members: dict[int, set[int]] = {}  # group -> its classes, the first image's first
     of_class: dict[int, list[int]] = {}
@@ -104,11 +103,10 @@ def folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
             of_class.setdefault(label, []).append(group)
         members.setdefault(group, set()).add(label)
     fold_of: dict[int, int] = {}
-    for label in sorted(of_class):
-        order = torch.randperm(len(of_class[label]), generator=seeds.generator(seed, "folds", label)).tolist()
-        for place in order:
-            fold_of[of_class[label][place]] = len(fold_of) % K
-    for label in sorted(set(labels.tolist())):
+    for number, own in enumerate(of_class.values()):
+        for place in torch.randperm(len(own), generator=seeds.generator(seed, "folds", number)).tolist():
+            fold_of[own[place]] = len(fold_of) % K
+    for label in dict.fromkeys(labels.tolist()):
         own = [group for group, classes in members.items() if label in classes]
         if len({fold_of[group] for group in own}) == 1 and fold_of[own[0]] >= 0:
             fold_of[own[0]] = -1
@@ -125,7 +123,7 @@ def of_fold(progress: Progress, fold: int, K: int) -> Progress:
 
 
 @dataclass(frozen=True)
-class _Folds:
+class Folds:
     """What the fits of all folds share; see `held_out`."""
 
     kind: type[Method]
@@ -136,6 +134,12 @@ class _Folds:
     seed: int
     selection: Selection
     folder: Path | None
+
+    def predictions(self, images: TrainingImages, most: int = MOST_FOLDS) -> HeldOut:
+        """Cross-validation of the training images in at most so many folds."""
+        labels, groups = images.labels.cpu().numpy(), images.groups.cpu().numpy()
+        K = number_of_folds(labels, groups, most)
+        return HeldOut(self.gather(folds(labels, groups, K, self.seed), K), f"{K}-fold cross-validation")
 
     def gather(self, numbers: Labels, K: int) -> NDArray[np.float64]:
         """Probabilities (N, C) of all images; NaN for images in no fold. numbers: (N,) fold of each image."""

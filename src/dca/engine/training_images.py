@@ -14,6 +14,7 @@ from dca.data.dataset import Item
 from dca.data.hashing import copy_groups
 from dca.data.image_store import ImageStore
 from dca.engine.session import Session
+from dca.methods.problem import Nested
 
 BATCH = 64
 
@@ -25,10 +26,17 @@ class TrainingImages:
     """
 
     def __init__(
-        self, items: Sequence[Item], session: Session, clip: CLIP, seed: int, validation: TrainingImages | None = None
+        self,
+        items: Sequence[Item],
+        session: Session,
+        clip: CLIP,
+        seed: int,
+        validation: TrainingImages | None = None,
+        nested: Nested | None = None,
     ) -> None:
         self.images = [item.image for item in items]
         self.session, self.clip, self.seed, self.validation = session, clip, seed, validation
+        self.nested = nested
         self._labels = torch.tensor([item.label for item in items], dtype=torch.int64, device=clip.device)
 
     def __len__(self) -> int:

@@ -102,6 +102,11 @@ class ClosedForm(FrozenMethod):
         return HeldOut(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether enough images can be left out to choose anything by them."""
+        return self.experts.gaussian.leaves_out
+
+    @property
     def chosen(self) -> Numbers:
         """The numbers of the head."""
         return Numbers(*self.numbers.tolist())
@@ -122,11 +127,11 @@ class ClosedForm(FrozenMethod):
 
     def p_values(self, features: Tensor) -> Tensor | None:
         """By the largest prediction of kernel ridge, beside those for left-out images."""
-        return self._answers.p_values(features) if self.experts.gaussian.leaves_out else None
+        return self._answers.p_values(features) if self.leaves_out else None
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Jackknife+ with the numbers held fixed."""
-        if not self.experts.gaussian.leaves_out:
+        if not self.leaves_out:
             return None
         return self._answers.sets(features, self.classify(features), coverage)
 

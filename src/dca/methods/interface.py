@@ -67,6 +67,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
         validation: Validation images that the authors select on.
         results: Tensors made after training, whose shapes depend on the data, and their types.
         term_words: Loss terms in a few words, for the titles of training curves.
+        fits_others: Whether a fit of this method fits others, too.
         estimates_itself: Whether `held_out` takes no time: then every fit estimates its accuracy.
         calibrated: Whether probabilities are calibrated without a temperature.
         temperature: `classify` returns softmax(log p / temperature) of the head's p.
@@ -88,6 +89,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
     Options: ClassVar[type[Recipe]]
     validation: ClassVar[ValidationUse] = "none"
     results: ClassVar[Mapping[str, torch.dtype]] = {}
+    fits_others: ClassVar[bool] = False
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
     temperature: float = 1.0
     head: Head
@@ -160,6 +162,18 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
             The options to train with.
         """
         return chosen
+
+    @classmethod
+    def validation_for(cls, chosen: Any) -> ValidationUse:
+        """The validation images that are drawn for a fit with these options.
+
+        Args:
+            chosen: Options of `choose`.
+
+        Returns:
+            `validation`, unless the options decide.
+        """
+        return cls.validation
 
     @property
     def clip(self) -> CLIP:
@@ -330,7 +344,7 @@ class TrainedMethod(Method):
     Example:
         >>> from dca import TrainedMethod, list_methods
         >>> [name for name, kind in list_methods().items() if not issubclass(kind, TrainedMethod)]
-        ['closed_form', 'gda', 'linear_probe', 'tip_adapter', 'zero_shot']
+        ['blend', 'closed_form', 'gda', 'linear_probe', 'tip_adapter', 'zero_shot']
     """
 
     trains_on: ClassVar[TrainsOn] = "images"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.choices import Selection
+
+if TYPE_CHECKING:
+    from dca.methods.interface import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,16 @@ class Steps(Protocol):
         """Loss terms by name, (S,) each, and the number of correct images, (S,), of all S steps."""
 
 
+class Nested(Protocol):
+    """Fits other methods on the same training images, for methods that are made of others."""
+
+    def fit(self, kind: type[Method], chosen: Any) -> Method:
+        """The finished method `kind`, fitted with the options `chosen`."""
+
+    def held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOut:
+        """Predictions for the training images by fits that have not seen them; at most so many folds."""
+
+
 class Support(Protocol):
     """The training images, as a method may use them outside the steps."""
 
@@ -110,6 +123,10 @@ class Support(Protocol):
     @property
     def validation(self) -> Support | None:
         """Validation images, if the method may select on any."""
+
+    @property
+    def nested(self) -> Nested | None:
+        """Fits other methods on these images; None where nothing is being fitted."""
 
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
         """`encode` of the pixels of every image, without gradients: (N, ...).

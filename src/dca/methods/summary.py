@@ -51,7 +51,7 @@ def mean_accuracy(name: str) -> float | None:
 
 def speed_of(method: type[Method]) -> Speed:
     """Speed class: the image tower runs in every step, or once per image and view."""
-    return "minutes" if method.trains_on == "images" else "seconds"
+    return "minutes" if method.trains_on == "images" or method.fits_others else "seconds"
 
 
 def summary(method: type[Method]) -> dict[str, Any]:
@@ -75,6 +75,8 @@ def summary(method: type[Method]) -> dict[str, Any]:
 
 def learns_from(method: type[Method], trained: int) -> str:
     """What the trained values come from; `trains_on` names only the input of the training loop."""
+    if method.fits_others:
+        return "images"
     if method.trains_on == "nothing":
         return "frozen features, solved" if trained else "nothing is trained"
     return "frozen features" if method.trains_on == "features" else method.trains_on

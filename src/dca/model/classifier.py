@@ -18,6 +18,7 @@ from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.fit import fit
+from dca.engine.nested import NestedFits
 from dca.engine.session import Session
 from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
@@ -129,7 +130,8 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         dataset = as_dataset(X, y)
         require_learnable(dataset)
         require_shots(dataset, shots)
-        source, _ = training_part(dataset, shots, seed, selection="strict", validation=kind.validation)
+        uses = kind.validation_for(kind.choose(self.settings))
+        source, _ = training_part(dataset, shots, seed, selection="strict", validation=uses)
         with bars_unless_given(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
@@ -162,7 +164,10 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
         seed = int(self.seed)
-        method, self.history_ = fit(kind, chosen, source, session, clip, seed=seed, selection=selection, folder=folder)
+        nested = NestedFits(source, session, clip, seed, selection, folder)
+        method, self.history_ = fit(
+            kind, chosen, source, session, clip, seed=seed, selection=selection, folder=folder, nested=nested
+        )
         found = assess(
             method,
             chosen,
@@ -177,10 +182,9 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         )
         method.temperature = found.temperature
         self._adopt(method, session, source.labels)
-        self.estimate_ = found.estimate
+        self.estimate_, self.results_, self.lineage_ = found.estimate, {}, []
         drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
         self.draw_ = [{**row, **known} for row, known in drawn]
-        self.results_, self.lineage_ = {}, []
         return self
 
     def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:

@@ -1,0 +1,246 @@
+"""The closed form and a trained method, multiplied; the weight of the trained method is found inside the shots.
+
+    p(c | x) ∝ p_closed(c | x)^a  p_trained(c | x)^b
+
+Trained prompts know something else than statistics of frozen features. a and b have the least log-loss on training
+images that were left out: one at a time for the closed form (exactly), in folds for the trained method. Where the
+trained method does not lower that loss by more than noise, b = 0 and the model is the closed form alone
+(shared/product.py has the rule). Folds are fitted first, so that a method which is not worth it is not fitted again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dca.clip import CLIP
+from dca.core.actions import list_methods
+from dca.core.errors import UserError
+from dca.core.options import changed, opt
+from dca.methods.closed_form import ClosedForm
+from dca.methods.interface import HeldOut, Method, Problem, Support, ValidationUse
+from dca.methods.recipe import Recipe
+from dca.methods.registry import get_method
+from dca.methods.saved_state import state_problems
+from dca.methods.shared.frozen import shape_problems
+from dca.methods.shared.heads import Head
+from dca.methods.shared.product import ProductHead, Worth, product, weigh
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendOptions(Recipe):
+    """Settings of the blend; those of the closed form are its defaults."""
+
+    trained: str = opt("dca", "name of the method that is trained")
+    trained_options: tuple[str, ...] = opt((), "its options, each as key=value")
+    epochs: int | None = opt(None, "its passes over the training images; auto: as that method decides", low=0)
+    folds: int = opt(5, "most folds in which it is weighed; each is one more fit", low=2, high=1000)
+
+    def inner(self) -> tuple[type[Method], Any]:
+        """The trained method and its options."""
+        kind = get_method(self.trained)
+        if kind.fits_others or kind is ClosedForm:
+            raise UserError(f"{kind.name} cannot be blended with the closed form", hint=list_methods())
+        epochs = [] if self.epochs is None else [f"epochs={self.epochs}"]
+        return kind, kind.choose([*self.trained_options, *epochs])
+
+    def settled_by(self, name: str, inner: Any) -> BlendOptions:
+        """The same with the name and the options of the trained method in one form only."""
+        return dataclasses.replace(self, trained=name, trained_options=changed(inner), epochs=None)
+
+
+class Blend(Method):
+    """The closed form and a trained method, multiplied."""
+
+    name = "blend"
+    paper = "this library, 2026: docs/your-own-images.md"
+    trains_on = "nothing"
+    fits_others = True
+    estimates_itself = True
+    calibrated = True
+    Options = BlendOptions
+    results = MappingProxyType({"numbers": torch.float64})
+    options: BlendOptions
+    numbers: Tensor
+    _held: HeldOut | None = None
+
+    def __init__(self, clip: CLIP, problem: Problem, chosen: BlendOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        kind, inner = chosen.inner()
+        self.closed = ClosedForm.build(clip, problem, ClosedForm.Options())
+        self.trained: Method | None = kind.build(clip, problem, inner)
+
+    @classmethod
+    def choose(cls, given: Mapping[str, Any] | Iterable[str]) -> BlendOptions:
+        """The options, with those of the trained method checked."""
+        chosen: BlendOptions = super().choose(given)
+        kind, inner = chosen.inner()
+        return chosen.settled_by(kind.name, inner)
+
+    @classmethod
+    def validation_for(cls, chosen: BlendOptions) -> ValidationUse:
+        """As for the trained method alone."""
+        kind, inner = chosen.inner()
+        return kind.validation_for(inner)
+
+    @property
+    def worth(self) -> Worth:
+        """Exponents, and what the trained method brought."""
+        return Worth(*self.numbers.tolist())
+
+    def finish(self, support: Support) -> None:
+        """Fit the closed form, weigh the trained method in folds, and fit it if it is worth something."""
+        self.closed.finish(support)
+        self.closed.seal()
+        own, worth = self.closed.held_out(support), Worth()
+        if self.closed.leaves_out:
+            own, worth = self._weighed(support, own)
+        self._held = own
+        self.numbers = torch.tensor(astuple(worth), dtype=torch.float64, device=self.clip.device)
+        self.trained = self._fitted(support) if worth.second else None
+
+    def _weighed(self, support: Support, own: HeldOut) -> tuple[HeldOut, Worth]:
+        """What the trained method is worth beside held-out predictions of the closed form, and those of the blend."""
+        if support.nested is None:
+            raise ValueError("a blend needs the engine to fit the trained method: Support.nested")
+        other = support.nested.held_out(*self.options.inner(), self.options.folds)
+        worth = weigh(own.probabilities, other.probabilities, support.labels.cpu().numpy())
+        if not worth.second:
+            return own, worth
+        how = " and ".join(dict.fromkeys([own.how, other.how]))
+        return HeldOut(product(own.probabilities, other.probabilities, worth), how), worth
+
+    def _fitted(self, support: Support) -> Method:
+        """The trained method, fitted on all training images; the values that it settled become options."""
+        assert support.nested is not None
+        trained = support.nested.fit(*self.options.inner())
+        trained.zero_grad(set_to_none=True)
+        self.options = self.options.settled_by(trained.name, trained.options)
+        return trained
+
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Those of `finish`, with the weights held fixed."""
+        return self._held
+
+    def make_head(self) -> Head:
+        """The product of both heads, or the head of the closed form."""
+        first = self.closed.seal().head
+        if self.trained is None:
+            return first
+        return ProductHead(first, self.trained.seal().head, self._size, self.worth.first, self.worth.second)
+
+    @property
+    def _size(self) -> int:
+        """Size of the features of the closed form; those of the trained method follow."""
+        return self.clip.config.embed_dim
+
+    @property
+    def frozen_images(self) -> bool:
+        """Whether the trained method leaves the image tower as it is, or is left out."""
+        return self.trained is None or self.trained.frozen_images
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Unit features of the frozen backbone, and those of the trained method: (B, D) or (B, 2 D)."""
+        if self.trained is None or self.trained.frozen_images:
+            return super().encode(pixels)
+        return torch.cat([self.closed.encode(pixels), self.trained.encode(pixels)], dim=-1)
+
+    def from_frozen(self, features: Tensor) -> Tensor:
+        """The features of `encode`, where the image tower is unchanged."""
+        own = self.closed.from_frozen(features)
+        return own if self.trained is None else torch.cat([own, self.trained.from_frozen(features)], dim=-1)
+
+    def p_values(self, features: Tensor) -> Tensor | None:
+        """Those of the closed form."""
+        return self.closed.p_values(features[:, : self._size])
+
+    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
+        """Those of the closed form if it is alone."""
+        return self.closed.prediction_sets(features, coverage) if self.trained is None else None
+
+    def expected_gain(self) -> tuple[int, float] | None:
+        """That of the closed form if it is alone."""
+        return self.closed.expected_gain() if self.trained is None else None
+
+    def notes(self) -> list[str]:
+        """What the trained method brought."""
+        name, worth = self.options.trained, self.worth
+        if not self.closed.leaves_out:
+            found = f"{name} was not trained: with so few images per class, none can be left out to weigh it."
+        elif self.trained is None:
+            found = f"{name} brought nothing here: its weight is zero, and the model is the closed form alone."
+        else:
+            brought = f"{100 * worth.points:+.1f} points and a log-loss that is {worth.loss:.3f} lower"
+            weights = f"weights: closed form {worth.first:.2f}, {name} {worth.second:.2f}"
+            found = f"{name} brought {brought}, for training images that were left out ({weights})."
+        return [*self.closed.notes(), found]
+
+    def with_class(self, name: str, images: Support) -> Self:
+        """One more class for both, with the same weights."""
+        return self._made_of(
+            self.closed.with_class(name, images), self.trained and self.trained.with_class(name, images)
+        )
+
+    def without_class(self, index: int) -> Self:
+        """One class less for both, with the same weights."""
+        return self._made_of(self.closed.without_class(index), self.trained and self.trained.without_class(index))
+
+    def with_name(self, index: int, name: str) -> Self:
+        """Another name for both, with the same weights."""
+        return self._made_of(self.closed.with_name(index, name), self.trained and self.trained.with_name(index, name))
+
+    def _made_of(self, closed: ClosedForm, trained: Method | None) -> Self:
+        """A blend of these two, sealed."""
+        options = self.options if trained is None else self.options.settled_by(trained.name, trained.options)
+        other = type(self)(self.clip, closed.problem, options)
+        other.closed, other.trained, other.numbers = closed, trained, self.numbers
+        return other.seal()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Load a saved `state_dict`: numbers, the closed form, and the trained method if it has a weight."""
+        own, closed, trained = _parts(state)
+        problems = state_problems({}, self.results, own) or self.check_results(own)
+        if not problems:
+            self.numbers = own["numbers"].to(self.clip.device)
+            self.trained = self.trained if self.worth.second else None
+            problems = _restored("closed", self.closed, closed) + _restored("trained", self.trained, trained)
+        if problems:
+            raise UserError(f"the saved tensors are not those of a '{self.name}' model", details=problems)
+        self.seal()
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Four numbers, of which the exponents are not negative."""
+        numbers = state["numbers"]
+        problems = shape_problems({"numbers": (numbers, (len(dataclasses.fields(Worth)),))})
+        if not problems and numbers[:2].min() < 0:
+            problems.append("numbers: exponents of at least 0 expected")
+        return problems
+
+
+def _parts(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the blend itself, of the closed form and of the trained method, by their names in each."""
+    closed, trained = (
+        {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        for prefix in ("closed.", "trained.")
+    )
+    return {name: t for name, t in state.items() if not name.startswith(("closed.", "trained."))}, closed, trained
+
+
+def _restored(part: str, method: Method | None, state: Mapping[str, Tensor]) -> list[str]:
+    """Restore one of the two methods; returns what is wrong."""
+    if method is None:
+        return [f"unexpected {part}.{name}" for name in state]
+    try:
+        method.restore(state)
+    except UserError as error:
+        return [f"{part}: {line}" for line in error.details or [error.problem]]
+    return []
+
+
+METHOD = Blend
