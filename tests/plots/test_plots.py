@@ -17,7 +17,7 @@ from PIL import Image
 from dca import plots
 from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
-from dca.plots import ClassResult, charts
+from dca.plots import ClassResult, charts, image_grid
 from dca.plots.stats import wilson
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
@@ -279,3 +279,21 @@ def test_reliability_names_the_calibration_error_of_the_library(monkeypatch):
     figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
     assert f"Calibration error (ECE) {calibration_error(sure, right):.3f}" in texts_of(figure)
     assert any("mean confidence 70.0 %, accuracy 50.0 % on 4 images" in text for text in texts_of(figure))
+
+
+def test_the_label_sheet_shows_both_labels_in_the_order_given(tmp_path, monkeypatch):
+    kept: list[Figure] = []
+    real = image_grid.save
+    monkeypatch.setattr(image_grid, "save", lambda figure, path: kept.append(figure) or real(figure, path))
+    sure = [0.99] * 12
+    path = plots.label_sheet(
+        pictures(12), [f"{k}.jpg" for k in range(12)], names(12), names(12)[::-1], sure, tmp_path / "sheet.png",
+        found=15, of=300,
+    )  # fmt: skip
+    assert path.exists()
+    found = texts_of(kept[0])
+    assert "15 of 300 images; the 12 most doubtful: given → suggested (probability)" in found
+    assert found.index("0.jpg") < found.index("11.jpg")
+    assert "→ class 11 (0.99)" in found
+    empty = plots.label_sheet([], [], [], [], [], tmp_path / "empty.png", found=0, of=3)
+    assert Image.open(io.BytesIO(empty.read_bytes())).size[0] > 400

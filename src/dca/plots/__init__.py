@@ -7,7 +7,7 @@ and no window opens. matplotlib is loaded when the first chart is drawn.
 from __future__ import annotations
 
 from dca.plots.charts import ClassResult, accuracy_bars, class_results, confusion, reliability, training_curves
-from dca.plots.image_grid import demo_figure, prediction_grid
+from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid
 from dca.plots.stats import wilson
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "class_results",
     "confusion",
     "demo_figure",
+    "label_sheet",
     "prediction_grid",
     "reliability",
     "training_curves",

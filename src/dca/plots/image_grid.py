@@ -1,4 +1,4 @@
-"""Grids of images with their predictions, and the page of the demonstration."""
+"""Grids of images with their predictions or doubtful labels, and the page of the demonstration."""
 
 from __future__ import annotations
 
@@ -77,22 +77,87 @@ def prediction_grid(
 
 
 def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
-    """Framed images in rows, from `left` and `top` in inches; captions below each."""
-    for k, tile in enumerate(tiles):
+    """Framed images in rows, from `left` and `top` in inches; the prediction below each."""
+    frames_panel(figure, left, top, [_frame(tile) for tile in tiles], columns)
+
+
+class _Frame(NamedTuple):
+    """One image as it is drawn: its frame, and the lines below it with their look."""
+
+    image: Any
+    colour: str
+    lines: list[tuple[str, dict[str, Any]]]
+
+
+def _frame(tile: _Tile) -> _Frame:
+    """A tile with its prediction below."""
+    colour = GREEN if tile.right else RED
+    # The tick and the cross show the same without colour.
+    caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
+    sure = f"{100 * tile.probability:.0f} %"
+    below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
+    bold: dict[str, Any] = {"size": 7.2, "color": colour, "weight": "bold"}
+    return _Frame(tile.image, colour, [(caption, bold), (below, {"size": 7, "color": MUTED if tile.right else TEXT})])
+
+
+def frames_panel(
+    figure: Figure, left: float, top: float, frames: Sequence[_Frame], columns: int, caption: float = _CAPTION
+) -> None:
+    """Framed images in rows, from `left` and `top` in inches; `caption` is the height of the lines below each."""
+    for k, frame in enumerate(frames):
         x = left + (k % columns) * (_TILE + _GAP)
-        y = top + (k // columns) * (_TILE + _CAPTION + _GAP)
-        colour = GREEN if tile.right else RED
+        y = top + (k // columns) * (_TILE + caption + _GAP)
         axes = style.box(figure, x, y, _TILE, _TILE)
-        axes.imshow(_square(tile.image), interpolation="antialiased")
+        axes.imshow(_square(frame.image), interpolation="antialiased")
         axes.set(xticks=[], yticks=[])
         for side in axes.spines.values():
-            side.set(visible=True, color=colour, linewidth=2.4)
-        # The tick and the cross show the same without colour.
-        caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
-        style.note(figure, x, y + _TILE + 0.06, caption, size=7.2, color=colour, weight="bold")
-        sure = f"{100 * tile.probability:.0f} %"
-        below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
-        style.note(figure, x, y + _TILE + 0.2, below, size=7, color=MUTED if tile.right else TEXT)
+            side.set(visible=True, color=frame.colour, linewidth=2.4)
+        for line, (words, look) in enumerate(frame.lines):
+            style.note(figure, x, y + _TILE + 0.06 + 0.14 * line, words, **look)
+
+
+def label_sheet(
+    images: Sequence[Any],
+    files: Sequence[str],
+    given: Sequence[str],
+    suggested: Sequence[str],
+    probabilities: Sequence[float],
+    path: Path | str,
+    *,
+    found: int,
+    of: int,
+    columns: int = 8,
+) -> Path:
+    """Draw images whose labels look wrong, with the given and the suggested label, in the order given.
+
+    Args:
+        images: RGB images of PIL, or arrays (H, W, 3) or (H, W).
+        files: File name of each image.
+        given: Label of each image.
+        suggested: Suggested label of each image.
+        probabilities: Probability of each suggested label.
+        path: Where to write the chart, a .png or .svg file.
+        found: Number of doubtful images, of which these are the most doubtful.
+        of: Number of images whose labels were checked.
+        columns: Images per row.
+    """
+    frames = []
+    for image, file, label, other, p in zip(images, files, given, suggested, probabilities, strict=True):
+        lines = [
+            (plain(label, 19), {"size": 7, "color": TEXT}),
+            (f"→ {plain(other, 11)} ({p:.2f})", {"size": 7.2, "color": RED, "weight": "bold"}),
+            (plain(file, 19), {"size": 6.4, "color": MUTED}),
+        ]
+        frames.append(_Frame(image, RED, lines))
+    columns = max(1, min(columns, len(frames)))
+    caption = _CAPTION + 0.14
+    width = max(5.4, 0.6 + columns * (_TILE + _GAP) - _GAP)
+    with drawing(width, 1.0 + math.ceil(len(frames) / columns) * (_TILE + caption + _GAP) + 0.1) as figure:
+        shown = f"; the {len(frames)} most doubtful" if len(frames) < found else ""
+        below = f"{found:,} of {of:,} images{shown}: given → suggested (probability)"
+        style.headline(figure, "Labels to look at", below)
+        frames_panel(figure, 0.3, 0.95, frames, columns, caption)
+        return save(figure, path)
 
 
 def _square(image: Any) -> Any:

@@ -53,6 +53,20 @@ def need_matplotlib() -> None:
         ) from None
 
 
+def require_drawable(path: Path | str) -> None:
+    """Raise a UserError, before any work, if a chart cannot be drawn or has another format by its name."""
+    need_matplotlib()
+    _kind(Path(path))
+
+
+def _kind(path: Path) -> str:
+    """The suffix of a chart's file: .png or .svg."""
+    kind = path.suffix.lower()
+    if kind not in _SUFFIXES:
+        raise UserError(f"{path}: charts are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+    return kind
+
+
 @cache
 def _fonts() -> tuple[str, ...]:
     """Font families to draw with: DejaVu, which comes with matplotlib, then those installed here."""
@@ -149,9 +163,7 @@ def percent(share: float) -> str:
 def save(figure: Figure, path: Path | str) -> Path:
     """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind not in _SUFFIXES:
-        raise UserError(f"{path}: charts are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+    kind = _kind(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.
