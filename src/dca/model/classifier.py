@@ -18,6 +18,7 @@ from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.fit import fit
+from dca.engine.held_out import fits_in_all
 from dca.engine.session import Session
 from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
@@ -161,19 +162,12 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         chosen = kind.choose(self.settings)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
-        seed = int(self.seed)
-        method, self.history_ = fit(kind, chosen, source, session, clip, seed=seed, selection=selection, folder=folder)
+        shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
+        estimate = bool(self.estimate)
+        fits = fits_in_all(kind, source, estimate=estimate)
+        method, self.history_ = fit(kind, chosen, source, session, clip, fits=fits, **shared)
         found = assess(
-            method,
-            chosen,
-            source,
-            session,
-            clip,
-            seed=seed,
-            selection=selection,
-            folder=folder,
-            estimate=bool(self.estimate),
-            calibrate=bool(self.calibrate),
+            method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
         )
         method.temperature = found.temperature
         self._adopt(method, session, source.labels)
