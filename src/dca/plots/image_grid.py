@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dca.core.wording import seconds_text
 from dca.plots import style
-from dca.plots.charts import ClassResult, bars_panel, everything, hardest
+from dca.plots.class_bars import ClassResult, bars_panel, everything, hardest
 from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, save
 
 if TYPE_CHECKING:
@@ -183,8 +184,6 @@ def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
 
 
 def demo_figure(
-    zero_shot: float,
-    adapted: float,
     per_class: Sequence[ClassResult],
     images: Sequence[Any],
     truths: Sequence[str],
@@ -192,26 +191,35 @@ def demo_figure(
     probabilities: Sequence[float],
     path: Path | str,
     *,
-    label: str = "DCA",
+    labels: Sequence[str] = ("DCA",),
+    seconds: Sequence[float] = (),
     shots: int | None = None,
 ) -> Path:
     """Draw one page with the gain over zero-shot CLIP and predictions of the adapted model.
 
     Arguments as in `accuracy_bars` and `prediction_grid`. The images are taken in turn from all
     classes in the order given, right or wrong, so that the page shows no selection.
+
+    labels: names of the models but zero-shot CLIP, in the order of their bars; the last one is the adapted one.
+    seconds: how long the fit of each took.
     """
     columns, rows = 6, 4
     tiles = _in_turn(_tiles(images, truths, predictions, probabilities))[: columns * rows]
-    shown = hardest(per_class, 12)
     height = 1.05 + rows * (_TILE + _CAPTION + _GAP) + 0.1
     left = 6.0
     with drawing(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
-        seen = f" after {shots} images per class" if shots else ""
-        title = f"{percent(zero_shot)} zero-shot, {percent(adapted)} with {plain(label)}{seen}"
         overall = everything(per_class)
-        style.headline(figure, title, f"accuracy on {overall.images:,} test images; lines are 95 % intervals")
-        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, shown, label)
-        right = sum(tile.right for tile in tiles)
-        style.note(figure, left, 0.55, f"test images in turn: {right} of these {len(tiles)} right", size=9, color=MUTED)
+        right = [count for count in (overall.zero_shot, overall.between, overall.adapted) if count is not None]
+        shares = [percent(count / max(1, overall.images)) for count in right]
+        figures = [f"{shares[0]} zero-shot", *map("{} with {}".format, shares[1:], map(plain, labels))]
+        style.headline(figure, f"{', '.join(figures)}{f' after {shots} images per class' if shots else ''}")
+        took = [f"{plain(label)} took {seconds_text(s)}" for label, s in zip(labels, seconds, strict=False)]
+        below = [f"accuracy on {overall.images:,} test images", "lines are 95 % intervals", *took]
+        style.note(figure, 0.3, 0.55, "; ".join(below), size=9, color=MUTED)
+        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, hardest(per_class, 12), labels)
+        shown = f"test images in turn: {sum(tile.right for tile in tiles)} of these {len(tiles)} right"
+        style.note(
+            figure, left, 0.55, f"{shown}{f' with {plain(labels[-1])}' if len(labels) > 1 else ''}", size=9, color=MUTED
+        )
         grid_panel(figure, left, 0.95, tiles, columns)
         return save(figure, path)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The colours of Okabe and Ito, which can be told apart with any colour vision.
-BLUE, GREEN, RED = "#0072b2", "#009e73", "#d55e00"
-SERIES = (BLUE, "#e69f00", GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
 TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
 
 _SUFFIXES = (".png", ".svg")
