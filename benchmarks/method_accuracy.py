@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def validating(dataset: Dataset) -> Dataset:
 
 def folder_of(spec: Spec, trial: bool) -> str:
     """Folder name of a run."""
-    return f"{Path(spec.data).name}-{spec.method}-{spec.seed}-{spec.id[:8]}{'-validation' * trial}"
+    return f"{Path(spec.data).name}-{spec.method}-{spec.shots}-{spec.seed}-{spec.id[:8]}{'-validation' * trial}"
 
 
 def work(spec: Spec, out: Path, device: str, trial: bool) -> dict[str, Any]:
@@ -100,7 +101,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     names = sorted({row["data"] for row in rows})
     found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        key = row["method"], " ".join(f"{k}={v}" for k, v in row["settings"].items())
+        settings = {"shots": row["shots"], **row["settings"]}
+        key = row["method"], " ".join(f"{k}={v}" for k, v in settings.items())
         found.setdefault(key, {}).setdefault(row["data"], []).append(row)
     head = "| method | " + " | ".join(f"{name} | values | s" for name in names) + " |"
     lines = [head, "|---|" + "---:|---:|---:|" * len(names)]
@@ -123,6 +125,7 @@ def main() -> int:
     parser.add_argument("data", nargs="+")
     parser.add_argument("--method", action="append", help="repeatable; all unless given")
     parser.add_argument("--seed", action="append", type=int, help="repeatable; 1 unless given")
+    parser.add_argument("--shots", action="append", type=int, help="repeatable; 16 unless given")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="for every method that uses this option")
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--device", default="auto")
@@ -138,9 +141,10 @@ def main() -> int:
             used = {k: v for k, v in common.items() if k not in get_method(method).unused_options()}
             tried = [{}, *TRIALS.get(method, [])] if chosen.trials else [{}]
             for settings in tried:
-                common_to = {"data": data, "method": method, "shots": SHOTS, "backbone": chosen.backbone}
+                common_to = {"data": data, "method": method, "backbone": chosen.backbone}
                 common_to["options"] = {**settings, **used}
-                specs += [Spec(**common_to, seed=seed) for seed in chosen.seed or [1]]
+                pairs = product(chosen.shots or [SHOTS], chosen.seed or [1])
+                specs += [Spec(**common_to, shots=shots, seed=seed) for shots, seed in pairs]
     rows = carried_out(specs, chosen.out, chosen.device, chosen.trials, chosen.jobs)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -122,7 +122,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: 
     from dca.experiment.run import run
     from dca.experiment.spec import Spec
 
-    spec = Spec(data=str(photos), shots=2, backbone=str(tiny_folder), options={"epochs": 2})
+    spec = Spec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options={"epochs": 2})
     return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder
 
 

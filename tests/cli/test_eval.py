@@ -39,7 +39,7 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
 
 def test_eval_keeps_its_columns_for_wide_names(dca: Any, tiny_folder: Path, tmp_path: Path):
     class_folders(tmp_path / "zoo", ("大熊猫", "cat"), 1)
-    options = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--set", "epochs=1")
+    options = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca")
     assert dca("fit", tmp_path / "zoo", *options).code == 0
     table = dca("eval", tmp_path / "m.dca", tmp_path / "zoo").out.splitlines()[1:]
     assert len(table) == 2

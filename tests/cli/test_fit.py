@@ -17,7 +17,8 @@ KEYS = {
     "model": str, "method": str, "backbone": str, "shots": int, "seed": int, "zero_shot_accuracy": float,
     "accuracy": float, "trained_parameters": int, "seconds": float, "checkpoint_bytes": int,
 }  # fmt: skip
-QUICK = ("--set", "epochs=1")
+DCA = ("--method", "dca")
+QUICK = (*DCA, "--set", "epochs=1")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_fit_ends_with_the_comparison_the_cost_and_the_next_command(
     target = tmp_path / "my model.dca"
     said = dca("fit", photos, "--shots", 1, "--backbone", tiny_folder, "-o", target, *QUICK)
     assert said.code == 0
-    for part in ("zero-shot CLIP", "points)", "parameters in", "kB)"):
+    for part in ("zero-shot CLIP", "points)", "parameters with dca in", "kB)"):
         assert part in said.out
     assert f"dca predict '{target}' IMAGE" in said.out
     again = dca("fit", photos, "--shots", 1, "--backbone", tiny_folder, "-o", target, *QUICK)
@@ -128,8 +129,9 @@ def test_the_images_of_a_draw_are_not_called_all(dca: Any, photos: Path, tiny_fo
 def test_images_that_are_held_out_are_not_called_trained_on(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     options = ("--method", "zero_shot", "--hold-out", "0.25", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
     lines = dca("fit", photos / "train", *options).out.splitlines()
-    assert lines[0] == "train: 10 classes, 30 training images (all but the 10 held out)"
-    assert lines[1] == "accuracy on 10 test images"
+    assert lines[0] == "clip, 32 px: for trying things out; for real work: --backbone vit-b-16"
+    assert lines[1] == "train: 10 classes, 30 training images (all but the 10 held out)"
+    assert "accuracy on 10 test images" in lines
 
 
 def test_a_public_dataset_that_was_recognised_is_said():
@@ -138,10 +140,12 @@ def test_a_public_dataset_that_was_recognised_is_said():
     result = {
         "dataset": "eurosat", "public": "eurosat", "split": "public split file split_zhou_EuroSAT.json",
         "classes": 10, "images": 10, "shots": 1, "targets": [], "checkpoint_bytes": 5, "trained_parameters": 0,
-        "seconds": 1.0,
+        "seconds": 1.0, "backbone": "vit-b-16", "image_size": 224, "method": "gda",
+        "findings": {"doubtful_labels": [], "confused": [], "more_images": None, "notes": []},
     }  # fmt: skip
     said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
-    assert summary(result, "m.dca")[1].startswith(said)
+    assert summary(result, "m.dca")[0] == "vit-b-16, 224 px"
+    assert summary(result, "m.dca")[2].startswith(said)
     assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca"))
 
 
@@ -155,8 +159,8 @@ def test_an_estimate_needs_no_test_images(
     said = dca(*line, "--estimate", "-o", tmp_path / "m.dca")
     assert said.code == 0, said.err
     pattern = (
-        r"estimated accuracy \d+\.\d % \(95 % interval [\d.]+ to [\d.]+; "
-        r"2-fold cross-validation on 20 training images; zero-shot CLIP [\d.]+ %\)"
+        r"estimated accuracy on new images \(2-fold cross-validation on 20 training images\)\n"
+        rf"  zero-shot CLIP +[\d.]+ %\n  {method} +[\d.]+ %   \(95 % interval: [\d.]+ to [\d.]+\)\n"
     )
     assert re.search(pattern, said.out)
     assert "not measured" not in said.out
@@ -213,16 +217,19 @@ def test_a_file_name_that_is_no_text_does_no_harm(dca: Any, few: Path, tiny_fold
     ("arguments", "parts"),
     [
         (["--method", "dcaa"], ["unknown method 'dcaa'", "Did you mean 'dca'?"]),
-        (["--set", "epoch=3", "--set", "alfa=1"], ["Did you mean 'epochs'?", "Did you mean 'alpha'?"]),
-        (["--set", "epochs=-1", "--set", "momentum=2"], ["epochs=-1: at least 0", "momentum=2.0: at most 1"]),
-        (["--set", "epochs=many", "--set", "augment=perhaps"], ["a whole number expected", "true or false expected"]),
-        (["--set", "alpha=nan", "--set", "beta=inf"], ["alpha=nan: a finite", "beta=inf: a finite"]),
-        (["--set", "batch_size=99999999999999999999"], ["batch_size", "at most"]),
+        ([*DCA, "--set", "epoch=3", "--set", "alfa=1"], ["Did you mean 'epochs'?", "Did you mean 'alpha'?"]),
+        ([*DCA, "--set", "epochs=-1", "--set", "momentum=2"], ["epochs=-1: at least 0", "momentum=2.0: at most 1"]),
+        (
+            [*DCA, "--set", "epochs=many", "--set", "augment=perhaps"],
+            ["a whole number expected", "true or false expected"],
+        ),
+        ([*DCA, "--set", "alpha=nan", "--set", "beta=inf"], ["alpha=nan: a finite", "beta=inf: a finite"]),
+        ([*DCA, "--set", "batch_size=99999999999999999999"], ["batch_size", "at most"]),
         (["--set", "epochs"], ["'epochs' is not key=value"]),
         (["--method", "gda", "--set", "epochs=50"], ["gda is not trained in steps", "epochs=50", "methods show gda"]),
         (["--method", "coop", "--set", "epochs=abc"], ["epochs=abc: a whole number", "`dca methods show coop`"]),
-        (["--set", "test_metric=mahalanobi"], ["test_metric=mahalanobi: one of mahalanobis"]),
-        (["--set", "recipe=paper"], ["no values for data that is no public dataset", "recipe=own"]),
+        ([*DCA, "--set", "test_metric=mahalanobi"], ["test_metric=mahalanobi: one of mahalanobis"]),
+        ([*DCA, "--set", "recipe=paper"], ["no values for data that is no public dataset", "recipe=own"]),
         (["--backbone", "vit-b-61"], ["unknown backbone 'vit-b-61'", "Did you mean 'vit-b-16'?"]),
         (["--backbone", "./nowhere"], ["./nowhere: no such file or folder"]),
         (["--backbone", "x" * 5000], ["File name too long"]),
@@ -360,7 +367,7 @@ def test_what_is_not_a_model_is_never_overwritten(dca: Any, few: Path, tiny_fold
 
 
 def test_diverging_training_names_the_rate_to_try(dca: Any, few: Path, tiny_folder: Path, tmp_path: Path):
-    settings = ("--set", "learning_rate=1e38", "--set", "epochs=3", "--set", "warmup_epochs=0")
+    settings = (*DCA, "--set", "learning_rate=1e38", "--set", "epochs=3", "--set", "warmup_epochs=0")
     said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *settings)
     assert said.code == 2
     assert "training diverged" in said.err

@@ -134,15 +134,16 @@ def test_the_command_that_is_suggested_can_be_copied(dca: Any):
 @pytest.mark.parametrize(
     ("line", "fix"),
     [
-        ("--epochs 10", "--set epochs=10"),
-        ("--epochs=10", "--set epochs=10"),
-        ("--lr 0.1", "--set learning_rate=0.1"),
-        ("--batch-size 8", "--set batch_size=8"),
-        ("--epohs 10", "--set epochs=10"),
-        ("--alpha", "--set alpha=VALUE"),
+        ("--method dca --epochs 10", "--set epochs=10"),
+        ("--method dca --epochs=10", "--set epochs=10"),
+        ("--method dca --lr 0.1", "--set learning_rate=0.1"),
+        ("--method dca --batch-size 8", "--set batch_size=8"),
+        ("--method dca --epohs 10", "--set epochs=10"),
+        ("--method dca --alpha", "--set alpha=VALUE"),
         ("--method coop --lr 0.1", "--set learning_rate=0.1"),
-        ("--method gda --epochs 10", "leave it out"),
-        ("--form linear", "see the options and their limits with `dca methods show dca`"),
+        ("--ridge 3", "--set ridge=3"),
+        ("--epochs 10", "leave it out, or choose a trained method: --method dca --set epochs=10"),
+        ("--form linear", "see the options and their limits with `dca methods show closed_form`"),
     ],
 )
 def test_an_option_of_a_method_is_pointed_to_set(dca: Any, line: str, fix: str):

@@ -41,7 +41,10 @@ def test_columns_stand_under_each_other_whatever_the_names():
 
     names = ("大熊猫", "🐶 dog", "cat", "nai\u0308ve")
     rows = [
-        {"path": f"{name}/1.jpg", "top": [{"label": name, "probability": 0.5}, {"label": "cat", "probability": 0.1}]}
+        {
+            **{"path": f"{name}/1.jpg", "label": name, "probability": 0.5},
+            "top": [{"label": name, "probability": 0.5}, {"label": "cat", "probability": 0.1}],
+        }
         for name in names
     ]
     first, second = zip(*(line.rsplit(" ", 1)[0].split(" 0.50 ") for line in lines(rows)), strict=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dca.core.device import compute_dtype, require_usable, resolve_device
+from dca.core.device import SHARED, compute_dtype, require_usable, resolve_device, threads_for
 from dca.core.errors import UserError
 
 
@@ -29,3 +29,15 @@ def test_an_unknown_precision_is_refused():
         require_usable("cpu", "fp8")
     assert caught.value.render("cli").endswith("fix: use --precision auto, fp32 or bf16")
     assert compute_dtype(torch.device("cpu"), "bf16") == torch.bfloat16
+
+
+@pytest.mark.parametrize(("multiplications", "expected"), [(SHARED - 1, 1), (SHARED, 2)])
+def test_small_products_take_one_thread(multiplications: int, expected: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with threads_for(multiplications):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -44,7 +44,7 @@ def few(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spec(few: Path, tiny_folder: Path) -> Spec:
-    return Spec(data=str(few), shots=2, backbone=str(tiny_folder), options=dict(OPTIONS))
+    return Spec(data=str(few), method="dca", shots=2, backbone=str(tiny_folder), options=dict(OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_selection_reaches_the_method(photos: Path, tiny_folder: Path, tmp_p
 def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):
     run(spec, tmp_path / "again.dca")
     require_same(tmp_path / "again.dca", straight)
-    other = Spec(data=spec.data, shots=2, seed=2, backbone=spec.backbone, options=spec.options)
+    other = Spec(data=spec.data, method="dca", shots=2, seed=2, backbone=spec.backbone, options=spec.options)
     run(other, tmp_path / "other.dca")
     assert weights(tmp_path / "other.dca") != weights(straight)
 
@@ -101,7 +101,9 @@ def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: Spec, ti
     model = spec.classifier().set_params(backbone=clip).fit(spec.data)
     assert model.method_.clip is clip
     assert compute_digest(clip) == before == compute_digest(CLIP.from_pretrained(tiny_folder))
-    untouched = Spec(data=spec.data, shots=2, backbone=spec.backbone, options={**spec.options, "epochs": 0})
+    untouched = Spec(
+        data=spec.data, method="dca", shots=2, backbone=spec.backbone, options={**spec.options, "epochs": 0}
+    )
     first = untouched.classifier().fit(spec.data).method_.state_dict()
     for name, tensor in model.method_.named_parameters():
         assert not tensor.equal(first[name]), name
@@ -147,7 +149,8 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     code = (
         "import sys; from pathlib import Path; from dca.engine import loop; from dca import Spec, run\n"
         "loop.SAVE_EVERY = 0.0\n"
-        f"run(Spec(data=sys.argv[1], shots=2, backbone=sys.argv[2], options={options!r}), Path(sys.argv[3]))"
+        f"options = {options!r}\n"
+        "run(Spec(data=sys.argv[1], method='dca', shots=2, backbone=sys.argv[2], options=options), Path(sys.argv[3]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, spec.data, spec.backbone, str(killed)], env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -228,7 +231,7 @@ def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: Spec, tmp_path: Pat
 
 
 def spec_of(spec: Spec, options: dict[str, Any]) -> Spec:
-    return Spec(data=spec.data, shots=spec.shots, backbone=spec.backbone, options=options)
+    return Spec(data=spec.data, method="dca", shots=spec.shots, backbone=spec.backbone, options=options)
 
 
 END_PHASE = [
@@ -295,7 +298,7 @@ def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
     spec: Spec, straight: Path, tmp_path: Path, overwrite: bool
 ):
     target = tmp_path / "m.dca"
-    other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
+    other = Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
     refused: list[UserError] = []
 
     def second(stage: str, done: int, total: int, note: str) -> None:
@@ -434,7 +437,7 @@ def test_other_test_images_are_another_run(tiny_folder: Path, tmp_path: Path):
         for n, name in enumerate(("cat", "dog")):
             (tmp_path / "data" / part / name).mkdir(parents=True)
             Image.new("RGB", (32, 32), (80 * n, 40, 90)).save(tmp_path / "data" / part / name / "0.png")
-    spec = Spec(data=str(tmp_path / "data"), backbone=str(tiny_folder), options={"epochs": 1})
+    spec = Spec(data=str(tmp_path / "data"), method="dca", backbone=str(tiny_folder), options={"epochs": 1})
     run(spec, tmp_path / "m.dca")
     Image.new("RGB", (32, 32)).save(tmp_path / "data" / "test" / "cat" / "1.png")
     with pytest.raises(UserError, match="another run"):
@@ -457,7 +460,7 @@ def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, t
 
 def test_an_interrupted_run_of_another_kind_is_started_over(spec: Spec, straight: Path, tmp_path: Path):
     target = tmp_path / "m.dca"
-    other = Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options)
+    other = Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
     with pytest.raises(KeyboardInterrupt):
         run(other, target, progress=lambda stage, *_: stop() if stage.startswith("testing") else None)
     run(spec, target)
@@ -477,7 +480,7 @@ def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: P
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
     assert caplog.messages == [f"{partial_of(target)}: continuing after epoch 2 of 3"]
     caplog.clear()
-    run(Spec(data=spec.data, shots=1, backbone=spec.backbone, options=spec.options), target)
+    run(Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options), target)
     (said,) = caplog.messages
     assert said.startswith(f"{partial_of(target)}: discarding an unfinished run (shots: 2 there, 1 here")
     assert "training images: not the same" in said
@@ -555,15 +558,13 @@ def test_a_run_holds_only_figures_that_json_knows_and_the_card_says_them(straigh
 def test_a_run_on_pictures_in_memory_needs_no_files(sample: Dataset, clip: CLIP):
     from dca.model.classifier import Classifier
 
-    model = Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
+    model = Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample)
     assert {row["name"] for row in model.draw_} == {"in memory"}
     assert len(model.history_) == 1
 
 
 def test_a_share_can_be_held_out_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    spec = Spec(
-        data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), options={"epochs": 1, "warmup_epochs": 0}
-    )
+    spec = Spec(data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), method="zero_shot")
     result = run(spec, tmp_path / "held.dca").result
     assert (result["images"], result["test_images"]) == (30, 10)
     assert result["accuracy"] is not None
@@ -576,7 +577,7 @@ def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_pat
 
     few = few_shot(load_dataset(photos), 2, 7)
     export_draw(few, 2, 7, tmp_path / "draw.json")
-    common = {"data": str(photos), "backbone": str(tiny_folder), "options": {"epochs": 1, "warmup_epochs": 0}}
+    common = {"data": str(photos), "backbone": str(tiny_folder), "method": "zero_shot"}
     outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
     assert outcome.classifier is not None
     assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.image.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
@@ -590,7 +591,7 @@ def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_pat
 
 
 def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path, tiny_folder: Path, tmp_path: Path):
-    spec = Spec(data=str(photos), shots=1, backbone=str(tiny_folder), options={"epochs": 0})
+    spec = Spec(data=str(photos), method="dca", shots=1, backbone=str(tiny_folder), options={"epochs": 0})
     target = run(spec, tmp_path / "m.dca").folder
     (target / "result.json").write_text('{"model": "m.d')
     with pytest.raises(UserError, match=r"result\.json: not readable JSON") as caught:

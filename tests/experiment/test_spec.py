@@ -35,8 +35,8 @@ def test_options_that_differ_make_another_spec() -> None:
 
 
 def test_the_order_of_options_does_not_matter() -> None:
-    one = Spec(data="x", options={"epochs": 3, "alpha": 1.0})
-    other = Spec(data="x", options={"alpha": 1, "epochs": 3})
+    one = Spec(data="x", method="dca", options={"epochs": 3, "alpha": 1.0})
+    other = Spec(data="x", method="dca", options={"alpha": 1, "epochs": 3})
     assert one == other
     assert one.id == other.id
 

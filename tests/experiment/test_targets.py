@@ -142,7 +142,7 @@ def other_photos(photos: Path, tmp_path: Path) -> Path:
 
 def spec_of(photos: Path, tiny_folder: Path, **arguments: Any) -> Spec:
     options = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8}
-    return Spec(data=str(photos), shots=2, backbone=str(tiny_folder), options=options, **arguments)
+    return Spec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options=options, **arguments)
 
 
 def test_base_to_new_has_a_folder_and_resumes(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
@@ -200,7 +200,20 @@ def test_targets_go_with_the_protocols_that_take_them(photos: Path, tiny_folder:
 def test_the_command_runs_every_protocol(
     photos: Path, other_photos: Path, tiny_folder: Path, tmp_path: Path, dca: Callable[..., Said]
 ) -> None:
-    common = ("fit", photos, "--shots", 1, "--backbone", tiny_folder, "--set", "epochs=1", "--set", "warmup_epochs=0")
+    common = (
+        "fit",
+        photos,
+        "--shots",
+        1,
+        "--backbone",
+        tiny_folder,
+        "--method",
+        "dca",
+        "--set",
+        "epochs=1",
+        "--set",
+        "warmup_epochs=0",
+    )
     told = dca(*common, "--protocol", "base-to-new", "-o", tmp_path / "a.dca")
     assert told.code == 0, told.err
     assert "of photos base" in told.out

@@ -334,6 +334,31 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
     torch.testing.assert_close(method.final_weight, (trained + t) / 2)
 
 
+@pytest.mark.parametrize("gathered", [1, 2**24])
+def test_the_linear_form_is_trained_as_by_its_steps(
+    gathered: int, sample: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several steps at a time, with gradients in closed form, against `step` and backpropagation."""
+    import dca.engine.loop
+
+    data = dataclasses.replace(sample, val=sample.test)
+
+    def fit() -> Classifier:
+        model = Classifier("cross_modal", seed=3, backbone=make_clip(), epochs=3, learning_rate=0.01, templates=TWO)
+        return model.fit(data)
+
+    monkeypatch.setattr(dca.engine.loop, "GATHERED", gathered)
+    fast = fit()
+    monkeypatch.setattr(CrossModal, "analytic_steps", None)
+    slow = fit()
+    for name in ("weight", "final_weight", "validated"):
+        one, other = (model.method_.state_dict()[name] for model in (fast, slow))
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    for mine, literal in zip(fast.history_, slow.history_, strict=True):
+        assert mine["accuracy"] == literal["accuracy"]
+        assert mine["loss"] == pytest.approx(literal["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("form", ["linear", "partial"])
 def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_path: Path) -> None:
     """The best state may be from before the interruption."""

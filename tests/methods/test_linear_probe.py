@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from conftest import make_clip
 from dca.clip import CLIP
 from dca.core.errors import UserError
+from dca.data.dataset import Dataset
 from dca.methods.interface import Problem
 from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
+from dca.methods.shared.logistic import Logistic
 from dca.methods.summary import parameter_count
+from oracles import logistic
 from oracles.frozen import cross_entropy, dot, softmax
 from oracles.images import Images
 
@@ -57,6 +63,64 @@ def test_the_gradient_vanishes_at_the_solution() -> None:
     (objective(W, b, x.double(), y, 1.0) / len(x)).backward()
     assert float(W.grad.abs().max()) < 10 * FINE  # type: ignore[union-attr]
     assert float(b.grad.abs().max()) < 10 * FINE  # type: ignore[union-attr]
+
+
+class Given:
+    """Training features as they are stored, and validation features."""
+
+    def __init__(self, features: torch.Tensor, labels: torch.Tensor, validation: Given | None = None) -> None:
+        self.features, self.labels, self.validation = features, labels, validation
+
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> torch.Tensor:
+        return self.features
+
+
+def searched(given: Given, classes: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """W, b and c of the method."""
+    clip = make_clip()
+    names = tuple(f"class {n}" for n in range(classes))
+    method = LinearProbe.build(clip, Problem(names=names, shots=3), LinearProbeOptions())
+    method.weight = torch.nn.Parameter(torch.zeros(classes, given.features.shape[1], dtype=torch.float64))
+    method.bias = torch.nn.Parameter(torch.zeros(classes, dtype=torch.float64))
+    chosen: list[float] = []
+    solved = Logistic.solve
+
+    def watching(self: Logistic, c: float, **how: Any) -> torch.Tensor:
+        chosen.append(c)
+        return solved(self, c, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Logistic, "solve", watching)
+        method.finish(given)  # type: ignore[arg-type]
+    return method.weight.detach(), method.bias.detach(), chosen[-1]
+
+
+def assert_as_written(given: Given, classes: int) -> None:
+    """The chosen c, W and b are those of L-BFGS from zero for every c, each run to its minimum."""
+    assert given.validation is not None
+    W, b, c = searched(given, classes)
+    x, y = given.features, given.labels
+    assert c == logistic.search(x, y, classes, given.validation.features, given.validation.labels)
+    weight, bias = logistic.solve(x, y, classes, c)
+    assert float((W - weight).abs().max() / weight.abs().max()) < 1e-6
+    assert float((b - bias).abs().max() / bias.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(("N", "D", "C"), [(24, 6, 3), (16, 40, 4), (33, 9, 2)])
+def test_the_search_equals_the_route_as_written(N: int, D: int, C: int) -> None:
+    x, y = problem(2 * N, D, C)
+    assert_as_written(Given(x[:N], y[:N], Given(x[N:], y[N:])), C)
+
+
+def test_on_images_the_search_equals_the_route_as_written(sample: Dataset) -> None:
+    clip = CLIP.from_pretrained("mini")
+
+    def features(items: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        four = [item for item in items if item.label < 4]
+        pixels = clip.preprocess([item.image for item in four])
+        return clip.encode_image(pixels).detach(), torch.tensor([item.label for item in four])
+
+    assert_as_written(Given(*features(sample.train), Given(*features(sample.test))), 4)
 
 
 @pytest.mark.parametrize("features", ["raw", "unit"])

@@ -1,125 +1,91 @@
-"""Approximate leave-one-out of logistic regression against refitting without each image."""
-
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from dca.methods.linear_probe import objective, solve
-from dca.methods.shared.logistic import hessian, leave_one_out, restore_balance
+from dca.methods.shared import logistic as logistic_module
+from dca.methods.shared.logistic import Logistic
+from oracles import logistic
 
-
-def problem(N: int, D: int, C: int = 3, spread: float = 2.0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(N + D)
-    labels = torch.arange(N) % C
-    centers = torch.randn(C, D, generator=generator)
-    return centers[labels] + spread * torch.randn(N, D, generator=generator), labels
+HOW = {"tolerance": 1e-8, "iterations": 1000}
 
 
-def refitted(x: Tensor, y: Tensor, c: float, C: int = 3) -> Tensor:
-    """Probabilities (N, C) of each image by a model that was fitted without it."""
-    rows = []
-    for i in range(len(x)):
-        keep = torch.arange(len(x)) != i
-        W, b = solve(x[keep], y[keep], C, c, iterations=500)
-        rows.append((W @ x[i].double() + b).softmax(dim=-1))
-    return torch.stack(rows)
+def problem(counts: tuple[int, ...], D: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    centers = torch.randn(len(counts), D, generator=generator)
+    return 3 + centers[labels] + 2 * torch.randn(len(labels), D, generator=generator), labels
 
 
-def approximate(x: Tensor, y: Tensor, c: float, C: int = 3) -> Tensor:
-    found = leave_one_out(x, y, *solve(x, y, C, c, iterations=500), c)
-    assert found is not None
-    return found.softmax(dim=-1)
+def difference(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize(("N", "D"), [(24, 5), (12, 20)])
-@pytest.mark.parametrize("c", [0.01, 0.3])
-def test_it_is_close_to_refitting_without_the_image(N: int, D: int, c: float) -> None:
-    """Within 0.03 of the probability, where leaving the image out moves it by up to 0.8."""
-    x, y = problem(N, D)
-    W, b = solve(x, y, 3, c, iterations=500)
-    exact, found = refitted(x, y, c), approximate(x, y, c)
-    moved = (exact - (x.double() @ W.T + b).softmax(dim=-1)).abs().max()
-    gap = (exact - found).abs().max()
-    assert gap < 0.03
-    assert gap < moved / 8
+@pytest.mark.parametrize(("counts", "D"), [((6, 6, 6), 4), ((1, 1, 1), 12), ((9, 2, 1, 4), 20), ((7, 3), 3)])
+def test_the_minimum_is_that_of_the_route_as_written_for_every_c(counts: tuple[int, ...], D: int) -> None:
+    x, y = problem(counts, D)
+    for c in (1e-6, 1e-2, 1.0, 1e2, 1e6):
+        ours = Logistic(x, y, len(counts))
+        found = ours.weights(ours.solve(c, **HOW))
+        assert difference(found, logistic.solve(x, y, len(counts), c)) < 1e-6
 
 
-def test_the_error_shrinks_with_the_number_of_images() -> None:
-    """One image of N has an influence of 1/N; the error is of second order."""
-    gaps = []
-    for N in (15, 60, 240):
-        x, y = problem(N, 3)
-        shown = slice(0, 12)
-        exact = torch.stack([refitted_one(x, y, i) for i in range(12)])
-        gaps.append(float((exact - approximate(x, y, 1.0)[shown]).abs().max()))
-    assert gaps[1] < gaps[0] / 8
-    assert gaps[2] < gaps[1] / 8
+@pytest.mark.parametrize("order", [(6, 4, 2, 0, -2, -4, -6), (-6, 6, 0, -3, 3, 3.5, 3.25), (2, 2, 2.001)])
+def test_the_solutions_before_do_not_change_the_minimum(order: tuple[float, ...]) -> None:
+    x, y = problem((5, 5, 5, 5), 16)
+    path = Logistic(x, y, 4)
+    for decade in order:
+        path.solve(10.0**decade, tolerance=1e-2, iterations=1000)
+    for decade in order:
+        alone = Logistic(x, y, 4)
+        warm, cold = (one.weights(one.solve(10.0**decade, **HOW)) for one in (path, alone))
+        assert difference(warm, cold) < 1e-7
 
 
-def refitted_one(x: Tensor, y: Tensor, i: int) -> Tensor:
-    keep = torch.arange(len(x)) != i
-    W, b = solve(x[keep], y[keep], 3, 1.0, iterations=500)
-    return (W @ x[i].double() + b).softmax(dim=-1)
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_scale_of_the_features_is_no_obstacle(scale: float) -> None:
+    """W scales inversely, if c does so twice."""
+    x, y = problem((5, 5, 5), 8)
+    plain, scaled = Logistic(x.double(), y, 3), Logistic(scale * x.double(), y, 3)
+    W, b = plain.weights(plain.solve(1.0, **HOW))
+    # The gradient grows with the features; the relative accuracy of W is the one that counts.
+    V, a = scaled.weights(scaled.solve(scale**-2, tolerance=1e-8, iterations=1000))
+    assert difference((scale * V, a), (W, b)) < 1e-6
 
 
-def test_the_hessian_is_that_of_the_objective() -> None:
-    x, y = problem(9, 4)
-    x = x.double()
-    W, b = solve(x, y, 3, 0.7, iterations=500)
-
-    def value(flat: Tensor) -> Tensor:
-        rows = flat.reshape(3, 5)
-        return objective(rows[:, :-1], rows[:, -1], x, y, 0.7) + rows[:, -1].sum().square() / 2
-
-    flat = torch.cat([W, b[:, None]], dim=1).flatten()
-    p = (x @ W.T + b).softmax(dim=-1)
-    found = hessian(F.pad(x, (0, 1), value=1.0), torch.diag_embed(p) - p[:, :, None] * p[:, None, :], 0.7)
-    expected = torch.autograd.functional.hessian(value, flat)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+def test_equal_features_give_the_frequencies_of_the_classes() -> None:
+    x, y = torch.ones(8, 5), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    ours = Logistic(x, y, 3)
+    W, b = ours.weights(ours.solve(1.0, **HOW))
+    assert not W.any()
+    torch.testing.assert_close(b.softmax(0), torch.tensor([5, 2, 1]).double() / 8)
 
 
-def test_one_newton_step_is_what_the_formula_takes() -> None:
-    """Literally: the gradient and the Hessian without the image, at the weights that were fitted with it."""
-    x, y = problem(10, 4)
-    x = x.double()
-    W, b = solve(x, y, 3, 0.5, iterations=500)
-    found = approximate(x, y, 0.5)
-    flat = torch.cat([W, b[:, None]], dim=1).flatten()
-    for i in range(len(x)):
-        keep = torch.arange(len(x)) != i
+def test_more_iterations_than_allowed_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = problem((5, 5, 5), 8)
+    made: list[int] = []
+    written = logistic_module.conjugate_gradients
 
-        def value(flat: Tensor, keep: Tensor = keep) -> Tensor:
-            rows = flat.reshape(3, 5)
-            return objective(rows[:, :-1], rows[:, -1], x[keep], y[keep], 0.5) + rows[:, -1].sum().square() / 2
+    def counting(*given: Any) -> tuple[Tensor, int]:
+        made.append(written(*given)[1])
+        return written(*given)
 
-        slope = torch.func.grad(value)(flat)
-        step = torch.linalg.solve(torch.autograd.functional.hessian(value, flat), slope)  # type: ignore[no-untyped-call]
-        rows = (flat - step).reshape(3, 5)
-        expected = (rows[:, :-1] @ x[i] + rows[:, -1]).softmax(dim=-1)
-        torch.testing.assert_close(found[i], expected, atol=1e-7, rtol=0)
+    monkeypatch.setattr(logistic_module, "conjugate_gradients", counting)
+    Logistic(x, y, 3).solve(1e4, tolerance=1e-8, iterations=7)
+    assert sum(made) == 7
 
 
-def test_too_many_weights_are_left_to_folds() -> None:
-    x, y = problem(12, 4)
-    W, b = solve(x, y, 3, 1.0, iterations=100)
-    assert leave_one_out(x, y, W, b, 1.0, most=3 * 5) is not None
-    assert leave_one_out(x, y, W, b, 1.0, most=3 * 5 - 1) is None
-
-
-def test_the_own_class_is_not_punished_for_the_image_it_lost() -> None:
-    """A model without weights knows only how frequent classes are: balanced, it must not know the left-out label."""
-    x, y = problem(12, 4)
-    W, b = torch.zeros(3, 4), torch.zeros(3)
-    logits = leave_one_out(x, y, W, b, 1e-12)
-    assert logits is not None
-    exact = torch.stack([torch.bincount(y[torch.arange(12) != i]) / 11 for i in range(12)]).double()
-    approximated = logits.softmax(dim=-1)
-    assert (approximated.argmax(dim=-1) != y).all()
-    torch.testing.assert_close(approximated, exact, atol=0.03, rtol=0)
-    count = torch.full((12,), 4)
-    torch.testing.assert_close(
-        restore_balance(exact.log(), y, count).softmax(dim=-1), torch.full((12, 3), 1 / 3, dtype=torch.float64)
-    )
+def test_coordinates_give_the_logits_of_the_weights() -> None:
+    x, y = problem((4, 4), 6)
+    ours = Logistic(x, y, 2)
+    A = ours.solve(1.0, **HOW)
+    W, b = ours.weights(A)
+    unseen = torch.randn(5, 6, generator=torch.Generator().manual_seed(3))
+    logits, wanted = ours.coordinates(unseen) @ A.T, unseen.double() @ W.T + b
+    gaps = [rows - rows.mean(dim=1, keepdim=True) for rows in (logits, wanted)]
+    torch.testing.assert_close(*gaps)
+    assert math.isclose(float(b.mean()), 0, abs_tol=1e-12)

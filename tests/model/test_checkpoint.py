@@ -84,7 +84,7 @@ def test_a_model_loaded_in_a_new_process_gives_the_same_bits(fitted: Path, photo
 
 
 def test_a_saved_model_holds_no_backbone_weights_and_loads_as_it_was(photos: Path, clip: CLIP, tmp_path: Path):
-    model = Classifier(shots=1, backbone=clip, epochs=1).fit(photos)
+    model = Classifier("dca", shots=1, backbone=clip, epochs=1).fit(photos)
     model.save_pretrained(tmp_path / "m.dca")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.dca"]
     names = set(load_file(tmp_path / "m.dca" / "model.safetensors"))

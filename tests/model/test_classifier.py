@@ -28,7 +28,7 @@ from dca.model.inputs import as_dataset
 
 @pytest.fixture(scope="module")
 def model(sample: Dataset, clip: CLIP) -> Classifier:
-    return Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
+    return Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample)
 
 
 def pictures(count: int) -> list[Image.Image]:
@@ -80,7 +80,7 @@ def test_labels_are_matched_by_their_words(model: Classifier, sample: Dataset):
 def test_classes_of_the_same_name_keep_their_places(clip: CLIP):
     items = tuple(Item(picture, n) for n, picture in enumerate(pictures(3)))
     twins = Dataset("twins", ("ship", "crane", "plane"), ("missile", "crane", "missile"), train=items, test=items)
-    fitted = Classifier(backbone=clip, epochs=1).fit(twins)
+    fitted = Classifier("dca", backbone=clip, epochs=1).fit(twins)
     report = fitted.evaluate(twins)
     assert report.truth.tolist() == [0, 1, 2]
     assert set(report.per_class) == {"ship", "crane", "plane"}
@@ -88,7 +88,9 @@ def test_classes_of_the_same_name_keep_their_places(clip: CLIP):
 
 def test_fit_takes_pictures_and_labels_of_any_kind(clip: CLIP):
     labels = np.array([3, 7, 3, 7])
-    fitted = Classifier(backbone=clip, shots=np.int64(2), seed=np.int32(1), epochs=np.int64(1)).fit(pictures(4), labels)
+    fitted = Classifier("dca", backbone=clip, shots=np.int64(2), seed=np.int32(1), epochs=np.int64(1)).fit(
+        pictures(4), labels
+    )
     assert fitted.classes_.tolist() == [3, 7]
     assert fitted.method_.options.epochs == 1
 
@@ -218,14 +220,14 @@ def test_half_of_the_classes_keep_their_labels(clip: CLIP):
 )
 def test_fit_refuses_what_it_cannot_learn_from(clip: CLIP, X: Any, y: Any, part: str):
     with pytest.raises(UserError) as caught:
-        Classifier(backbone=clip, epochs=1).fit(X, y)
+        Classifier("dca", backbone=clip, epochs=1).fit(X, y)
     assert part in str(caught.value)
 
 
 def test_every_class_needs_a_training_image(clip: CLIP):
     items = tuple(Item(picture, n) for n, picture in enumerate(pictures(2)))
     with pytest.raises(UserError, match="without training images") as caught:
-        Classifier(backbone=clip, epochs=1).fit(
+        Classifier("dca", backbone=clip, epochs=1).fit(
             Dataset("some", (1, 2, 3, 4), ("ant", "bee", "cow", "doe"), train=items)
         )
     assert caught.value.details == ("3", "4")
@@ -327,15 +329,15 @@ class Terminal:
 def test_fit_draws_bars_on_a_terminal_only(
     sample: Dataset, clip: CLIP, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
+    Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample)
     assert capsys.readouterr() == ("", "")
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    Classifier(shots=1, backbone=clip, epochs=1).fit(sample)
+    Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample)
     assert "training" in terminal.text
     assert "epoch 1/1" in terminal.text
     shown = terminal.text
-    Classifier(shots=1, backbone=clip, epochs=1).fit(sample, progress=dca.core.progress.silent)
+    Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample, progress=dca.core.progress.silent)
     assert terminal.text == shown
     assert capsys.readouterr().out == ""
 
@@ -383,7 +385,7 @@ def test_a_model_without_training_is_saved_and_loaded_too(sample: Dataset, clip:
 def test_every_shape_of_model_is_saved_and_loaded_bit_for_bit(
     sample: Dataset, clip: CLIP, tmp_path: Path, settings: dict[str, Any]
 ):
-    fitted = Classifier(shots=2, backbone=clip, epochs=1, **settings).fit(sample)
+    fitted = Classifier("dca", shots=2, backbone=clip, epochs=1, **settings).fit(sample)
     fitted.save_pretrained(tmp_path / "m.dca")
     loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
     given = [item.image for item in sample.test[:4]]

@@ -73,7 +73,11 @@ def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError 
     name = ALIASES.get(typed, typed)
     problem = f"{context.command_path} has no option {error.option_name}"
     if name in method.unused_options():
-        return UserError(f"{problem}, and {method.name} has no {name}: it is not trained in steps", hint="leave it out")
+        setting = shlex.quote(f"{name}={_value(args, error.option_name) or 'VALUE'}")
+        return UserError(
+            f"{problem}, and {method.name} has no {name}: it is not trained in steps",
+            hint=["leave it out", f"choose a trained method: --method dca --set {setting}"],
+        )
     if name not in _options(method) and (others := _having(name)):
         problem += f"; {name} is an option of {', '.join(others)}, not of {method.name}"
         return UserError(problem, hint=show_method(method.name))

@@ -97,14 +97,19 @@ def command(
     if as_json:
         emit(rows)
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["path", "label", "probability"])
-        for row in rows:
-            path, first = cell(row["path"]), {**row["top"][0], "label": row["label"]}
-            best_first = [first, *row["top"][1:]]
-            writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in best_first)
+        write_csv(rows)
     else:
         click.echo("\n".join(lines(rows)))
+
+
+def write_csv(rows: Sequence[dict[str, Any]]) -> None:
+    """Print one row per image and class."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["path", "label", "probability"])
+    for row in rows:
+        best_first = [row, *row["top"][1:]]
+        path = cell(row["path"])
+        writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in best_first)
 
 
 def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:

@@ -7,12 +7,17 @@ the CPU only if asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from dca.core.actions import choose_device, choose_precision
 from dca.core.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16")
+# Multiplications of a matrix product from which on several threads share it.
+SHARED = 2**26
 
 
 def resolve_device(name: str) -> torch.device:
@@ -54,3 +59,21 @@ def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
 def require_usable(device: str, precision: str) -> None:
     """Raise a UserError if the device or the precision cannot be used: a check before anything is loaded."""
     compute_dtype(resolve_device(device), precision)
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """One CPU thread where matrix products are small, as many as before where they are not.
+
+    The threads of an operation wait for each other. Where other programs use the cores this takes milliseconds, and
+    thousands of small operations, one after the other, become ten times slower by it.
+    """
+    before = torch.get_num_threads()
+    if multiplications >= SHARED or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

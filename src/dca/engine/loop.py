@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +18,23 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.actions import set_option, show_method
+from dca.core.device import threads_for
 from dca.core.errors import UserError
 from dca.engine.resume import Row, Snapshot, restore
-from dca.engine.schedule import batches, make_optimizer, rate_at
+from dca.engine.schedule import advance, batches, make_optimizer, rate_at
 from dca.engine.step import Gradients
 from dca.engine.training_images import TrainingImages
-from dca.methods.interface import Batch, TrainedMethod
+from dca.methods.interface import Batch, Steps, TrainedMethod
 from dca.methods.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
+# Seconds between two readings of metrics, each of which waits for the device.
+READ_EVERY = 0.1
+# Bytes of stored features that are gathered at once for a method that takes several steps at a time.
+GATHERED = 2**24
 # The rule for a learning rate that is not given: see `probe_rate`.
 PROBE_SHARE, PROBE_SHOTS, PROBE_BATCHES = 0.02, 16, 8
 
@@ -48,6 +53,8 @@ class Tick:
 
 Watch = Callable[[Tick], None]
 Trial = Callable[[int, int], None]
+# Names of T loss terms; for S steps their values and the number of correct images, (S, T + 1) on the device.
+Metrics = tuple[list[str], Tensor]
 
 
 class Totals:
@@ -138,45 +145,82 @@ class Trainer:
         """One pass over the images."""
         began, generator, totals = time.monotonic(), seeds.generator(self.seed, "epoch", epoch), Totals()
         steps = list(batches(len(self._labels), self.batch_size, generator))
+        passed = [number / len(steps) if self.recipe.schedule == "step" else 0.0 for number in range(len(steps))]
+        rates = [rate_at(epoch + part, self.epochs, self.recipe, self.rate) for part in passed]
+        unread: list[Metrics] = []
         self.method.train()
-        following = self._batch(steps[0], generator)
-        for number, indices in enumerate(steps, 1):
-            passed = (number - 1) / len(steps) if self.recipe.schedule == "step" else 0.0
-            rate = rate_at(epoch + passed, self.epochs, self.recipe, self.rate)
-            metrics = self._step(following, rate)
-            # A GPU is still busy with this step while the next batch is made; reading waits for it.
-            if number < len(steps):
-                following = self._batch(steps[number], generator)
-            totals.add(*self._read(*metrics, epoch), len(indices))
-            if watch:
-                done, total = epoch * len(steps) + number, self.epochs * len(steps)
-                watch(Tick(done, total, epoch + 1, self.epochs, totals.loss, totals.accuracy))
+        due = began
+        for metrics in self._updates(steps, rates, generator):
+            unread.append(metrics)
+            if time.monotonic() >= due:
+                self._report(unread, totals, epoch, steps, watch)
+                due = time.monotonic() + READ_EVERY
+        self._report(unread, totals, epoch, steps, watch)
         self.method.eval()
         self.method.epoch_done(epoch + 1, self.epochs)
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
             raise self._diverged(epoch, "a trained value")
-        return totals.row(epoch + 1, rate, time.monotonic() - began)
+        return totals.row(epoch + 1, rates[-1], time.monotonic() - began)
 
-    def _step(self, batch: Batch, rate: float) -> tuple[list[str], Tensor]:
-        """One update.
+    def _updates(
+        self, steps: Sequence[Tensor], rates: Sequence[float], generator: torch.Generator
+    ) -> Iterator[Metrics]:
+        """All updates of an epoch, from the indices and the learning rate of each; yields their metrics."""
+        if self._features is not None and (make_steps := self.method.analytic_steps) is not None:
+            at_once = max(GATHERED // (self._features[0].nbytes * len(steps[0])), 1)
+            for start in range(0, len(steps), at_once):
+                part = slice(start, start + at_once)
+                many = self._batch(torch.stack(list(steps[part])), generator)
+                with threads_for(len(steps[0]) * self.method.count_trained()):
+                    metrics = self._take(make_steps(many), rates[part])
+                yield metrics
+            return
+        following = self._batch(steps[0], generator)
+        for number, rate in enumerate(rates, 1):
+            metrics = self._step(following, rate)
+            # A GPU is still busy with this step while the next batch is made; reading waits for it.
+            if number < len(steps):
+                following = self._batch(steps[number], generator)
+            yield metrics
 
-        Returns the names of the loss terms; their values and the number of correct images, still on the device.
-        """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+    def _step(self, batch: Batch, rate: float) -> Metrics:
+        """One update."""
         step = self._gradients(batch)
         right = (step.probabilities.argmax(dim=-1) == batch.labels).sum()
         metrics = torch.stack([value.double() for value in (*step.terms.values(), right)])
-        self.optimizer.step()
-        return list(step.terms), metrics
+        advance(self.optimizer, rate)
+        return list(step.terms), metrics[None]
 
-    def _read(self, names: list[str], metrics: Tensor, epoch: int) -> tuple[dict[str, float], int]:
-        """The metrics of a step as numbers."""
-        *values, right = metrics.tolist()
-        terms = dict(zip(names, values, strict=True))
-        if bad := [name for name, value in terms.items() if not math.isfinite(value)]:
-            raise self._diverged(epoch, f"loss term {', '.join(bad)}")
-        return terms, int(right)
+    def _take(self, steps: Steps, rates: Sequence[float]) -> Metrics:
+        """Several updates with gradients that the method computes itself."""
+        parameters = list(self.method.parameters())
+        for number, rate in enumerate(rates):
+            for parameter, gradient in zip(parameters, steps.gradients(number), strict=True):
+                parameter.grad = gradient
+            advance(self.optimizer, rate)
+        terms, right = steps.outcome()
+        return list(terms), torch.stack([value.double() for value in (*terms.values(), right)], dim=1)
+
+    def _report(
+        self, unread: list[Metrics], totals: Totals, epoch: int, steps: Sequence[Tensor], watch: Watch | None
+    ) -> None:
+        """Add metrics to the totals, report every step, and empty the list."""
+        for terms, right in self._read(unread, epoch):
+            totals.add(terms, right, len(steps[0]))
+            if watch:
+                done, total = epoch * len(steps) + totals.steps, self.epochs * len(steps)
+                watch(Tick(done, total, epoch + 1, self.epochs, totals.loss, totals.accuracy))
+        unread.clear()
+
+    def _read(self, unread: Sequence[Metrics], epoch: int) -> Iterator[tuple[dict[str, float], int]]:
+        """Loss terms and the number of correct images of each step, as numbers."""
+        values = iter(torch.cat([metrics.flatten() for _, metrics in unread]).tolist() if unread else [])
+        for names, metrics in unread:
+            for _ in metrics:
+                terms = {name: next(values) for name in names}
+                if bad := [name for name, value in terms.items() if not math.isfinite(value)]:
+                    raise self._diverged(epoch, f"loss term {', '.join(bad)}")
+                yield terms, int(next(values))
 
     def _diverged(self, epoch: int, what: str) -> UserError:
         return UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,41 @@ def make_optimizer(method: Method, recipe: Recipe, rate: float) -> torch.optim.O
         return torch.optim.SGD(parameters, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, lr=rate, eps=recipe.adam_eps, weight_decay=recipe.weight_decay)
+
+
+@torch.no_grad()
+def advance(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """`optimizer.step()` with this learning rate.
+
+    For a small tensor on a CPU, torch's Adam and AdamW spend more time around the arithmetic than on it. From the
+    second step on it is done here, with the same operations on the same state: results are equal to the bit.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    todo = [(p, p.grad, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    known = all(p.device.type == "cpu" and "exp_avg" in optimizer.state[p] for p, _, _ in todo)
+    if not known or not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+        optimizer.step()
+        return
+    decoupled = isinstance(optimizer, torch.optim.AdamW)
+    for p, gradient, group in todo:
+        _adam(p, gradient, optimizer.state[p], group, decoupled)
+
+
+def _adam(p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], decoupled: bool) -> None:
+    """One update by Adam, or by AdamW if the weight decay is decoupled from the gradient."""
+    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+    mean, square = state["exp_avg"], state["exp_avg_sq"]
+    state["step"] += 1
+    if decay and decoupled:
+        p.mul_(1 - rate * decay)
+    elif decay:
+        gradient = gradient.add(p, alpha=decay)
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    steps = float(state["step"])
+    root = square.sqrt().div_((1 - beta2**steps) ** 0.5).add_(group["eps"])
+    p.addcdiv_(mean, root, value=-rate / (1 - beta1**steps))
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:

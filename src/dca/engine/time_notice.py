@@ -37,22 +37,22 @@ class Pace:
 
     def __init__(self, notice: TimeNotice, fits: int, *, quiet: bool) -> None:
         self._notice, self._fits, self._known = notice, fits, quiet
-        self._began, self._steps, self._first = notice.clock(), 0, 0.0
+        self._began = notice.clock()
+        self._first: tuple[int, float] | None = None
 
     def step(self, done: int, total: int) -> None:
-        """One step of this process has ended. done, total: of the whole fit; done is negative for trial steps."""
+        """Steps have ended. done, total: of the whole fit; done is negative for trial steps."""
         if self._known or self._notice.given:
             return
         now = self._notice.clock()
-        self._steps += 1
-        if self._steps == 1:  # takes longer than the others, and may follow long preparations
-            self._first = now
+        if self._first is None:  # takes longer than the others, and may follow long preparations
+            self._first = done, now
             return
-        since = now - self._first
-        if since < (LEAST_SECONDS if self._steps >= LEAST_STEPS else PATIENCE):
+        steps, since = done - self._first[0], now - self._first[1]
+        if since < (LEAST_SECONDS if steps + 1 >= LEAST_STEPS else PATIENCE):
             return
         self._known = True
-        left = since / (self._steps - 1) * (total - done)
+        left = since / steps * (total - done)
         expected = self._fits * (now - self._began + left)
         if expected > LONG:
             self._notice.given = True

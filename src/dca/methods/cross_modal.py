@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,6 +43,7 @@ from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
 from dca.methods.recipe import OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
 from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.linear_steps import LinearSteps
 from dca.methods.shared.prompts import alphabetical
 
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
@@ -212,6 +213,21 @@ class CrossModal(FrozenMethod, TrainedMethod):
         logits = self.tau * x @ self.weight.T
         probabilities = logits[: len(batch.labels)].detach().softmax(dim=-1)
         return Step({"cls": F.cross_entropy(logits, labels)}, probabilities)
+
+    @property
+    def analytic_steps(self) -> Callable[[Batch], LinearSteps] | None:
+        """Only the linear form's gradient is simple."""
+        return self._linear_steps if self.end is None else None
+
+    def _linear_steps(self, batches: Batch) -> LinearSteps:
+        """The same steps with the same draws. Inputs (S, B, D), labels (S, B)."""
+        S, B = batches.labels.shape
+        order = torch.stack([torch.randperm(len(self._sentences), generator=batches.generator)[:B] for _ in range(S)])
+        drawn = order.to(self._sentences.device)
+        x = torch.cat([batches.inputs, self._sentences[drawn]], dim=1)
+        return LinearSteps(
+            self.weight, self.tau * x, torch.cat([batches.labels, self._sentence_labels[drawn]], dim=1), B
+        )
 
     @torch.no_grad()
     def epoch_done(self, epoch: int, epochs: int) -> None:

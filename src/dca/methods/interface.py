@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -24,7 +24,7 @@ from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
 from dca.methods.class_changes import ClassChanges
-from dca.methods.problem import Batch, HeldOut, Problem, Step, Support, describe_terms
+from dca.methods.problem import Batch, HeldOut, Problem, Step, Steps, Support, describe_terms
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
 from dca.methods.shared.heads import Head, tempered
@@ -37,6 +37,7 @@ __all__ = [
     "Problem",
     "Selection",
     "Step",
+    "Steps",
     "Support",
     "TrainedMethod",
     "TrainsOn",
@@ -345,6 +346,11 @@ class TrainedMethod(Method):
         Returns:
             Loss terms and probabilities (B, C).
         """
+
+    @property
+    def analytic_steps(self) -> Callable[[Batch], Steps] | None:
+        """For small steps on features: what replaces `step`, from batches (S, B, D) and labels (S, B) of S steps."""
+        return None
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """What steps train on if `trains_on` is "features".

@@ -3,14 +3,13 @@
     p(y | x) = softmax_y( W f + b )
     min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
 
-f is the image feature of the encoder, not normalised; no text is used. The problem is
-convex and is solved to its minimum by L-BFGS in float64 (no scikit-learn is needed; the tests
-compare with it). W is in the span of the features, so the solver works in their N dimensions
-where the images are fewer than D.
+f is the image feature of the encoder, not normalised; no text is used. The problem is convex and is solved to its
+minimum by Newton steps (`shared/logistic.py`; no scikit-learn is needed, the tests compare with it).
 
-c is searched as in CoOp's comparison: seven powers of ten on the few-shot validation images, then
-eight halvings, on a logarithmic scale, of a window of two decades around the best. Where there are
-no validation images, c is the value of CLIP's authors.
+c is searched as in CoOp's comparison: seven powers of ten on the few-shot validation images, then eight halvings, on
+a logarithmic scale, of a window of two decades around the best. What decides is the accuracy of the minimum at each
+c, not of a point where a solver stopped before it; of equally good c the first is taken, in the order from large to
+small powers, then the left end of a window. Where there are no validation images, c is the value of CLIP's authors.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ from dca.methods.interface import HeldOut, Problem, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.logistic import leave_one_out, restore_balance
+from dca.methods.shared.logistic import Logistic
+from dca.methods.shared.logistic_leave_one_out import leave_one_out, restore_balance
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
-# Largest entry of the gradient at which a fit stops: during the search, and for the final fit.
-ROUGH, FINE = 1e-4, 1e-8
+# Accuracy of a solution, relative to its norm: in the search, the first that decides all validation images; at the end.
+SEARCH, FINE = (1e-4, 1e-7), 1e-8
 
 Solution = tuple[Tensor, Tensor]
 
@@ -47,7 +47,7 @@ class LinearProbeOptions(Recipe):
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
     default_c: float = opt(0.316, "c where there are no validation images", low=1e-9, source="CLIP")
     features: Literal["raw", "unit"] = opt("raw", "image features of the encoder: raw, or normalised", source="CoOp")
-    iterations: int = opt(1000, "most iterations of L-BFGS", low=1, source="CoOp")
+    iterations: int = opt(1000, "most iterations of the solver", low=1, source="CoOp")
 
 
 def objective(W: Tensor, b: Tensor, features: Tensor, labels: Tensor, c: float) -> Tensor:
@@ -58,33 +58,15 @@ def objective(W: Tensor, b: Tensor, features: Tensor, labels: Tensor, c: float) 
 def solve(
     features: Tensor, labels: Tensor, classes: int, c: float, *, iterations: int, tolerance: float = FINE
 ) -> Solution:
-    """The minimum of `objective`, in float64: W (C, D) and b (C,).
+    """The minimum of `objective`, in float64: W (C, D) and b (C,), the mean of b zero."""
+    problem = Logistic(features, labels, classes)
+    return problem.weights(problem.solve(c, tolerance=tolerance, iterations=iterations))
 
-    The objective is divided by c N, so that `tolerance` means the same for every c.
-    """
-    x = features.double()
-    basis = torch.linalg.qr(x.T)[0] if len(x) < x.shape[1] else None
-    x = x if basis is None else x @ basis
-    W = x.new_zeros(classes, x.shape[1]).requires_grad_()
-    b = x.new_zeros(classes).requires_grad_()
-    solver = torch.optim.LBFGS(
-        [W, b],
-        max_iter=iterations,
-        tolerance_grad=tolerance,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
 
-    def closure() -> float:
-        solver.zero_grad()
-        value = objective(W, b, x, labels, c) / (c * len(x))
-        value.backward()  # type: ignore[no-untyped-call]
-        return float(value.detach())
-
-    with torch.enable_grad():
-        solver.step(closure)  # type: ignore[no-untyped-call]
-    found = W.detach() if basis is None else W.detach() @ basis.T
-    return found, b.detach()
+def decided(logits: Tensor, reach: Tensor) -> bool:
+    """Whether in every row (M, C) the two largest differ by more than `reach` (M,)."""
+    first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
+    return bool((first - second > reach).all())
 
 
 def best_decade(score: Callable[[float], float]) -> float:
@@ -122,31 +104,28 @@ class LinearProbe(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Choose c and solve."""
-        features, labels = self.encode_all(support), support.labels
-        c = self.options.c if self.options.c is not None else self._search(features, labels, support.validation)
-        weight, bias = self._fit(features, labels, c)
+        problem = Logistic(self.encode_all(support), support.labels, len(self.problem.names))
+        c = self.options.c if self.options.c is not None else self._search(problem, support.validation)
+        weight, bias = problem.weights(problem.solve(c, tolerance=FINE, iterations=self.options.iterations))
         self._found = c, weight, bias
         with torch.no_grad():
             self.weight.copy_(weight)
             self.bias.copy_(bias)
 
-    def _fit(self, features: Tensor, labels: Tensor, c: float, tolerance: float = FINE) -> Solution:
-        classes, most = len(self.problem.names), self.options.iterations
-        return solve(features, labels, classes, c, iterations=most, tolerance=tolerance)
-
-    def _search(self, features: Tensor, labels: Tensor, validation: Support | None) -> float:
+    def _search(self, problem: Logistic, validation: Support | None) -> float:
         """The best c on the validation images; CLIP's if there are none."""
         if validation is None:
             return self.options.default_c
-        unseen, truth = self.encode_all(validation).double(), validation.labels
+        unseen, truth = problem.coordinates(self.encode_all(validation)), validation.labels
         known: dict[float, float] = {}
 
         def score(decade: float) -> float:
             if decade not in known:
-                weight, bias = self._fit(features, labels, 10.0**decade, ROUGH)
-                known[decade] = accuracy(unseen @ weight.T + bias, truth)
+                known[decade] = accuracy(self._decided_logits(problem, 10.0**decade, unseen), truth)
             return known[decade]
 
+        for decade in sorted(DECADES):  # small c is easy to solve, and each solution is a start for the next
+            score(decade)
         return math.pow(10.0, best_decade(score))
 
     def held_out(self, support: Support) -> HeldOut | None:
@@ -166,6 +145,16 @@ class LinearProbe(FrozenMethod):
         """The same weights: no text is used."""
         names = [name if c == index else old for c, old in enumerate(self.problem.names)]
         return self.with_rows(range(len(names)), names)
+
+    def _decided_logits(self, problem: Logistic, c: float, unseen: Tensor) -> Tensor:
+        """Logits (M, C) for c of validation images (M, R), so near the minimum that none could change its class."""
+        for tolerance in SEARCH:
+            A = problem.solve(c, tolerance=tolerance, iterations=self.options.iterations)
+            logits = unseen @ A.T
+            # W is within `tolerance` of its norm from the minimum; so a difference of two logits is within √2 of that.
+            if decided(logits, 2 * tolerance * A.norm() * unseen.norm(dim=-1)):
+                break
+        return logits
 
     def make_head(self) -> Head:
         """Softmax of W f + b."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -81,6 +81,19 @@ class HeldOut:
     def known(self) -> NDArray[np.bool_]:
         """(N,) whether an image has a prediction."""
         return np.asarray(np.isfinite(self.probabilities).all(axis=1))
+
+
+class Steps(Protocol):
+    """Several steps whose batches are known before the first, with gradients that need no backpropagation."""
+
+    def gradients(self, number: int) -> Sequence[Tensor]:
+        """Gradients of the sum of the terms of one step, from 0 on, at the present values of the parameters.
+
+        They are asked for once, in order, and given in the order of the parameters.
+        """
+
+    def outcome(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Loss terms by name, (S,) each, and the number of correct images, (S,), of all S steps."""
 
 
 class Support(Protocol):

@@ -207,7 +207,8 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
         """
         if reject is None:
-            found = self.classes_[self.predict_proba(X).argmax(axis=1)]
+            best = self.predict_proba(X).argmax(axis=1)
+            found = self.classes_[best]
         else:
             features, probs = self._seen(X, silent)
             found = self.classes_[probs.argmax(axis=1)].astype(object)

@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 DOUBT = 0.5
 
 
+# Left-out predictions come from models that share training images and settings, so that their errors are not
+# independent: n of them are worth 0.8 n. On 120 random tasks of 6 classes x 8 training and validation images, the
+# 95 % interval then held the accuracy on the other images 114 times, with n 109 times.
+WORTH = 0.8
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Accuracy on new images, estimated on training images by models that have not seen them. All are fractions.
@@ -81,7 +87,7 @@ def estimate_of(held: HeldOut, labels: NDArray[np.int64], zero_shot: NDArray[np.
     truth = labels[known]
     accuracy, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
     plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth)[0]
-    low, high = wilson(accuracy, worth)
+    low, high = wilson(accuracy, WORTH * worth)
     return Estimate(held.how, accuracy, low, high, len(truth), plain)
 
 

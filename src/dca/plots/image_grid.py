@@ -211,11 +211,11 @@ def demo_figure(
         overall = everything(per_class)
         right = [count for count in (overall.zero_shot, overall.between, overall.adapted) if count is not None]
         shares = [percent(count / max(1, overall.images)) for count in right]
-        figures = [f"{shares[0]} zero-shot", *map("{} with {}".format, shares[1:], map(plain, labels))]
-        style.headline(figure, f"{', '.join(figures)}{f' after {shots} images per class' if shots else ''}")
-        took = [f"{plain(label)} took {seconds_text(s)}" for label, s in zip(labels, seconds, strict=False)]
-        below = [f"accuracy on {overall.images:,} test images", "lines are 95 % intervals", *took]
-        style.note(figure, 0.3, 0.55, "; ".join(below), size=9, color=MUTED)
+        took = [f" in {seconds_text(each)}" for each in seconds] or [""] * len(labels)
+        figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(plain, labels), took)]
+        seen = f" after {shots} per class" if shots else ""
+        below = f"accuracy on {overall.images:,} test images{seen}; lines are 95 % intervals"
+        style.headline(figure, ", ".join(figures), below)
         bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, hardest(per_class, 12), labels)
         shown = f"test images in turn: {sum(tile.right for tile in tiles)} of these {len(tiles)} right"
         style.note(

@@ -1,87 +1,173 @@
-"""Approximate leave-one-out for logistic regression: one Newton step from the fit on all images.
+"""Multinomial logistic regression with an L2 penalty: the minimum for many c from one factorisation.
 
     min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
 
-    z_-i = z_i + A_i (I - L_i A_i)⁻¹ (p_i - y_i),    A_i = c J_i H⁻¹ J_iᵀ,    L_i = diag(p_i) - p_i p_iᵀ
+is, divided by c N, with centred features F - 1 f̄ᵀ = U S Vᵀ, W = A Vᵀ and one more column of Z and A for the bias:
 
-z_i = W f_i + b are the logits, J_i = I ⊗ [f_iᵀ, 1] their derivative, and H is the Hessian of the whole objective. It is
-exact for a quadratic loss; for the logistic one the error falls with the square of the influence of one image.
-W is in the span of the features, so D is at most N.
+    min over A of  λ/2 ‖A without its last column‖² + mean_i CE(A z_i, y_i),    Z = (U S, 1),  λ = 1 / (c N)
+
+The columns of Z are orthogonal, so the diagonal of the Hessian is a good preconditioner. Every minimum is found by
+Newton steps, each solved by conjugate gradients to a tenth, and halved until the objective falls. Objective and
+gradient, which decide where the minimum is, are float64; directions, which decide only how fast it is found, are
+float32. CE, 1 - p_y and products with the Hessian are computed from differences to the logit of the label y: their
+relative error stays small where the data are separable and c is large, so that p_y rounds to 1.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Rows of the largest Hessian: 6000² float64 numbers are 288 MB.
-MOST_WEIGHTS = 6000
+from dca.core.device import threads_for
+
+# Share of the residual that conjugate gradients leave of a Newton step.
+RESIDUAL = 0.1
+# Singular values below this share of the largest are zero.
+NULL = 1e-12
+# Relative rounding of the objective: a step may seem to raise it by this much.
+ROUNDING = 1e-14
+TINY = torch.finfo(torch.float32).tiny
 
 
-@torch.no_grad()
-def leave_one_out(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, c: float, most: int = MOST_WEIGHTS
-) -> Tensor | None:
-    """Logits (N, C) of each image without it, in float64; None if the Hessian is singular or has over `most` rows.
+@dataclass(frozen=True)
+class Point:
+    """Coefficients A (C, R), their objective, and what its derivatives need.
 
-    features: (N, D), labels: (N,); weight (C, D) and bias (C,) minimise the objective at c.
+    gaps (N, C): logits minus that of the label, where they are -inf. losses (N, 1): cross-entropies.
     """
-    x, W, b = features.double(), weight.double(), bias.double()
-    if min(x.shape) * len(W) + len(W) > most:
-        return None
-    if len(x) < x.shape[1]:
-        basis = torch.linalg.qr(x.T)[0]
-        x, W = x @ basis, W @ basis
-    x = F.pad(x, (0, 1), value=1.0)  # the bias is the weight of a constant
-    z = F.linear(x, torch.cat([W, b[:, None]], dim=1))
-    p = z.softmax(dim=-1)
-    curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    factor, failed = torch.linalg.cholesky_ex(hessian(x, curvature, c))
-    if bool(failed):
-        return None
-    influence = c * _through(x, torch.cholesky_inverse(factor))
-    wrong = p - F.one_hot(labels, len(W)).to(p)
-    kept = torch.eye(len(W), dtype=p.dtype, device=p.device) - curvature @ influence
-    step: Tensor = influence @ torch.linalg.solve(kept, wrong[:, :, None])
-    return z + step.squeeze(-1)
+
+    A: Tensor
+    value: Tensor
+    gaps: Tensor
+    losses: Tensor
 
 
-def restore_balance(logits: Tensor, labels: Tensor, count: Tensor) -> Tensor:
-    """Leave-one-out logits (N, C) as if the image's own class had not lost an image: + log( n / (n - 1) ) for it.
+class Logistic:
+    """Logistic regression on features (N, D) and labels (N,); a solution for one c is where the next ones start."""
 
-    The bias learns how frequent a class is. Without image i, its own class is rarer than the others, and a weak model
-    of balanced classes would call every image something else. count: (N,) images of each image's class; where it is 1,
-    the logit becomes infinite.
-    """
-    own = F.one_hot(labels, logits.shape[1]).to(logits)
-    return torch.where(own > 0, logits + (count / (count - 1)).to(logits).log()[:, None], logits)
+    def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
+        x = features.double()
+        self.mean = x.mean(dim=0)
+        U, S, Vh = torch.linalg.svd(x - self.mean, full_matrices=False)
+        kept = S / S.max().clamp_min(TINY) > NULL
+        self.V = Vh[kept].T
+        ones = x.new_ones(len(x), 1)
+        self.Z = torch.cat([U[:, kept] * S[kept], ones], dim=1)
+        self.penalised = torch.ones_like(self.Z[0])
+        self.penalised[-1] = 0.0
+        self.labels, self.classes = labels[:, None], classes
+        self._squares, self._Z32 = self.Z.square(), self.Z.float()
+        self._known: dict[float, Tensor] = {}
+
+    def solve(self, c: float, *, tolerance: float, iterations: int) -> Tensor:
+        """The minimum A (C, R) for c, after at most `iterations` iterations of conjugate gradients in all.
+
+        Ends with a Newton step before which the largest entry of the gradient was at most `tolerance`, and the
+        distance of W to the minimum at most the share `tolerance` of its norm.
+        """
+        with threads_for(self.Z.numel() * self.classes):
+            return self._solve(c, tolerance, iterations)
+
+    def _solve(self, c: float, tolerance: float, iterations: int) -> Tensor:
+        ridge = self.penalised / (c * len(self.Z))
+        point = min((self._at(A, ridge) for A in self._starts(math.log(c))), key=lambda p: float(p.value))
+        while iterations > 0:
+            gradient, step, used = self._newton(point, ridge, iterations)
+            decrement = (gradient * step).sum()
+            # decrement / 2 is the height above the minimum, and λ/2 ‖ΔW‖² is no more than that.
+            near = decrement <= tolerance**2 * (ridge * point.A.square()).sum()
+            last = bool(near & (gradient.abs().max() <= tolerance))
+            point, lower = self._descend(point, step, decrement, ridge)
+            if last or not lower:
+                break
+            iterations -= used
+        self._known[math.log(c)] = point.A
+        return point.A
+
+    def weights(self, A: Tensor) -> tuple[Tensor, Tensor]:
+        """W (C, D) and b (C,) of coefficients; b, which the objective defines up to a constant, has mean zero."""
+        W = A[:, :-1] @ self.V.T
+        b = A[:, -1] - W @ self.mean
+        return W, b - b.mean()
+
+    def coordinates(self, features: Tensor) -> Tensor:
+        """Rows z of other features (M, D): (M, R), so that the logits are z Aᵀ."""
+        x = (features.double() - self.mean) @ self.V
+        return torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+
+    def _starts(self, place: float) -> list[Tensor]:
+        """Where to start: at the solution of the nearest log c, or on the line through the two nearest; else at 0."""
+        nearest = sorted(self._known, key=lambda known: abs(known - place))[:2]
+        if not nearest:
+            return [self.Z.new_zeros(self.classes, self.Z.shape[1])]
+        first = self._known[nearest[0]]
+        if len(nearest) < 2 or place == nearest[0]:
+            return [first]
+        share = (place - nearest[0]) / (nearest[1] - nearest[0])
+        return [first, torch.lerp(first, self._known[nearest[1]], share)]
+
+    def _at(self, A: Tensor, ridge: Tensor) -> Point:
+        """The objective at A."""
+        gaps = self.Z @ A.T
+        gaps = (gaps - gaps.gather(1, self.labels)).scatter_(1, self.labels, -math.inf)
+        losses = F.softplus(gaps.logsumexp(dim=1, keepdim=True), threshold=math.inf)
+        return Point(A, losses.mean() + (ridge * A.square()).sum() / 2, gaps, losses)
+
+    def _newton(self, point: Point, ridge: Tensor, most: int) -> tuple[Tensor, Tensor, int]:
+        """Gradient g, a solution of H step = g by preconditioned conjugate gradients, and the iterations it took."""
+        N, y = len(self.Z), self.labels
+        others = (point.gaps - point.losses).exp()  # probabilities, 0 at the label
+        missed = others.sum(dim=1, keepdim=True)  # 1 - p_y
+        gradient = others.scatter(1, y, -missed).T @ self.Z / N + ridge * point.A
+        # A constant added to all biases changes nothing, so this sum is rounding that no step can remove.
+        gradient[:, -1] -= gradient[:, -1].mean()
+        curvature = (others * (1 - others)).scatter_(1, y, missed * (1 - missed))
+        diagonal = (curvature.T @ self._squares / N + ridge).float().clamp_min(TINY)
+        p, others, ridge, Z = others.scatter(1, y, 1 - missed).float(), others.float(), ridge.float(), self._Z32
+
+        def times_hessian(v: Tensor) -> Tensor:
+            t = Z @ v.T
+            t = t - t.gather(1, y)
+            t = p * (t - (others * t).sum(dim=1, keepdim=True))
+            return torch.addcmul(t.T @ Z / N, ridge, v)
+
+        size = gradient.abs().max().clamp_min(TINY)  # squares of entries must not underflow
+        step, used = conjugate_gradients(times_hessian, (gradient / size).float(), diagonal, most)
+        return gradient, size * step.double(), used
+
+    def _descend(self, point: Point, step: Tensor, decrement: Tensor, ridge: Tensor) -> tuple[Point, bool]:
+        """The point after a step, halved until the objective falls, and whether it fell."""
+        size = 1.0
+        while size > ROUNDING and bool(decrement > 0):
+            found = self._at(point.A - size * step, ridge)
+            if bool(found.value <= (1 + ROUNDING) * point.value - 1e-4 * size * decrement):
+                return found, True
+            size /= 2
+        return point, False
 
 
-def hessian(x: Tensor, curvature: Tensor, c: float) -> Tensor:
-    """Hessian of the objective in the weights of all classes, class after class: (C M, C M).
-
-    x: (N, M), the last column 1. curvature: L_i (N, C, C). The objective does not change if all biases grow by the same
-    number; a curvature of 1 along that direction makes the matrix invertible and changes no probability.
-    """
-    C, M = curvature.shape[1], x.shape[1]
-    blocks = x.new_zeros(C, M, C, M)
-    for one in range(C):
-        for other in range(one, C):
-            block = c * (x * curvature[:, one, other, None]).T @ x
-            blocks[one, :, other], blocks[other, :, one] = block, block
-        blocks[one, :-1, one].diagonal().add_(1.0)
-    blocks[:, -1, :, -1] += 1.0
-    return blocks.reshape(C * M, C * M)
-
-
-def _through(x: Tensor, inverse: Tensor) -> Tensor:
-    """J_i H⁻¹ J_iᵀ of every image: (N, C, C). x: (N, M), inverse: (C M, C M)."""
-    M = x.shape[1]
-    C = len(inverse) // M
-    blocks = inverse.reshape(C, M, C, M)
-    found = x.new_empty(len(x), C, C)
-    for one in range(C):
-        for other in range(one, C):
-            found[:, one, other] = found[:, other, one] = ((x @ blocks[one, :, other]) * x).sum(dim=1)
-    return found
+def conjugate_gradients(
+    times: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor, most: int
+) -> tuple[Tensor, int]:
+    """Solve `times(x)` = `right`, preconditioned by a diagonal; returns x and the number of iterations."""
+    x, r = torch.zeros_like(right), right
+    z = r / diagonal
+    p, rz = z, (r * z).sum()
+    goal = RESIDUAL**2 * rz
+    used = 0
+    while used < most:
+        used += 1
+        product = times(p)
+        length = rz / (p * product).sum().clamp_min(TINY)
+        x, r = x + length * p, r - length * product
+        z = r / diagonal
+        before, rz = rz, (r * z).sum()
+        if bool(rz <= goal):
+            break
+        p = z + rz / before * p
+    return x, used
