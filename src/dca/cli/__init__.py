@@ -68,6 +68,7 @@ def group(traceback: bool) -> None:
     \b
     dca demo                                 see it work on built-in images
     dca fit photos/ --shots 16               photos/cat/*.jpg  photos/dog/*.jpg ...
+    dca check-labels photos/                 are photos in the wrong folder?
     dca predict photos.dca new.jpg           which class is it?
     dca eval photos.dca more_photos/         how good is it?
     """
