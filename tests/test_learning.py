@@ -46,6 +46,8 @@ def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
 
     outcome = demo(tmp_path / "demo", device="cpu")
     assert outcome.result["accuracy"] >= outcome.result["zero_shot_accuracy"] + 0.15
+    zero_shot, default, _ = outcome.result["comparison"]
+    assert default["accuracy"] >= zero_shot["accuracy"] + 0.15
     for name in ("comparison.png", "predictions.png", "training.png", "metrics.jsonl", "model.safetensors"):
         assert (tmp_path / "demo" / name).stat().st_size > 0
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,37 @@ def test_a_finished_demonstration_is_shown_again_and_not_fitted_again(
     assert again.out == first.out
     assert "is finished already; --overwrite" in again.err
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_three_models_are_compared_in_text_and_json(dca: Any, line: tuple[object, ...], tmp_path: Path):
+    first = dca(*line, "--json")
+    assert first.code == 0, first.err
+    result = json.loads(first.out)
+    rows = result["comparison"]
+    assert [row["method"] for row in rows] == ["zero_shot", "closed_form", "dca"]
+    assert [row["accuracy"] for row in rows[::2]] == [result["zero_shot_accuracy"], result["accuracy"]]
+    assert {row["test_images"] for row in rows} == {30}
+    assert rows[2]["seconds"] == result["seconds"]
+    assert json.loads((tmp_path / "demo" / "result.json").read_text()) == result
+    assert json.loads((tmp_path / "demo" / "config.json").read_text())["method"] == "dca"
+    words = [text.split() for text in dca(*line).out.splitlines()]
+    at = words.index("accuracy on 30 test images".split())
+    assert [row[0] for row in words[at + 1 : at + 4]] == ["zero-shot", "closed_form", "dca"]
+    assert words[at + 2][1] == "(default)"
+
+
+def test_the_default_is_fitted_again_only_where_its_figures_are_missing(
+    dca: Any, line: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dca(*line)
+    path = tmp_path / "demo" / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in result.items() if name != "comparison"}))
+    assert dca(*line).code == 0
+    again = json.loads(path.read_text())["comparison"]
+    assert [row["accuracy"] for row in again] == [row["accuracy"] for row in result["comparison"]]
+    monkeypatch.setattr("dca.demo.fit_default", lambda *_: pytest.fail("nothing is missing"))
+    assert dca(*line).code == 0
 
 
 def test_pictures_of_a_finished_demonstration_that_are_missing_are_drawn(

@@ -88,7 +88,7 @@ def test_charts_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monke
     sure, right = given["reliability"][:2]
     assert sure.tolist() == [0.7, 0.6, 0.8]
     assert right.tolist() == [True, False, True]
-    assert given["accuracy_bars"][0] == [("a", 1, None, 1), ("b", 1, None, 0), ("c", 1, None, 1)]
+    assert given["accuracy_bars"][0] == [("a", 1, None, 1, None), ("b", 1, None, 0, None), ("c", 1, None, 1, None)]
 
 
 def test_charts_that_cannot_be_drawn_are_said_before_the_work(

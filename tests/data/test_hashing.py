@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from dca.data.hashing import copy_groups, sha256_of, thumbnail
+from dca.data.hashing import copy_groups, copy_pairs, sha256_of, thumbnail
 
 
 def noise(seed: int) -> Image.Image:
@@ -37,3 +37,12 @@ def test_copies_of_copies_are_one_group():
 
 def test_no_images_have_no_groups():
     assert copy_groups([], np.zeros((0, 16, 16, 3), np.uint8)).tolist() == []
+
+
+def test_pairs_of_copies_are_exact_or_near_and_never_both():
+    rng = np.random.default_rng(3)
+    one, two = (Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)) for _ in range(2))
+    images = [one, two, one.copy(), one.resize((16, 16), Image.Resampling.BILINEAR)]
+    exact, near = copy_pairs([sha256_of(i) for i in images], np.stack([thumbnail(i) for i in images]))
+    assert exact == [(0, 2)]
+    assert near == [(0, 3), (2, 3)]

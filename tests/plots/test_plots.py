@@ -17,7 +17,7 @@ from PIL import Image
 from dca import plots
 from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
-from dca.plots import ClassResult, charts
+from dca.plots import ClassResult, charts, class_bars, image_grid
 from dca.plots.stats import wilson
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
@@ -56,16 +56,13 @@ def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "p
     np.add.at(matrix, (labels, said), 1)
     images = pictures(len(labels))
     truths, answers = [classes[k] for k in labels], [classes[k] for k in said]
-    right = float(said_right)
     return [
         plots.accuracy_bars(results(count), folder / f"bars.{suffix}"),
         plots.confusion(matrix, classes, folder / f"confusion.{suffix}"),
         plots.reliability(sure, said == labels, folder / f"reliability.{suffix}"),
         plots.training_curves(metrics(count), folder / f"training.{suffix}"),
         plots.prediction_grid(images, truths, answers, sure, folder / f"grid.{suffix}"),
-        plots.demo_figure(
-            0.4, right, results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4
-        ),
+        plots.demo_figure(results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4),
     ]
 
 
@@ -207,6 +204,12 @@ def test_class_results_count_what_each_model_got_right():
     assert found == [ClassResult("cat", 2, 1, 2), ClassResult("dog", 1, 0, 1)]
 
 
+def test_class_results_count_a_second_model():
+    found = plots.class_results([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
+    assert found == [ClassResult("cat", 2, 1, 2, 1), ClassResult("dog", 1, 0, 1, 1)]
+    assert class_bars.everything(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
+
+
 def test_wilson_agrees_with_a_value_worked_by_hand():
     # Newcombe (1998), Statistics in Medicine 17, table I: 81 of 263.
     assert np.allclose(wilson(81, 263), (0.2553, 0.3662), atol=5e-5)
@@ -223,7 +226,8 @@ def test_wilson_holds_the_share_and_stays_in_range(count):
 def figure_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> Figure:
     """The figure that a function would save."""
     kept: list[Figure] = []
-    monkeypatch.setattr(charts, "save", lambda figure, path: kept.append(figure) or path)
+    for module in (charts, class_bars, image_grid):
+        monkeypatch.setattr(module, "save", lambda figure, path: kept.append(figure) or path)
     draw()
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
@@ -279,3 +283,40 @@ def test_reliability_names_the_calibration_error_of_the_library(monkeypatch):
     figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
     assert f"Calibration error (ECE) {calibration_error(sure, right):.3f}" in texts_of(figure)
     assert any("mean confidence 70.0 %, accuracy 50.0 % on 4 images" in text for text in texts_of(figure))
+
+
+def test_the_label_sheet_shows_both_labels_in_the_order_given(tmp_path, monkeypatch):
+    kept: list[Figure] = []
+    real = image_grid.save
+    monkeypatch.setattr(image_grid, "save", lambda figure, path: kept.append(figure) or real(figure, path))
+    sure = [0.99] * 12
+    path = plots.label_sheet(
+        pictures(12), [f"{k}.jpg" for k in range(12)], names(12), names(12)[::-1], sure, tmp_path / "sheet.png",
+        found=15, of=300,
+    )  # fmt: skip
+    assert path.exists()
+    found = texts_of(kept[0])
+    assert "15 of 300 images; the 12 most doubtful: given → suggested (probability)" in found
+    assert found.index("0.jpg") < found.index("11.jpg")
+    assert "→ class 11 (0.99)" in found
+    empty = plots.label_sheet([], [], [], [], [], tmp_path / "empty.png", found=0, of=3)
+    assert Image.open(io.BytesIO(empty.read_bytes())).size[0] > 400
+
+
+def test_the_page_of_the_demonstration_shows_three_models_with_their_time(monkeypatch):
+    rows = [ClassResult("cat", 4, 1, 4, 3), ClassResult("dog", 4, 2, 4, 3)]
+    figure = figure_of(
+        monkeypatch,
+        lambda: plots.demo_figure(
+            rows, pictures(2), ["cat", "dog"], ["cat", "cat"], [0.9, 0.8], "x.png",
+            labels=("quick (default)", "DCA"), seconds=(2.2, 95.0), shots=16,
+        ),
+    )  # fmt: skip
+    found = texts_of(figure)
+    assert "37.5 % zero-shot, 75.0 % with quick (default) in 2 s, 100 % with DCA in 1 min 35 s" in found
+    assert "accuracy on 8 test images after 16 per class; lines are 95 % intervals" in found
+    boxes = [text.get_window_extent() for text in figure.texts]
+    assert not [(a, b) for k, a in enumerate(boxes) for b in boxes[k + 1 :] if a.overlaps(b)]
+    assert "test images in turn: 1 of these 2 right with DCA" in found
+    assert {"zero-shot", "quick (default)", "DCA"} <= set(found)
+    assert len(figure.axes[0].patches) == 9, "three bars for all classes and for each"

@@ -36,11 +36,11 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Fit DCA on images drawn by code, with the CLIP inside this package.
+    """Fit the default method and DCA on images drawn by code, with the CLIP inside this package.
 
-    Ten classes with 16 training and 20 test images each. Writes a folder with the model, its metrics,
-    a comparison with zero-shot CLIP and a grid of predictions. A finished demonstration is shown
-    again, an interrupted one continues.
+    Ten classes with 16 training and 20 test images each. Writes a folder with the model of DCA, its
+    metrics, a comparison with zero-shot CLIP and the default, and a grid of predictions. A finished
+    demonstration is shown again, an interrupted one continues.
 
     \b
     dca demo

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from dca.cli.common import percent
+from dca.core.choices import DEFAULT_METHOD
 from dca.core.wording import bytes_text, counted, seconds_text
 
 Result = dict[str, Any]
@@ -54,6 +55,8 @@ def _taken(result: Result) -> str:
 
 def _accuracies(result: Result) -> list[str]:
     """The estimated accuracy, and the accuracy on each target; zero-shot CLIP beside both."""
+    if "comparison" in result:
+        return _compared(result["comparison"])
     lines = _estimated(result)
     if not result["targets"] and not lines:
         ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
@@ -70,6 +73,19 @@ def _accuracies(result: Result) -> list[str]:
             lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
     if "harmonic_mean" in result:
         lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
+    return lines
+
+
+def _compared(rows: list[Result]) -> list[str]:
+    """Zero-shot CLIP and the methods of a comparison on the same test images, with the time of each fit."""
+    lines = [f"accuracy on {counted(rows[0]['test_images'], 'test image')}"]
+    for row in rows:
+        name = {"zero_shot": "zero-shot CLIP", DEFAULT_METHOD: f"{DEFAULT_METHOD} (default)"}.get(row["method"])
+        line = f"  {name or row['method']:<21}  {percent(row['accuracy']):>7}"
+        if row is not rows[0]:
+            gain = f"({100 * (row['accuracy'] - rows[0]['accuracy']):+.1f} points)"
+            line += f"   {gain:<14}   {seconds_text(row['seconds'])}"
+        lines.append(line)
     return lines
 
 

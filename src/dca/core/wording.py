@@ -62,6 +62,16 @@ def seconds_text(seconds: float) -> str:
     return f"{whole} s" if whole < 90 else f"{whole // 60} min {whole % 60} s"
 
 
+def about_text(seconds: float) -> str:
+    """A duration in whole minutes, or in hours from 90 minutes on.
+
+    >>> about_text(61), about_text(100), about_text(420), about_text(3 * 3600)
+    ('1 minute', '2 minutes', '7 minutes', '3 hours')
+    """
+    minutes = round(seconds / 60)
+    return counted(max(minutes, 1), "minute") if minutes < 90 else counted(round(seconds / 3600), "hour")
+
+
 def fold(name: str) -> str:
     """The form in which names are compared: two names count as the same if they fold to the same text.
 

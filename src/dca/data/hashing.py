@@ -67,6 +67,19 @@ def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list
     return pairs
 
 
+def copy_pairs(
+    contents: Sequence[str], thumbnails: NDArray[np.uint8]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Pairs of exact copies, each with the first image of its content, and pairs of other near-copies, sorted.
+
+    contents: N hashes. thumbnails: (N, 16, 16, 3).
+    """
+    first: dict[str, int] = {}
+    exact = [(first.setdefault(content, image), image) for image, content in enumerate(contents)]
+    near = sorted(near_copies(thumbnails)) if len(thumbnails) else []
+    return [(a, b) for a, b in exact if a != b], [(a, b) for a, b in near if contents[a] != contents[b]]
+
+
 def copy_groups(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
     """A number per image, (N,), that exact copies and near-copies share; copies of copies count as copies.
 
@@ -79,9 +92,8 @@ def copy_groups(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArr
             parent[image] = image = parent[parent[image]]
         return image
 
-    first: dict[str, int] = {}
-    exact = [(first.setdefault(content, image), image) for image, content in enumerate(contents)]
-    for one, other in [*exact, *(near_copies(thumbnails) if len(thumbnails) else [])]:
+    exact, near = copy_pairs(contents, thumbnails)
+    for one, other in [*exact, *near]:
         low, high = sorted((root(one), root(other)))
         parent[high] = low
     _, numbers = np.unique([root(image) for image in range(len(contents))], return_inverse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from dca.clip import CLIP
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.core.files import digest_of, write_bytes, writing
-from dca.core.progress import Progress
+from dca.core.progress import Progress, silent
 from dca.data.dataset import Dataset
 from dca.data.protocols import Selection
 from dca.engine.evaluate import probabilities
@@ -28,7 +29,7 @@ from dca.engine.fit import fit
 from dca.engine.resume import STATE
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
-from dca.methods.interface import HeldOut, Method
+from dca.methods.interface import HeldOut, Method, TrainedMethod
 from dca.methods.recipe import Recipe
 
 MOST_FOLDS = 5
@@ -82,6 +83,17 @@ def held_out(
     return found
 
 
+def fits_in_all(kind: type[Method], source: Dataset, *, estimate: bool) -> int:
+    """About how many times as long as the fit alone it takes with the estimate: K folds of (K - 1) / K of the images.
+
+    Methods that are not trained count as one: most know their held-out predictions.
+    """
+    if not (estimate and issubclass(kind, TrainedMethod)):
+        return 1
+    labels = np.array([item.label for item in source.train])
+    return number_of_folds(labels, np.arange(len(labels)))
+
+
 def number_of_folds(labels: Labels, groups: Labels, most: int = MOST_FOLDS) -> int:
     """K: `most`, or the largest number of groups that a class has, and at least 2. labels, groups: (N,)."""
     _, counts = np.unique(np.unique(np.stack([labels, groups]), axis=1)[0], return_counts=True)
@@ -115,6 +127,8 @@ def folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
 
 def of_fold(progress: Progress, fold: int, K: int) -> Progress:
     """Progress that says which fold is being fitted."""
+    if progress is silent:
+        return silent
 
     def report(stage: str, done: int, total: int, note: str) -> None:
         progress("validating", done, total, f"fold {fold + 1}/{K}  {stage}  {note}".rstrip())
@@ -148,11 +162,16 @@ class Folds:
             if (left_out := numbers == fold).any():
                 session = self.session.with_progress(of_fold(self.session.progress, fold, K))
                 place = self.folder / FOLDS / f"{fold + 1}-of-{K}" if self.folder else None
-                found[left_out] = self.predict(left_out, session, place)
+                found[left_out] = self.predict(left_out, session, place, fits=K - fold)
         return found
 
-    def predict(self, left_out: NDArray[np.bool_], session: Session, place: Path | None) -> NDArray[np.float64]:
-        """Probabilities (n, C) of the n images left out; what is finished in the folder `place` is read there."""
+    def predict(
+        self, left_out: NDArray[np.bool_], session: Session, place: Path | None, fits: int = 1
+    ) -> NDArray[np.float64]:
+        """Probabilities (n, C) of the n images left out; what is finished in the folder `place` is read there.
+
+        fits: folds to come, this one included.
+        """
         rest = tuple(item for item, out in zip(self.source.train, left_out, strict=True) if not out)
         images = [item.image for item, out in zip(self.source.train, left_out, strict=True) if out]
         content = digest_of([session.sha256_all(images), session.sha256_all([item.image for item in rest])])
@@ -164,9 +183,8 @@ class Folds:
                 place.mkdir(parents=True, exist_ok=True)
         session.progress("fitting", 0, 1, "")
         part = dataclasses.replace(self.source, train=rest)
-        method, _ = fit(
-            self.kind, self.chosen, part, session, self.clip, seed=self.seed, selection=self.selection, folder=place
-        )
+        shared: dict[str, Any] = {"seed": self.seed, "selection": self.selection}
+        method, _ = fit(self.kind, self.chosen, part, session, self.clip, folder=place, fits=fits, **shared)
         (found,) = probabilities([method], images, session, stage="predicting")
         if place:
             write_bytes(place / PREDICTED, save({"probabilities": torch.from_numpy(found)}, {"content": content}))

@@ -53,6 +53,7 @@ class Tick:
 
 
 Watch = Callable[[Tick], None]
+Trial = Callable[[int, int], None]
 # Names of T loss terms; for S steps their values and the number of correct images, (S, T + 1) on the device.
 Metrics = tuple[list[str], Tensor]
 
@@ -90,10 +91,14 @@ class Totals:
 class Trainer:
     """One training run of one method on one set of images.
 
-    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation.
+    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation. trial:
+    called after each step that only finds the learning rate, with minus the number of those left, and the number of
+    all training steps.
     """
 
-    def __init__(self, method: TrainedMethod, images: TrainingImages, recipe: Recipe, seed: int) -> None:
+    def __init__(
+        self, method: TrainedMethod, images: TrainingImages, recipe: Recipe, seed: int, trial: Trial | None = None
+    ) -> None:
         if recipe.epochs is None or recipe.batch_size is None:
             raise ValueError("epochs and batch_size must be settled before training")
         self.method, self.images, self.recipe, self.seed = method, images, recipe, seed
@@ -103,7 +108,7 @@ class Trainer:
         if method.trains_on == "features":
             self._features, self._labels = method.training_rows(images)
         method.prepare(images)
-        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate()
+        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate(trial)
         self.optimizer = make_optimizer(method, recipe, self.rate)
         self._gradients = Gradients(method)
 
@@ -240,7 +245,7 @@ class Trainer:
             inputs = self.images.pixels(indices, generator, augment=self.recipe.augment)
         return Batch(inputs, self._labels[on_device], generator)
 
-    def probe_rate(self) -> float:
+    def probe_rate(self, trial: Trial | None = None) -> float:
         """A learning rate from the gradient itself, for data without a tuned value.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the initial values: the first full step would
@@ -249,13 +254,16 @@ class Trainer:
         per class only small steps are safe, with many images large ones pay.
         """
         generator = seeds.generator(self.seed, "probe")
-        steps = list(batches(len(self._labels), self.batch_size, generator))[:PROBE_BATCHES]
+        epoch = list(batches(len(self._labels), self.batch_size, generator))
+        steps = epoch[:PROBE_BATCHES]
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         if not parameters:
             return 0.0
-        for indices in steps:
+        for number, indices in enumerate(steps, 1):
             terms = self.method.step(self._batch(indices, generator)).terms
             (torch.stack(list(terms.values())).sum() / len(steps)).backward()  # type: ignore[no-untyped-call]
+            if trial:
+                trial(number - len(steps), self.epochs * len(epoch))
         gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
         size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
         self.method.zero_grad(set_to_none=True)

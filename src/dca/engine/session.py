@@ -28,6 +28,7 @@ from dca.data.feature_store import FeatureStore
 from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
+from dca.engine.time_notice import TimeNotice
 
 
 class Session:
@@ -55,6 +56,7 @@ class Session:
         self.device = resolve_device(device)
         self.store = store if store is not None else FeatureStore()
         self.progress = progress
+        self.time_notice = TimeNotice()
         self._backbones: dict[str, CLIP] = {}
         self._hashes: dict[tuple[str, int, int], str] = {}
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}

@@ -18,6 +18,7 @@ from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.fit import fit
+from dca.engine.held_out import fits_in_all
 from dca.engine.nested import NestedFits
 from dca.engine.session import Session
 from dca.methods.interface import Method
@@ -163,22 +164,13 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         chosen = kind.choose(self.settings)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
-        seed = int(self.seed)
-        nested = NestedFits(source, session, clip, seed, selection, folder)
-        method, self.history_ = fit(
-            kind, chosen, source, session, clip, seed=seed, selection=selection, folder=folder, nested=nested
-        )
+        shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
+        estimate = bool(self.estimate)
+        fits = fits_in_all(kind, source, estimate=estimate)
+        nested = NestedFits(source, session, clip, **shared)
+        method, self.history_ = fit(kind, chosen, source, session, clip, fits=fits, nested=nested, **shared)
         found = assess(
-            method,
-            chosen,
-            source,
-            session,
-            clip,
-            seed=seed,
-            selection=selection,
-            folder=folder,
-            estimate=bool(self.estimate),
-            calibrate=bool(self.calibrate),
+            method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
         )
         method.temperature = found.temperature
         self._adopt(method, session, source.labels)

@@ -6,8 +6,9 @@ and no window opens. matplotlib is loaded when the first chart is drawn.
 
 from __future__ import annotations
 
-from dca.plots.charts import ClassResult, accuracy_bars, class_results, confusion, reliability, training_curves
-from dca.plots.image_grid import demo_figure, prediction_grid
+from dca.plots.charts import confusion, reliability, training_curves
+from dca.plots.class_bars import ClassResult, accuracy_bars, class_results
+from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid
 from dca.plots.stats import wilson
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "class_results",
     "confusion",
     "demo_figure",
+    "label_sheet",
     "prediction_grid",
     "reliability",
     "training_curves",

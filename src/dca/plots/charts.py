@@ -1,11 +1,11 @@
-"""Charts about a model: accuracy per class, training curves, confusion matrix, calibration."""
+"""Charts about a model: training curves, confusion matrix, calibration."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,142 +17,10 @@ from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing,
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-MOST_BARS = 30
 MOST_ROWS = 30
 # Bars that stand for fewer images are drawn pale.
 FEW = 5
-_ROW = 0.36
-
-
-class ClassResult(NamedTuple):
-    """Test images of one class: how many there are and how many each model got right.
-
-    zero_shot: None where zero-shot CLIP was not measured.
-    """
-
-    name: str
-    images: int
-    zero_shot: int | None
-    adapted: int
-
-
-def class_results(
-    labels: ArrayLike, zero_shot: ArrayLike | None, adapted: ArrayLike, classes: Sequence[str]
-) -> list[ClassResult]:
-    """Count the correct predictions per class.
-
-    Args:
-        labels: (N,) class of each test image.
-        zero_shot: (N,) predictions of zero-shot CLIP; None if it was not measured.
-        adapted: (N,) predictions of the adapted model.
-        classes: Names of the classes.
-    """
-    truth, after = np.asarray(labels), np.asarray(adapted)
-    before = None if zero_shot is None else np.asarray(zero_shot)
-    results = []
-    for label, name in enumerate(classes):
-        own = truth == label
-        plain_right = None if before is None else int((before[own] == label).sum())
-        results.append(ClassResult(name, int(own.sum()), plain_right, int((after[own] == label).sum())))
-    return results
-
-
-def everything(per_class: Sequence[ClassResult]) -> ClassResult:
-    """The sum over all classes that have images."""
-    tested = [row for row in per_class if row.images]
-    plain_right = [row.zero_shot for row in tested if row.zero_shot is not None]
-    return ClassResult(
-        f"all {len(tested)} classes",
-        sum(row.images for row in tested),
-        sum(plain_right) if plain_right else None,
-        sum(row.adapted for row in tested),
-    )
-
-
-def hardest(per_class: Sequence[ClassResult], most: int) -> list[ClassResult]:
-    """At most `most` classes, those with the lowest adapted accuracy; the best of these first."""
-    tested = [row for row in per_class if row.images]
-    return sorted(tested, key=lambda row: (row.adapted / row.images, row.name))[:most][::-1]
-
-
-def accuracy_bars(per_class: Sequence[ClassResult], path: Path | str, *, label: str = "DCA") -> Path:
-    """Draw the accuracy of a model, overall and per class, with 95 % intervals.
-
-    Zero-shot CLIP is drawn beside it where the rows have its counts.
-
-    Args:
-        per_class: Counts per class, as `class_results` gives them.
-        path: Where to write the chart, a .png or .svg file.
-        label: Name of the model.
-    """
-    overall, shown = everything(per_class), hardest(per_class, MOST_BARS)
-    share = overall.adapted / max(1, overall.images)
-    tested = sum(row.images > 0 for row in per_class)
-    title, below = f"Accuracy {percent(share)}", f"{plain(label)} on {overall.images:,} test images"
-    if overall.zero_shot is not None:
-        before = overall.zero_shot / max(1, overall.images)
-        title = f"{percent(before)} zero-shot, {percent(share)} with {plain(label)}"
-        below = f"{100 * (share - before):+.1f} points on {overall.images:,} test images"
-    if len(shown) < tested:
-        below += f"; the {len(shown)} hardest of {tested} classes"
-    height = 1.45 + (_ROW if overall.zero_shot is not None else 0.75 * _ROW) * (len(shown) + 1.4)
-    with drawing(7.4, height) as figure:
-        style.headline(figure, title, below + "; lines are 95 % intervals")
-        bars_panel(figure, (0.3, 0.82, 6.8, height - 0.95), overall, shown, label)
-        return save(figure, path)
-
-
-def bars_panel(
-    figure: Figure,
-    place: tuple[float, float, float, float],
-    overall: ClassResult,
-    rows: Sequence[ClassResult],
-    label: str,
-) -> None:
-    """Bars inside `place` (left, top, width, height in inches): all classes first, then each class."""
-    left, top, width, height = place
-    names = style.room((plain(row.name, 24) for row in (overall, *rows)), 1.9)
-    inner = width - names - 0.75
-    axes = style.box(figure, left + names, top + 0.3, inner, height - 0.55)
-    beside = axes.get_yaxis_transform()
-    # The overall bars stand apart from the classes by a gap.
-    for y, row in [(-0.4, overall), *((k + 1.0, row) for k, row in enumerate(rows))]:
-        whole = row is overall
-        if row.zero_shot is None:
-            _bar(axes, y, row.adapted, row.images, BLUE, thick=0.6, fine=whole)
-        else:
-            _bar(axes, y - 0.2, row.zero_shot, row.images, PALE, fine=whole)
-            _bar(axes, y + 0.2, row.adapted, row.images, BLUE, fine=whole)
-        axes.text(-2, y, plain(row.name, 24), ha="right", va="center", weight="bold" if whole else "normal")
-        at = 1 + 0.75 / inner
-        axes.text(at, y, f"{row.images:,}", transform=beside, ha="right", va="center", size=8, color=MUTED)
-    axes.axhline(0.3, color=RULE, lw=1)
-    axes.set(xlim=(0, 104), ylim=(len(rows) + 0.6, -0.95), yticks=[], xticks=[0, 25, 50, 75, 100])
-    axes.set_xticklabels(["0", "25", "50", "75", "100 %"])
-    axes.grid(axis="x", color=RULE, lw=0.8)
-    style.note(figure, left + width, top + 0.085, "images", size=8, color=MUTED, ha="right")
-    if overall.zero_shot is not None:
-        _legend(figure, left + names, top, label)
-
-
-def _legend(figure: Figure, left: float, top: float, label: str) -> None:
-    """The colours of the two models, placed in inches."""
-    for shift, words, colour in ((0.0, "zero-shot", PALE), (0.95, plain(label, 18), BLUE)):
-        style.note(figure, left + shift, top + 0.06, "■", color=colour, size=10)
-        style.note(figure, left + shift + 0.15, top + 0.075, words)
-
-
-def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, thick: float = 0.36, fine: bool) -> None:
-    """One bar with its interval and its value, with one decimal if `fine`."""
-    share = right / max(1, count)
-    low, high = wilson(right, count)
-    axes.barh(y, 100 * share, height=thick, color=colour)
-    axes.plot([100 * low, 100 * high], [y, y], color=TEXT, lw=0.9, alpha=0.75, solid_capstyle="butt")
-    look: Any = {"color": BLUE, "weight": "bold"} if colour == BLUE else {"color": MUTED}
-    value = f"{100 * share:.1f}" if fine else f"{100 * share:.0f}"
-    axes.text(100 * high + 1.2, y, value, va="center", size=7.5, **look)
 
 
 # Training

@@ -1,4 +1,4 @@
-"""Grids of images with their predictions, and the page of the demonstration."""
+"""Grids of images with their predictions or doubtful labels, and the page of the demonstration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dca.core.wording import seconds_text
 from dca.plots import style
-from dca.plots.charts import ClassResult, bars_panel, everything, hardest
+from dca.plots.class_bars import ClassResult, bars_panel, everything, hardest
 from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, save
 
 if TYPE_CHECKING:
@@ -77,22 +78,87 @@ def prediction_grid(
 
 
 def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
-    """Framed images in rows, from `left` and `top` in inches; captions below each."""
-    for k, tile in enumerate(tiles):
+    """Framed images in rows, from `left` and `top` in inches; the prediction below each."""
+    frames_panel(figure, left, top, [_frame(tile) for tile in tiles], columns)
+
+
+class _Frame(NamedTuple):
+    """One image as it is drawn: its frame, and the lines below it with their look."""
+
+    image: Any
+    colour: str
+    lines: list[tuple[str, dict[str, Any]]]
+
+
+def _frame(tile: _Tile) -> _Frame:
+    """A tile with its prediction below."""
+    colour = GREEN if tile.right else RED
+    # The tick and the cross show the same without colour.
+    caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
+    sure = f"{100 * tile.probability:.0f} %"
+    below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
+    bold: dict[str, Any] = {"size": 7.2, "color": colour, "weight": "bold"}
+    return _Frame(tile.image, colour, [(caption, bold), (below, {"size": 7, "color": MUTED if tile.right else TEXT})])
+
+
+def frames_panel(
+    figure: Figure, left: float, top: float, frames: Sequence[_Frame], columns: int, caption: float = _CAPTION
+) -> None:
+    """Framed images in rows, from `left` and `top` in inches; `caption` is the height of the lines below each."""
+    for k, frame in enumerate(frames):
         x = left + (k % columns) * (_TILE + _GAP)
-        y = top + (k // columns) * (_TILE + _CAPTION + _GAP)
-        colour = GREEN if tile.right else RED
+        y = top + (k // columns) * (_TILE + caption + _GAP)
         axes = style.box(figure, x, y, _TILE, _TILE)
-        axes.imshow(_square(tile.image), interpolation="antialiased")
+        axes.imshow(_square(frame.image), interpolation="antialiased")
         axes.set(xticks=[], yticks=[])
         for side in axes.spines.values():
-            side.set(visible=True, color=colour, linewidth=2.4)
-        # The tick and the cross show the same without colour.
-        caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
-        style.note(figure, x, y + _TILE + 0.06, caption, size=7.2, color=colour, weight="bold")
-        sure = f"{100 * tile.probability:.0f} %"
-        below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
-        style.note(figure, x, y + _TILE + 0.2, below, size=7, color=MUTED if tile.right else TEXT)
+            side.set(visible=True, color=frame.colour, linewidth=2.4)
+        for line, (words, look) in enumerate(frame.lines):
+            style.note(figure, x, y + _TILE + 0.06 + 0.14 * line, words, **look)
+
+
+def label_sheet(
+    images: Sequence[Any],
+    files: Sequence[str],
+    given: Sequence[str],
+    suggested: Sequence[str],
+    probabilities: Sequence[float],
+    path: Path | str,
+    *,
+    found: int,
+    of: int,
+    columns: int = 8,
+) -> Path:
+    """Draw images whose labels look wrong, with the given and the suggested label, in the order given.
+
+    Args:
+        images: RGB images of PIL, or arrays (H, W, 3) or (H, W).
+        files: File name of each image.
+        given: Label of each image.
+        suggested: Suggested label of each image.
+        probabilities: Probability of each suggested label.
+        path: Where to write the chart, a .png or .svg file.
+        found: Number of doubtful images, of which these are the most doubtful.
+        of: Number of images whose labels were checked.
+        columns: Images per row.
+    """
+    frames = []
+    for image, file, label, other, p in zip(images, files, given, suggested, probabilities, strict=True):
+        lines = [
+            (plain(label, 19), {"size": 7, "color": TEXT}),
+            (f"→ {plain(other, 11)} ({p:.2f})", {"size": 7.2, "color": RED, "weight": "bold"}),
+            (plain(file, 19), {"size": 6.4, "color": MUTED}),
+        ]
+        frames.append(_Frame(image, RED, lines))
+    columns = max(1, min(columns, len(frames)))
+    caption = _CAPTION + 0.14
+    width = max(5.4, 0.6 + columns * (_TILE + _GAP) - _GAP)
+    with drawing(width, 1.0 + math.ceil(len(frames) / columns) * (_TILE + caption + _GAP) + 0.1) as figure:
+        shown = f"; the {len(frames)} most doubtful" if len(frames) < found else ""
+        below = f"{found:,} of {of:,} images{shown}: given → suggested (probability)"
+        style.headline(figure, "Labels to look at", below)
+        frames_panel(figure, 0.3, 0.95, frames, columns, caption)
+        return save(figure, path)
 
 
 def _square(image: Any) -> Any:
@@ -118,8 +184,6 @@ def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
 
 
 def demo_figure(
-    zero_shot: float,
-    adapted: float,
     per_class: Sequence[ClassResult],
     images: Sequence[Any],
     truths: Sequence[str],
@@ -127,26 +191,35 @@ def demo_figure(
     probabilities: Sequence[float],
     path: Path | str,
     *,
-    label: str = "DCA",
+    labels: Sequence[str] = ("DCA",),
+    seconds: Sequence[float] = (),
     shots: int | None = None,
 ) -> Path:
     """Draw one page with the gain over zero-shot CLIP and predictions of the adapted model.
 
     Arguments as in `accuracy_bars` and `prediction_grid`. The images are taken in turn from all
     classes in the order given, right or wrong, so that the page shows no selection.
+
+    labels: names of the models but zero-shot CLIP, in the order of their bars; the last one is the adapted one.
+    seconds: how long the fit of each took.
     """
     columns, rows = 6, 4
     tiles = _in_turn(_tiles(images, truths, predictions, probabilities))[: columns * rows]
-    shown = hardest(per_class, 12)
     height = 1.05 + rows * (_TILE + _CAPTION + _GAP) + 0.1
     left = 6.0
     with drawing(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
-        seen = f" after {shots} images per class" if shots else ""
-        title = f"{percent(zero_shot)} zero-shot, {percent(adapted)} with {plain(label)}{seen}"
         overall = everything(per_class)
-        style.headline(figure, title, f"accuracy on {overall.images:,} test images; lines are 95 % intervals")
-        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, shown, label)
-        right = sum(tile.right for tile in tiles)
-        style.note(figure, left, 0.55, f"test images in turn: {right} of these {len(tiles)} right", size=9, color=MUTED)
+        right = [count for count in (overall.zero_shot, overall.between, overall.adapted) if count is not None]
+        shares = [percent(count / max(1, overall.images)) for count in right]
+        took = [f" in {seconds_text(each)}" for each in seconds] or [""] * len(labels)
+        figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(plain, labels), took)]
+        seen = f" after {shots} per class" if shots else ""
+        below = f"accuracy on {overall.images:,} test images{seen}; lines are 95 % intervals"
+        style.headline(figure, ", ".join(figures), below)
+        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, hardest(per_class, 12), labels)
+        shown = f"test images in turn: {sum(tile.right for tile in tiles)} of these {len(tiles)} right"
+        style.note(
+            figure, left, 0.55, f"{shown}{f' with {plain(labels[-1])}' if len(labels) > 1 else ''}", size=9, color=MUTED
+        )
         grid_panel(figure, left, 0.95, tiles, columns)
         return save(figure, path)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The colours of Okabe and Ito, which can be told apart with any colour vision.
-BLUE, GREEN, RED = "#0072b2", "#009e73", "#d55e00"
-SERIES = (BLUE, "#e69f00", GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
 TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
 
 _SUFFIXES = (".png", ".svg")
@@ -51,6 +51,20 @@ def need_matplotlib() -> None:
         raise UserError(
             "charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
         ) from None
+
+
+def require_drawable(path: Path | str) -> None:
+    """Raise a UserError, before any work, if a chart cannot be drawn or has another format by its name."""
+    need_matplotlib()
+    _kind(Path(path))
+
+
+def _kind(path: Path) -> str:
+    """The suffix of a chart's file: .png or .svg."""
+    kind = path.suffix.lower()
+    if kind not in _SUFFIXES:
+        raise UserError(f"{path}: charts are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+    return kind
 
 
 @cache
@@ -149,9 +163,7 @@ def percent(share: float) -> str:
 def save(figure: Figure, path: Path | str) -> Path:
     """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind not in _SUFFIXES:
-        raise UserError(f"{path}: charts are written as {' or '.join(_SUFFIXES)}.", hint=f"use {path.stem}.png")
+    kind = _kind(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.

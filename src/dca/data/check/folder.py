@@ -17,7 +17,7 @@ from dca.data.check.public import Finding, Level, Report, from_error, unreadable
 from dca.data.class_names import NAMES, name_advice, odd_names
 from dca.data.dataset import Dataset, Item
 from dca.data.decode import Count, Unreadable, attempt, is_image
-from dca.data.hashing import near_copies, sha256_of, thumbnail
+from dca.data.hashing import THUMB, copy_pairs, sha256_of, thumbnail
 from dca.data.sources.folder import boundary_of, load_folder, split_folders, unused_names
 from dca.data.sources.walk import Boundary, class_folders, files, image_files, is_named_image, links_besides
 
@@ -109,12 +109,7 @@ _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] =
 def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
     """Images that occur twice: in train and test, under two labels, or within a part."""
     content = [sha256_of(p.item.image) for p in placed]
-    exact: dict[str, list[int]] = defaultdict(list)
-    for position, digest in enumerate(content):
-        exact[digest].append(position)
-    same = [(group[0], other) for group in exact.values() for other in group[1:]]
-    near = sorted(near_copies(np.stack(thumbs))) if thumbs else []
-    near = [(a, b) for a, b in near if content[a] != content[b]]
+    same, near = copy_pairs(content, np.stack(thumbs) if thumbs else np.empty((0, THUMB, THUMB, 3), np.uint8))
     findings = []
     for pairs, how in ((same, "the same file"), (near, "nearly the same image")):
         kinds: dict[str, list[str]] = defaultdict(list)
