@@ -57,7 +57,7 @@ def held_out(
 
     Args:
         method: The method, fitted on all training images.
-        chosen: Its options as they were given to `fit`; folds settle what is left open by themselves.
+        chosen: Its options as they were given to `fit`; folds keep what a search has found, see `Method.settled`.
         source: The drawn training and validation images; all folds use the same validation images.
         session: Loads images and features, and receives progress.
         clip: The backbone.
@@ -76,7 +76,7 @@ def held_out(
     images = TrainingImages(source.train, session, clip, seed, validation)
     found = method.held_out(images)
     if found is None:
-        each = Folds(type(method), chosen, source, session, clip, seed, selection, folder)
+        each = Folds(type(method), method.settled(chosen), source, session, clip, seed, selection, folder)
         found = each.predictions(images)
     if not found.known.any():
         raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")

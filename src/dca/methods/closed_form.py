@@ -114,8 +114,9 @@ class ClosedForm(FrozenMethod):
     @cached_property
     def experts(self) -> Experts:
         """The experts on the training images."""
-        x, y, groups = self.image_features, self.image_labels, self.image_groups
-        gaussian = TextGaussian.of(x, y, self.text_features, groups)
+        # On the CPU: the choice takes thousands of small steps, each of which would wait for a GPU.
+        x, y, groups = self.image_features.cpu(), self.image_labels.cpu(), self.image_groups.cpu()
+        gaussian = TextGaussian.of(x, y, self.text_features.cpu(), groups)
         kernel = None
         if len(x) <= self.options.kernel_images:
             kernel = KernelRidge(x.double(), y, len(self.text_features), groups, self.options.kernel_width)
@@ -127,13 +128,13 @@ class ClosedForm(FrozenMethod):
 
     def p_values(self, features: Tensor) -> Tensor | None:
         """By the largest prediction of kernel ridge, beside those for left-out images."""
-        return self._answers.p_values(features) if self.leaves_out else None
+        return self._answers.p_values(features.cpu()) if self.leaves_out else None
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Jackknife+ with the numbers held fixed."""
         if not self.leaves_out:
             return None
-        return self._answers.sets(features, self.classify(features), coverage)
+        return self._answers.sets(features.cpu(), self.classify(features).cpu(), coverage)
 
     def expected_gain(self) -> tuple[int, float] | None:
         """By leave-one-out on halves of the training images."""
@@ -141,7 +142,7 @@ class ClosedForm(FrozenMethod):
 
     def notes(self) -> list[str]:
         """Whether the class names help."""
-        gain, _ = text_gain(self.experts.zero_shot, self.image_labels)
+        gain, _ = text_gain(self.experts.zero_shot, self.experts.labels)
         if gain >= NO_TEXT:
             return []
         return ["The class names tell CLIP nothing about these images, so that only the images count."]
@@ -150,12 +151,10 @@ class ClosedForm(FrozenMethod):
         """Softmax of the three experts."""
         numbers, experts = self.chosen, self.experts
         W, bias = experts.gaussian.whitened(numbers.ridge).linear(numbers.text_shots)
-        W = numbers.gaussian * W + numbers.text * self.clip.tau * self.text_features.double()
+        W = numbers.gaussian * W + numbers.text * self.clip.tau * experts.gaussian.text
         kernel = experts.kernel if numbers.kernel > 0 else None
-        if kernel is None:
-            return PooledHead.of(W, numbers.gaussian * bias)
-        coefficients = numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
-        return PooledHead.of(W, numbers.gaussian * bias, kernel, coefficients)
+        coefficients = None if kernel is None else numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
+        return PooledHead.of(W, numbers.gaussian * bias, kernel, coefficients).on(self.clip.device)
 
     def with_class(self, name: str, images: Support) -> Self:
         """Exactly the fit of all classes with the same numbers, without the images of the other classes."""

@@ -23,6 +23,7 @@ for without them there is no such class; if all are, α is by shots.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,6 +138,10 @@ class GDA(FrozenMethod):
             return -tempered_log_loss(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
 
         return first_best(ALPHAS, log_likelihood)[0]
+
+    def settled(self, chosen: GDAOptions) -> GDAOptions:
+        """With the α of `finish`."""
+        return dataclasses.replace(chosen, alpha=float(self.alpha))
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
         """τ f·t + α (f·w + b) as one linear head."""

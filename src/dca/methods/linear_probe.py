@@ -14,6 +14,7 @@ small powers, then the left end of a window. Where there are no validation image
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,6 +141,10 @@ class LinearProbe(FrozenMethod):
         probabilities = restore_balance(logits, support.labels, count).softmax(dim=-1)
         probabilities[count == 1] = torch.nan
         return HeldOut(probabilities.cpu().numpy(), "approximate leave-one-out")
+
+    def settled(self, chosen: LinearProbeOptions) -> LinearProbeOptions:
+        """With the c of `finish`."""
+        return dataclasses.replace(chosen, c=self._found[0])
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no text is used."""

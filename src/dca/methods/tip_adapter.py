@@ -18,6 +18,7 @@ the authors' are (0.5, 1).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -145,6 +146,11 @@ class TipAdapter(FrozenMethod):
         f = self.encode_all(validation)
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
+
+    def settled(self, chosen: TipAdapterOptions) -> TipAdapterOptions:
+        """With the α and β of `finish`."""
+        alpha, beta = self.alpha_beta.tolist()
+        return dataclasses.replace(chosen, alpha=alpha, beta=beta)
 
     def make_head(self) -> Head:
         """Softmax of text and cache."""

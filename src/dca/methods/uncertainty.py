@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,19 @@ class Uncertainty:
             The predictions, without the temperature; None if the engine should cross-validate.
         """
         return None
+
+    def settled(self, chosen: Any) -> Any:
+        """Options for cross-validation: what was searched on validation images keeps the value that was found.
+
+        A search in every fold would find other values, and probabilities on other scales.
+
+        Args:
+            chosen: The options of the fit.
+
+        Returns:
+            The options of the folds.
+        """
+        return chosen
 
     def p_values(self, features: Tensor) -> Tensor | None:
         """How usual images are among the training images; small for images of none of the classes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,6 +36,11 @@ class PooledHead(Head):
         if kernel is None or coefficients is None:
             return cls(weight, bias, None, None, 0.0)
         return cls(weight, bias, (kernel.rate * kernel.x).float(), coefficients.float(), kernel.rate)
+
+    def on(self, device: torch.device) -> PooledHead:
+        """The head on a device."""
+        keys, coefficients = (t if t is None else t.to(device) for t in (self.keys, self.coefficients))
+        return PooledHead(self.weight.to(device), self.bias.to(device), keys, coefficients, self.rate)
 
     def logits(self, f: Tensor) -> Tensor:
         """Inputs of the softmax for image features f (B, D): (B, C)."""
