@@ -40,6 +40,7 @@ DATASETS = {"caltech101": "Caltech101", "oxford_flowers": "Flowers102", "oxford_
 SHOTS = (1, 2, 4, 8, 16)
 # One view: the given rows are means over views already.
 METHODS: dict[str, dict[str, Any]] = {
+    "closed_form": {},
     "linear_probe": {},
     "tip_adapter": {"views": 0},
     "tip_adapter_f": {"views": 0, "train_views": 1},

@@ -55,7 +55,7 @@ def test_every_method_and_dataset_has_its_cells(said: Said, photos: Path, tmp_pa
     seeds = ("--seed", 1, "--seed", 2)
     first = said(photos, *chosen, *seeds)
     rows = [line.split(" | ") for line in first.out.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["| `coop` epochs=1 warmup_epochs=0", "| `zero_shot` "]
+    assert [row[0] for row in rows] == ["| `coop` shots=2 epochs=1 warmup_epochs=0", "| `zero_shot` shots=2"]
     assert [row[2] for row in rows] == ["384", "0"]
     assert len(first.err.splitlines()) == 4
     began = {path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/model.safetensors")}
@@ -71,8 +71,8 @@ def test_trials_open_no_test_image(said: Said, photos: Path, tmp_path: Path) -> 
         path.write_bytes(b"not a picture")
     trials = said(data, "--method", "coop", "--set", "epochs=1", "--trials")
     assert [line.split(" |")[0] for line in trials.out.splitlines()[2:]] == [
-        "| `coop` epochs=1",
-        "| `coop` epochs=1 learning_rate=0.02",
+        "| `coop` shots=2 epochs=1",
+        "| `coop` shots=2 epochs=1 learning_rate=0.02",
     ]
     assert "images cannot be read" in said(data, "--method", "coop", "--set", "epochs=1", status=2).err
 

@@ -111,13 +111,15 @@ def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: C
     labels = np.array([item.label for item in source.train])
     numbers = folds(labels, np.arange(len(labels)), 4, 1)
     kind = get_method("gda")
+    whole, _ = fit(kind, kind.choose({"views": 0}), source, session, clip, seed=1)
+    alpha = float(whole.alpha)  # type: ignore[arg-type]  # folds keep what the search found
     for i, item in enumerate(source.train):
         if numbers[i] == -1:
             assert np.isnan(found.probabilities[i]).all()
             continue
         rest = tuple(other for other, fold in zip(source.train, numbers, strict=True) if fold != numbers[i])
         part = dataclasses.replace(source, train=rest)
-        method, _ = fit(kind, kind.choose({"views": 0}), part, session, clip, seed=1)
+        method, _ = fit(kind, kind.choose({"views": 0, "alpha": alpha}), part, session, clip, seed=1)
         (p,) = probabilities([method], [item.image], session)
         assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3)
     assert found.known.tolist() == [y != 2 for y in labels]

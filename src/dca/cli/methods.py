@@ -77,13 +77,17 @@ def advised(rows: list[dict[str, Any]], width: int) -> list[str]:
     """The advice: one entry per reason to take a method."""
     from dca.methods.summary import SPEEDS, advice
 
-    lines = ["Which method to take:"]
+    lines, reasons = ["Which method to take:"], dict[str, list[str]]()
+    named = {row["name"]: row for row in rows}
     for reason, row in advice(rows):
-        text = f"{row['name']}: {REASONS[reason]}"
+        reasons.setdefault(row["name"], []).append(reason)
+    for name, own in reasons.items():
+        row = named[name]
+        text = f"{name}: {' and '.join(REASONS[reason] for reason in own)}"
         if row["mean_accuracy"] is not None:
             text += f", {row['mean_accuracy']:.1f} %"
-        text += f"; {SPEEDS[row['speed']]}" if reason == "default" else ""
-        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+        text += f"; {SPEEDS[row['speed']]}" if "default" in own else ""
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return lines
 
 
@@ -93,8 +97,9 @@ def entry(row: dict[str, Any], margin: int, width: int) -> list[str]:
     begin = f"  {row['name']:<{margin - 10}}{figure:>6}  "
     trained, learns = row["trained_parameters"], row["learns_from"]
     source = f"learns from {learns}: {trained:,} values" if trained else learns
-    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=begin, subsequent_indent=" " * margin)
-    return about + textwrap.wrap(source, width, initial_indent=" " * margin, subsequent_indent=" " * margin)
+    look: Any = {"subsequent_indent": " " * margin, "break_on_hyphens": False}
+    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=begin, **look)
+    return about + textwrap.wrap(source, width, initial_indent=" " * margin, **look)
 
 
 @command.command("show")
