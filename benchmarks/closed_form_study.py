@@ -125,15 +125,16 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
                 model = Classifier("closed_form", seed=seed).fit(source, session=session)
                 test = [item.image for item in dataset.test]
                 new = np.array([item.label not in known for item in dataset.test])
-                answers = model.answers(test)
-                zero = model.zero_shot()
-                features = session.frozen_features(zero.clip, test)
-                cosines = torch.nn.functional.normalize(features, dim=-1) @ zero.head.weight.T.cpu() / zero.clip.tau
-                assert answers.p_values is not None
+                method, zero = model.method_, model.zero_shot()
+                # Stored features: `model.answers` would encode all test images again for every model.
+                features = method.from_frozen(session.frozen_features(method.clip, test).to(method.clip.device))
+                p_values, probabilities = method.p_values(features), method.classify(features).double()
+                cosines = features @ zero.head.weight.T / zero.clip.tau  # type: ignore[attr-defined]
+                assert p_values is not None
                 scores = {
-                    "p-value": 1 - answers.p_values,
-                    "max softmax": 1 - answers.probabilities.max(axis=1),
-                    "MCM": 1 - cosines.softmax(dim=-1).amax(dim=-1).double().numpy(),
+                    "p-value": 1 - p_values.numpy(),
+                    "max softmax": 1 - probabilities.amax(dim=-1).cpu().numpy(),
+                    "MCM": 1 - cosines.softmax(dim=-1).amax(dim=-1).double().cpu().numpy(),
                 }
                 for name, score in scores.items():
                     found.setdefault(name, []).append(area(new, score))
