@@ -150,7 +150,11 @@ def test_a_public_dataset_that_was_recognised_is_said():
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [("coop", ("--set", "epochs=1", "--set", "warmup_epochs=0")), ("tip_adapter", ())]
+    ("method", "settings"),
+    [
+        ("coop", ("--set", "epochs=1", "--set", "warmup_epochs=0")),
+        ("gda", ("--set", "views=0", "--set", "shrinkage=oas")),
+    ],
 )
 def test_an_estimate_needs_no_test_images(
     dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, method: str, settings: tuple[str, ...]

@@ -63,6 +63,10 @@ def test_folds_of_images_without_copies_are_stratified(counts: list[int], seed: 
         assert each[1:].max() - each[1:].min() <= 1
 
 
+# A method over frozen features that has no leave-one-out of its own.
+FOLDED: dict[str, Any] = {"views": 0, "shrinkage": "oas"}
+
+
 def test_other_seeds_give_other_folds():
     labels, groups = np.repeat([0, 1], 10), np.arange(20)
     assert (folds(labels, groups, 5, 1) != folds(labels, groups, 5, 2)).any()
@@ -106,12 +110,12 @@ def held(
 def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: CLIP):
     """Literally: one fit per fold, and the folds as `folds` has them; also with validation images."""
     source = drawn((4, 3, 1), val=tuple(Item(pattern(500 + n), n % 3) for n in range(6)))
-    found = held("gda", source, session, clip, views=0)
+    found = held("gda", source, session, clip, **FOLDED)
     assert found.how == "4-fold cross-validation"
     labels = np.array([item.label for item in source.train])
     numbers = folds(labels, np.arange(len(labels)), 4, 1)
     kind = get_method("gda")
-    whole, _ = fit(kind, kind.choose({"views": 0}), source, session, clip, seed=1)
+    whole, _ = fit(kind, kind.choose(FOLDED), source, session, clip, seed=1)
     alpha = float(whole.alpha)  # type: ignore[arg-type]  # folds keep what the search found
     for i, item in enumerate(source.train):
         if numbers[i] == -1:
@@ -119,7 +123,7 @@ def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: C
             continue
         rest = tuple(other for other, fold in zip(source.train, numbers, strict=True) if fold != numbers[i])
         part = dataclasses.replace(source, train=rest)
-        method, _ = fit(kind, kind.choose({"views": 0, "alpha": alpha}), part, session, clip, seed=1)
+        method, _ = fit(kind, kind.choose({**FOLDED, "alpha": alpha}), part, session, clip, seed=1)
         (p,) = probabilities([method], [item.image], session)
         assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3)
     assert found.known.tolist() == [y != 2 for y in labels]
@@ -205,12 +209,32 @@ def place_of(folder: Path) -> Path:
 
 def test_a_damaged_fold_or_one_of_other_images_is_named_with_the_way_out(session: Session, clip: CLIP, tmp_path: Path):
     place = place_of(tmp_path / "run")
-    held("tip_adapter", drawn((2, 2)), session, clip, place)
+    held("gda", drawn((2, 2)), session, clip, place, **FOLDED)
     other = dataclasses.replace(drawn((2, 2)), train=tuple(Item(pattern(900 + n), n // 2) for n in range(4)))
     with pytest.raises(UserError, match="predictions of other images") as caught:
-        held("tip_adapter", other, session, clip, place)
+        held("gda", other, session, clip, place, **FOLDED)
     assert "delete" in caught.value.hint
     file = place / FOLDS / "1-of-2" / PREDICTED
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(UserError, match="1-of-2: the interrupted cross-validation cannot be continued"):
-        held("tip_adapter", drawn((2, 2)), session, clip, place)
+        held("gda", drawn((2, 2)), session, clip, place, **FOLDED)
+
+
+@pytest.mark.parametrize("name", ["gda", "tip_adapter"])
+def test_exact_leave_one_out_is_a_fit_without_the_image(name: str, session: Session, clip: CLIP):
+    """Literally, with what was searched on validation images held fixed."""
+    source = drawn((4, 3, 1), val=tuple(Item(pattern(500 + n), n % 3) for n in range(6)))
+    kind = get_method(name)
+    chosen = kind.choose({"views": 2})
+    whole, _ = fit(kind, chosen, source, session, clip, seed=1)
+    found = held(name, source, session, clip, views=2)
+    assert found.how == "leave-one-out"
+    for i, item in enumerate(source.train):
+        if item.label == 2:
+            assert np.isnan(found.probabilities[i]).all()
+            continue
+        part = dataclasses.replace(source, train=source.train[:i] + source.train[i + 1 :])
+        again, _ = fit(kind, whole.settled(chosen), part, session, clip, seed=1)
+        (p,) = probabilities([again], [item.image], session)
+        # A fitted GDA keeps its weights in float32.
+        assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3 if name == "gda" else 1e-5)

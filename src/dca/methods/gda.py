@@ -36,7 +36,7 @@ from torch import Tensor
 from dca.core.actions import set_option
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Support
+from dca.methods.interface import HeldOut, Support
 from dca.methods.shared import gaussian
 from dca.methods.shared.frozen import (
     FrozenMethod,
@@ -48,7 +48,7 @@ from dca.methods.shared.frozen import (
     tempered_log_loss,
     unit_mean,
 )
-from dca.methods.shared.gaussian_leave_one_out import add_text, left_out_scores
+from dca.methods.shared.gaussian_leave_one_out import add_text, left_out_logits, left_out_scores
 from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.shots import Shots
 
@@ -138,6 +138,18 @@ class GDA(FrozenMethod):
             return -tempered_log_loss(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
 
         return first_best(ALPHAS, log_likelihood)[0]
+
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Exact leave-one-out at the α of `finish`; folds for near-copies and for the other estimates."""
+        y = support.labels
+        if self.options.shrinkage != "gda" or len(set(support.groups.tolist())) < len(y):
+            return None
+        views, text = self.from_frozen(image_views(support, self.options.views)), self.text_features
+        found = left_out_logits(
+            views, y, self.encode_all(support), text, tau=self.clip.tau, alpha=float(self.alpha)
+        ).softmax(dim=-1)
+        found[y.bincount(minlength=len(text))[y] == 1] = torch.nan
+        return HeldOut(found.cpu().numpy(), "leave-one-out")
 
     def settled(self, chosen: GDAOptions) -> GDAOptions:
         """With the α of `finish`."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.options import opt
-from dca.methods.interface import Problem, Support, TrainsOn
+from dca.methods.interface import HeldOut, Problem, Support, TrainsOn
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
 from dca.methods.shared.heads import CacheHead, Head
 
@@ -146,6 +146,19 @@ class TipAdapter(FrozenMethod):
         f = self.encode_all(validation)
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
+
+    def held_out(self, support: Support) -> HeldOut | None:
+        """Exact leave-one-out at the α and β of `finish`: the keys of an image and of its copies are left out."""
+        if self.trains_on != "nothing":
+            return None
+        (alpha, beta), y, f = self.alpha_beta.double().tolist(), support.labels, self.encode_all(support).double()
+        C, copies = len(self.text_features), support.groups[:, None] == support.groups
+        near = torch.where(copies, 0.0, (-beta * (1 - f @ self.keys.double().T)).exp())
+        cache = near.new_zeros(len(near), C).index_add(1, y, near)
+        found = (self.clip.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
+        alone = (copies | (y[:, None] != y)).all(dim=1)
+        found[alone] = torch.nan
+        return HeldOut(found.cpu().numpy(), "leave-one-out")
 
     def settled(self, chosen: TipAdapterOptions) -> TipAdapterOptions:
         """With the α and β of `finish`."""
