@@ -41,6 +41,6 @@ def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, c
 
 
 def test_the_number_of_folds_is_limited(sample: Dataset, clip: CLIP) -> None:
-    kind = get_method("tip_adapter")
+    kind = get_method("gda")
     nested = NestedFits(sample, Session(device="cpu"), clip, 1)
-    assert nested.held_out(kind, kind.choose({}), 3).how == "3-fold cross-validation"
+    assert nested.held_out(kind, kind.choose({"views": 0, "shrinkage": "oas"}), 3).how == "3-fold cross-validation"
