@@ -17,7 +17,7 @@ ORDER = ("core", "data", "clip", "methods", "engine", "model", "plots", "experim
 MAY_IMPORT: dict[str, set[str]] = {
     **{name: set(ORDER[:place]) for place, name in enumerate(ORDER)},
     "clip": {"core", "data.decode"},
-    "methods": {"core", "clip"},
+    "methods": {"core", "clip", "data.class_lists"},
     "plots": {"core"},
     "experiment": {"core", "data", "clip", "methods", "engine", "model"},
     "__main__": {"cli"},

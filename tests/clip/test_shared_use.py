@@ -51,6 +51,7 @@ def jobs(clip: CLIP) -> list[Callable[[], Tensor]]:
         lambda: clip.encode_image(pixels[0], dtype=BF16, updates=one),
         lambda: rough.encode_image(pixels[0], dtype=torch.float32),
         lambda: clip.image_rows(pixels[1], dtype=BF16),
+        lambda: clip.unprojected_image(pixels[1], dtype=BF16),
         lambda: clip.encode_text(texts),
         lambda: clip.encode_text(texts, updates=one),
         lambda: rough.encode_text(texts, updates=other),
@@ -190,6 +191,14 @@ def test_the_digest_of_weights_in_training_is_not_kept() -> None:
 def test_mini_by_name_and_by_path_is_one_backbone() -> None:
     named, found = CLIP.from_pretrained("mini"), CLIP.from_pretrained(mini_folder())
     assert (named.source, named.digest) == (found.source, found.digest) == ("mini", found.digest)
+
+
+def test_features_are_the_projection_of_unprojected_vectors() -> None:
+    clip, pixels = make_clip(), normal(2, 3, 32, 32)
+    found = clip.unprojected_image(pixels)
+    assert found.shape == (2, clip.config.vision.width)
+    assert found.dtype == torch.float32
+    assert torch.equal(clip.visual.projection(found), clip.encode_image(pixels))
 
 
 def test_taps_see_the_rows_that_leave_each_block() -> None:

@@ -125,13 +125,13 @@ def test_without_a_class_the_others_share_its_probability(name: str, five: Datas
     torch.testing.assert_close(left.classify(features()), others / others.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["clap", "cross_modal", "gda", "linear_probe", "tip_adapter", "tip_adapter_f"])
+@pytest.mark.parametrize("name", ["clap", "cross_modal", "gda", "linear_probe", "sim", "tip_adapter", "tip_adapter_f"])
 def test_methods_over_frozen_features_say_that_a_new_class_needs_a_fit(name: str, five: Dataset, tiny: CLIP) -> None:
     method = fitted(name, five, tiny)
     with pytest.raises(UserError, match=f"this {name} model cannot take a new class") as caught:
         method.with_class("zebra", support([], tiny))
     assert "fit again" in caught.value.hint
-    if name == "linear_probe":
+    if name in ("linear_probe", "sim"):
         assert torch.equal(method.with_name(0, "zebra").classify(features()), method.classify(features()))
         return
     with pytest.raises(UserError, match="cannot read another name") as caught:

@@ -197,6 +197,19 @@ class CLIP(nn.Module):
         with self._autocast(dtype):
             return self.visual.until_last(pixels.to(self.device)).float()
 
+    def unprojected_image(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """The vectors that the last layer of the image tower, its projection, maps to features.
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Vectors (B, W), float32, not normalised; `visual.projection` of them is `encode_image`.
+        """
+        with self._autocast(dtype):
+            return self.visual.before_projection(pixels.to(self.device)).float()
+
     def encode_text(
         self,
         texts: Texts,

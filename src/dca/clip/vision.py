@@ -69,6 +69,11 @@ class VisionTower(nn.Module):
                     tap(f"visual.{layer}", x)
         return x
 
+    def before_projection(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, S, S) -> the vectors (B, W) that the projection maps to features."""
+        *_, last = self.blocks
+        return read_out(self.until_last(pixels), last, self.ln_post, nn.Identity())
+
     def forward(
         self,
         pixels: Tensor,

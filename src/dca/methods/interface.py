@@ -344,7 +344,7 @@ class TrainedMethod(Method):
     Example:
         >>> from dca import TrainedMethod, list_methods
         >>> [name for name, kind in list_methods().items() if not issubclass(kind, TrainedMethod)]
-        ['blend', 'closed_form', 'gda', 'linear_probe', 'tip_adapter', 'zero_shot']
+        ['blend', 'closed_form', 'gda', 'linear_probe', 'sim', 'tip_adapter', 'zero_shot']
     """
 
     trains_on: ClassVar[TrainsOn] = "images"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
+from dca.data.class_lists import class_list
 from dca.data.dataset import Dataset
 
 
@@ -70,12 +70,3 @@ class Entry:
 
 
 _FACTS = ("name", "title", "folder", "classes", "split", "template", "home", "licence", "citation", "aliases", "notes")
-
-
-def class_list(name: str) -> tuple[tuple[str, str], ...]:
-    """Key and name of every class, from the lists in this package; empty if there is no list."""
-    file = resources.files("dca.data.sources") / "classnames" / f"{name}.txt"
-    if not file.is_file():
-        return ()
-    pairs = (line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line)
-    return tuple((key, name) for key, name in pairs)

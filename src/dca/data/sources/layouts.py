@@ -19,8 +19,9 @@ from typing import Any
 from dca.core.actions import show_dataset
 from dca.core.errors import UserError
 from dca.core.wording import counted, fold
+from dca.data.class_lists import class_list
 from dca.data.dataset import Dataset, Item
-from dca.data.sources.entry import Entry, class_list
+from dca.data.sources.entry import Entry
 from dca.data.sources.folder import load_folder, split_folders, words_of
 from dca.data.sources.walk import hidden, image_files, scan
 

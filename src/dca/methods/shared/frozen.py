@@ -59,15 +59,24 @@ def unit_mean(texts: Tensor) -> Tensor:
 
 def image_views(support: Support, views: int) -> Tensor:
     """Raw features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
-    rows = support.frozen_features(views=views)
+    return by_image(support.frozen_features(views=views), views)
+
+
+def by_image(rows: Tensor, views: int) -> Tensor:
+    """Rows of `views` views, view after view, grouped by image: (V · N, D) -> (N, V, D)."""
     return rows.reshape(max(views, 1), -1, rows.shape[-1]).transpose(0, 1).contiguous()
+
+
+def drawn_view(batch: Batch) -> Tensor:
+    """One view of each image as it is, drawn at random. Inputs (B, V, D) -> (B, D)."""
+    B, V = batch.inputs.shape[:2]
+    drawn = torch.randint(V, (B,), generator=batch.generator).to(batch.inputs.device)
+    return batch.inputs[torch.arange(B, device=drawn.device), drawn]
 
 
 def one_view(batch: Batch) -> Tensor:
     """Unit features of one view of each image, drawn at random. Inputs (B, V, D) -> (B, D)."""
-    B, V = batch.inputs.shape[:2]
-    drawn = torch.randint(V, (B,), generator=batch.generator).to(batch.inputs.device)
-    return F.normalize(batch.inputs[torch.arange(B, device=drawn.device), drawn], dim=-1)
+    return F.normalize(drawn_view(batch), dim=-1)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

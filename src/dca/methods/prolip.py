@@ -1,0 +1,140 @@
+"""ProLIP (Fahes et al., 2024): the last layer of the image tower is trained, and kept near CLIP's own.
+
+The projection W (D, E) maps the vector x that the rest of the image tower makes to the shared space. Only W is trained,
+starting at CLIP's W₀; texts, and all layers that make x, are frozen:
+
+    f = unit( W x ),    p(y | x) = softmax_y( τ f·t_y )
+    L = mean CE(p, y) + λ ‖W - W₀‖²,    ‖·‖² the sum over all D · E values
+
+Without validation images λ falls with the number N of shots: λ = 1/N, or 1/N² (`rule`); the rate is fixed. Each step
+sees all training images, each in one of its augmented views, whose x are computed once. The last W is kept. Since W
+belongs to no class, a finished model takes other classes by their names.
+
+PAPER: 300 views, of which step s takes the s-th of every image, with crops of (0.5, 1); here a step draws one of
+`views` of each image, with the crops of every method here, (0.08, 1). W is trained in float16 there, in float32 here.
+With validation images the authors search the rate and λ on a grid; here no image is selected on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.core.options import opt
+from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
+from dca.methods.recipe import OptimizerName, ScheduleUnit
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, shape_problems, unit_mean
+from dca.methods.shared.heads import Head, LinearHead
+
+Rule = Literal["1/N", "1/N^2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProLIPOptions(FrozenOptions):
+    """Settings of ProLIP without validation images; symbols as in the paper."""
+
+    rule: Rule = opt("1/N", "λ from the number N of shots", source="paper")
+    strength: float | None = opt(None, "λ, weight of ‖W - W₀‖²; auto: as `rule` says", low=0)
+    views: int = opt(
+        20, "augmented views per image that steps draw from; 0: the evaluation view", low=0, source="paper: 300"
+    )
+    epochs: int | None = opt(300, "passes over the training images; one is one step", low=0, source="ProLIP's code")
+    batch_size: int | None = opt(None, "images per step; auto: all of them", low=1, source="paper")
+    optimizer: OptimizerName = opt("adam", "optimiser", source="paper")
+    learning_rate: float | None = opt(1e-4, "initial learning rate", low=0, source="paper")
+    adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="ProLIP's code")
+    weight_decay: float = opt(0.0, "weight decay of the projection", low=0, source="paper")
+    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
+    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
+
+
+def strength_of(rule: Rule, shots: int) -> float:
+    """λ for so many shots."""
+    N = max(shots, 1)
+    return 1 / N if rule == "1/N" else 1 / N**2
+
+
+class ProLIP(FrozenMethod, TrainedMethod):
+    """The image tower's projection, trained near CLIP's own."""
+
+    name = "prolip"
+    paper = "Fahes et al., CLIP's Visual Embedding Projector is a Few-shot Cornucopia, arXiv 2024"
+    trains_on = "features"
+    term_words = describe_terms(near_clip="near CLIP's projection")
+    Options = ProLIPOptions
+    results = MappingProxyType({"text_features": torch.float32})
+    options: ProLIPOptions
+    text_features: Tensor
+
+    @classmethod
+    def resolve(cls, chosen: ProLIPOptions, problem: Problem) -> ProLIPOptions:
+        """λ by shots, and steps over all images: shots are an average, so there are fewer than C · 2 N images."""
+        everything = 2 * len(problem.names) * max(problem.shots, 1)
+        return chosen.settled(strength=strength_of(chosen.rule, problem.shots), batch_size=everything)
+
+    def __init__(self, clip: CLIP, problem: Problem, chosen: ProLIPOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        self.projection = nn.Parameter(self._clips_own.clone())
+
+    @property
+    def _clips_own(self) -> Tensor:
+        """W₀, (D, E)."""
+        return self.clip.visual.projection.weight.detach()
+
+    def unprojected(self, support: Support) -> Tensor:
+        """The vectors x of V views of every image, (N, V, E)."""
+        views = self.options.views
+        return by_image(support.map(self.clip.unprojected_image, views=views), views)
+
+    def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
+        """The vectors x of V views of each image, (N, V, E), and labels (N,)."""
+        return self.unprojected(support), support.labels
+
+    def prepare(self, support: Support) -> None:
+        """Text features, which steps need, too."""
+        self.finish(support)
+
+    def finish(self, support: Support | None = None) -> None:
+        """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
+        self.text_features = unit_mean(self.texts())
+
+    def project(self, x: Tensor) -> Tensor:
+        """Unit features f = unit(W x) of vectors x (B, E): (B, D). In float32, as W is trained."""
+        return F.normalize(F.linear(x, self.projection), dim=-1)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features (B, D) by the trained projection."""
+        return self.project(self.clip.unprojected_image(pixels))
+
+    def step(self, batch: Batch) -> Step:
+        """Cross-entropy of one view of each image, and the penalty."""
+        logits = self.clip.tau * self.project(drawn_view(batch)) @ self.text_features.T
+        terms = {"cls": F.cross_entropy(logits, batch.labels)}
+        if self.options.strength:
+            terms["near_clip"] = self.options.strength * (self.projection - self._clips_own).square().sum()
+        return Step(terms, logits.detach().softmax(dim=-1))
+
+    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
+        """The same projection and sentences for other names."""
+        other = self.copy_for(problem, sources)
+        other.finish()
+        return other.seal()
+
+    def make_head(self) -> Head:
+        """Softmax of τ cos."""
+        return LinearHead.cosine(self.text_features, self.clip.tau)
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """One text feature per class."""
+        expected = (len(self.problem.names), self.clip.config.embed_dim)
+        return shape_problems({"text_features": (state["text_features"], expected)})
+
+
+METHOD = ProLIP

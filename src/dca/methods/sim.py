@@ -1,0 +1,111 @@
+"""SiM: similarity mapping (Zanella, Fuchs et al., 2025). No class name is read, so that a name may mean nothing.
+
+An image is described by its similarities to K = 1,000 sentences, one for each class of ImageNet, whatever the task
+is about. Ridge regression maps them to the labels:
+
+    l = f Pᵀ,   P (K, D): unit text features of "a photo of a {}."
+    W = argmin ‖L W - Y‖² + λ ‖W‖²,   L (N, K): the training images, Y (N, C): their labels, one-hot
+    s = l W,    p(y | x) = softmax_y( τ s_y )
+
+λ = 0.1. The ranking of the scores s is published; the softmax is ours. Weights W say which ImageNet classes speak for
+a class. Nothing is selected on any image.
+
+With P = Q R and z = f Rᵀ the problem has min(K, D) instead of K unknowns and the same solution, W = Q U: L W = Z U
+and ‖W‖ = ‖U‖ (`shared/ridge.py`). The leave-one-out predictions of ridge regression are exact. At prediction f W' with
+W' = Pᵀ W is all that is left, so that a finished model reads no sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from dca.clip import CLIP
+from dca.core.options import opt
+from dca.data.class_lists import class_list
+from dca.methods.interface import HeldOut, Problem, Support
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, class_texts, shape_problems, unit_mean
+from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.ridge import Ridge
+
+SENTENCE = ("a photo of a {}.",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiMOptions(FrozenOptions):
+    """Settings of SiM. The training recipe is not used."""
+
+    templates: tuple[str, ...] = opt(SENTENCE, "sentences with {} for the name of an ImageNet class", source="paper")
+    ridge: float = opt(0.1, "λ, weight of ‖W‖²", low=1e-9, source="paper")
+
+
+def imagenet_names() -> tuple[str, ...]:
+    """The 1,000 names of ImageNet's classes."""
+    return tuple(name for _, name in class_list("imagenet"))
+
+
+class SiM(FrozenMethod):
+    """Ridge regression from similarities to 1,000 ImageNet sentences; reads no class name."""
+
+    name = "sim"
+    paper = "Zanella, Fuchs et al., Vocabulary-free few-shot learning for Vision-Language Models, arXiv 2025"
+    trains_on = "nothing"  # by the training loop; W is solved for
+    Options = SiMOptions
+    class_rows = frozenset({"mapping", "weight"})
+    # τ Pᵀ W, so that a finished model needs no sentences.
+    results = MappingProxyType({"weight": torch.float32})
+    options: SiMOptions
+    weight: Tensor
+    _ridge: Ridge  # of `finish`
+
+    def __init__(self, clip: CLIP, problem: Problem, chosen: SiMOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        shape = len(problem.names), len(imagenet_names())
+        self.mapping = nn.Parameter(torch.zeros(shape, device=clip.device))
+
+    def sentences(self) -> Tensor:
+        """P, unit text features of the ImageNet names, (K, D)."""
+        names = dataclasses.replace(self.problem, names=imagenet_names())
+        return unit_mean(class_texts(self.clip, names, self.options.templates or SENTENCE))
+
+    def finish(self, support: Support) -> None:
+        """Solve for W."""
+        P = self.sentences().double()
+        Q, R = torch.linalg.qr(P)
+        z = self.encode_all(support).double() @ R.T
+        self._ridge = Ridge(z, support.labels, len(self.problem.names), self.options.ridge)
+        W = Q @ self._ridge.coefficients
+        with torch.no_grad():
+            self.mapping.copy_(W.T)
+        self.weight = (self.clip.tau * W.T @ P).float()
+
+    def held_out(self, support: Support) -> HeldOut:
+        """Exact leave-one-out; near-copies are left out together."""
+        labels, groups = support.labels, support.groups
+        found = (self.clip.tau * self._ridge.left_out(groups)).softmax(dim=-1)
+        _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
+        found[member.bincount()[member] == labels.bincount()[labels]] = torch.nan
+        return HeldOut(found.cpu().numpy(), "leave-one-out")
+
+    def with_name(self, index: int, name: str) -> Self:
+        """The same weights: no class name is read."""
+        names = [name if c == index else old for c, old in enumerate(self.problem.names)]
+        return self.with_rows(range(len(names)), names)
+
+    def make_head(self) -> Head:
+        """Softmax of τ s."""
+        return LinearHead(self.weight.clone())
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """One weight vector per class."""
+        expected = len(self.problem.names), self.clip.config.embed_dim
+        return shape_problems({"weight": (state["weight"], expected)})
+
+
+METHOD = SiM
