@@ -51,6 +51,8 @@ def jobs(clip: CLIP) -> list[Callable[[], Tensor]]:
         lambda: clip.encode_image(pixels[0], dtype=BF16, updates=one),
         lambda: rough.encode_image(pixels[0], dtype=torch.float32),
         lambda: clip.image_rows(pixels[1], dtype=BF16),
+        lambda: clip.encode_patches(pixels[0])[1],
+        lambda: rough.encode_patches(pixels[0])[1],
         lambda: clip.encode_text(texts),
         lambda: clip.encode_text(texts, updates=one),
         lambda: rough.encode_text(texts, updates=other),

@@ -51,6 +51,7 @@ IMAGE_CALLS: dict[str, Callable[[CLIP, Tensor], Tensor]] = {
     "both": lambda clip, x: clip.encode_image(x, tokens=TOKENS, updates=UPDATES),
     "bfloat16": lambda clip, x: clip.encode_image(x, dtype=torch.bfloat16),
     "rows": lambda clip, x: clip.image_rows(x),
+    "patches": lambda clip, x: clip.encode_patches(x)[1],
 }
 
 
