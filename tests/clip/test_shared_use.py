@@ -52,6 +52,8 @@ def jobs(clip: CLIP) -> list[Callable[[], Tensor]]:
         lambda: rough.encode_image(pixels[0], dtype=torch.float32),
         lambda: clip.image_rows(pixels[1], dtype=BF16),
         lambda: clip.unprojected_image(pixels[1], dtype=BF16),
+        lambda: clip.encode_patches(pixels[0])[1],
+        lambda: rough.encode_patches(pixels[0])[1],
         lambda: clip.encode_text(texts),
         lambda: clip.encode_text(texts, updates=one),
         lambda: rough.encode_text(texts, updates=other),

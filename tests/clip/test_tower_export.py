@@ -52,6 +52,7 @@ IMAGE_CALLS: dict[str, Callable[[CLIP, Tensor], Tensor]] = {
     "bfloat16": lambda clip, x: clip.encode_image(x, dtype=torch.bfloat16),
     "rows": lambda clip, x: clip.image_rows(x),
     "unprojected": lambda clip, x: clip.unprojected_image(x),
+    "patches": lambda clip, x: clip.encode_patches(x)[1],
 }
 
 

@@ -69,3 +69,25 @@ def test_pil_images_and_their_pixels_give_the_same_features(clip: CLIP) -> None:
     features = clip.encode_image(images)
     assert features.shape == (2, clip.config.embed_dim)
     assert torch.equal(features, clip.encode_image(clip.preprocess(images)))
+
+
+def test_patches_pass_the_last_block_one_by_one(clip: CLIP) -> None:
+    """Attention with one key returns its value: a patch alone in the last block is the patch of the value path."""
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+    features, patches = clip.encode_patches(pixels)
+    assert torch.equal(features, clip.encode_image(pixels))
+    assert patches.shape == (2, clip.config.vision.patches, clip.config.vision.width)
+    rows, last = clip.image_rows(pixels), clip.visual.blocks[-1]
+    for image in range(2):
+        for patch in range(clip.config.vision.patches):
+            alone = clip.visual.ln_post(last(rows[image, None, patch + 1 : patch + 2]))[0, 0]
+            torch.testing.assert_close(patches[image, patch], alone, atol=1e-5, rtol=0)
+
+
+def test_patches_are_float32_in_every_compute_type(clip: CLIP) -> None:
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+    exact, rough = clip.encode_patches(pixels), clip.encode_patches(pixels, dtype=torch.bfloat16)
+    for one, other in zip(exact, rough, strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)

@@ -28,7 +28,7 @@ from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-PROMPTS = ["clip_lora", "cocoop", "coop", "dapt", "dca", "maple", "promptsrc", "tcp", "vpt", "zero_shot"]
+PROMPTS = ["clip_lora", "cocoop", "coop", "dapt", "dca", "gallop", "maple", "promptsrc", "tcp", "vpt", "zero_shot"]
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,12 @@ class Block(nn.Module):
             x = x[..., rows, :]
         return self.finish(x, mixed)
 
+    def apart(self, x: Tensor) -> Tensor:
+        """x: (B, T, W) -> (B, T, W), without attention: every row gets its own value instead of a mixture."""
+        values = 2 * x.shape[-1]
+        v = F.linear(self.ln_1(x), self.attn.qkv.weight[values:], self.attn.qkv.bias[values:])
+        return self.finish(x, self.attn.split(v))
+
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Residual around the attention output `mixed` (heads split), then the MLP."""
         x = x + self.attn.merge(mixed)

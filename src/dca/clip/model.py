@@ -210,6 +210,23 @@ class CLIP(nn.Module):
         with self._autocast(dtype):
             return self.visual.before_projection(pixels.to(self.device)).float()
 
+    def encode_patches(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Image features, and local features of the patches, from one pass of the image tower.
+
+        Attention in the last block mixes the patches, so local features leave it out. With x the row of a patch that
+        enters this block and v = x + out(value(ln_1 x)), the local feature is ln_post(v + mlp(ln_2 v)).
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            The features (B, D) of `encode_image`, and patches (B, P, W) before the projection; both float32.
+        """
+        with self._autocast(dtype):
+            features, patches = self.visual.with_patches(pixels.to(self.device))
+        return features.float(), patches.float()
+
     def encode_text(
         self,
         texts: Texts,

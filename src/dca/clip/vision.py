@@ -25,6 +25,12 @@ def read_out(
     return feature
 
 
+def patch_values(x: Tensor, last: Block, ln_post: nn.Module) -> Tensor:
+    """Rows (B, 1 + P, W) that enter the last block -> patches (B, P, W) that pass it without mixing, after ln_post."""
+    patches: Tensor = ln_post(last.apart(x[:, 1:]))
+    return patches
+
+
 class VisionTower(nn.Module):
     """Patches and CLS through ln_pre, the blocks, ln_post and the projection."""
 
@@ -92,3 +98,9 @@ class VisionTower(nn.Module):
         tap(f"visual.{place}", x)
         feature: Tensor = self.projection(self.ln_post(x[:, 0]))
         return feature
+
+    def with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised, and `patch_values` (B, P, W)."""
+        x = self.until_last(pixels)
+        *_, last = self.blocks
+        return read_out(x, last, self.ln_post, self.projection), patch_values(x, last, self.ln_post)
