@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
@@ -122,23 +122,39 @@ def test_blocks_before_the_first_own_tokens_share_the_prefix(
     seen: list[int] = []
     for block in list(clip.text.blocks)[:2]:
         finish = block.finish
-        monkeypatch.setattr(block, "finish", lambda x, mixed, finish=finish: (seen.append(len(x)), finish(x, mixed))[1])
+        monkeypatch.setattr(block, "finish", lambda x, *more, finish=finish: (seen.append(len(x)), finish(x, *more))[1])
     clip.encode_prompts([context], names, [{first: torch.zeros(3, 4, clip.config.text.width)}])
     assert seen == rows
 
 
-def test_updates_of_projections_equal_changed_weights() -> None:
-    """A product added to a projection equals adding it to the weight, on every route."""
+def test_updates_of_layers_equal_changed_weights() -> None:
+    """A product added to a linear layer equals adding it to the weight, on every route; so do gains of norms."""
     clip, changed = make_clip(), make_clip()
     generator = torch.Generator().manual_seed(7)
-    updates = {}
-    for tower, width in (("visual", 32), ("text", 24)):
-        for block in range(3):
-            for n, part in enumerate("qkv"):
-                delta = 0.1 * torch.randn(width, width, generator=generator)
-                updates[f"{tower}.{block}.{part}"] = lambda x, d=delta: x @ d.T
-                target = list(getattr(changed, tower).blocks)[block].attn.qkv.weight
-                target[n * width : (n + 1) * width] += delta
+    updates: dict[str, Update] = {}
+
+    def add(name: str, weight: Tensor) -> None:
+        delta = 0.1 * torch.randn(weight.shape, generator=generator)
+        updates[name] = lambda x: x @ delta.T
+        weight += delta
+
+    def add_to_norm(name: str, norm: nn.Module) -> None:
+        assert isinstance(norm, nn.LayerNorm)
+        gain, bias = 0.3 * torch.randn(2, *norm.weight.shape, generator=generator)
+        updates[name] = lambda x: F.layer_norm(x, gain.shape, gain, bias, norm.eps)
+        norm.weight += gain
+        norm.bias += bias
+
+    for tower in ("visual", "text"):
+        for number, block in enumerate(getattr(changed, tower).blocks):
+            weights = dict(zip("qkv", block.attn.qkv.weight.chunk(3), strict=True))
+            weights |= {"out": block.attn.out.weight, "fc": block.mlp[0].weight, "proj": block.mlp[2].weight}
+            for part, weight in weights.items():
+                add(f"{tower}.{number}.{part}", weight)
+            for part in ("ln_1", "ln_2"):
+                add_to_norm(f"{tower}.{number}.{part}", getattr(block, part))
+    for tower, part in (("visual", "ln_pre"), ("visual", "ln_post"), ("text", "ln_final")):
+        add_to_norm(f"{tower}.{part}", getattr(getattr(changed, tower), part))
     pixels = torch.randn(2, 3, 32, 32, generator=generator)
     contexts, names = random_case(clip, [2, 4], [1, 3, 3], False, 8)
     before = clip.encode_image(pixels)
@@ -157,7 +173,9 @@ def test_updates_of_projections_equal_changed_weights() -> None:
     assert torch.equal(clip.encode_image(pixels), before)
 
 
-@pytest.mark.parametrize("name", ["visual.3.q", "visual.0.out", "head.0.q", "visual.q", "text.x.v", ""])
+@pytest.mark.parametrize(
+    "name", ["visual.3.q", "visual.0.mlp", "head.0.q", "visual.q", "text.x.v", "text.ln_pre", "visual.0.ln_pre", ""]
+)
 def test_an_update_of_no_projection_is_refused(clip: CLIP, name: str) -> None:
     with pytest.raises(ValueError, match="update"):
         clip.encode_image(torch.zeros(1, 3, 32, 32), updates={name: lambda x: x})

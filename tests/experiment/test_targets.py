@@ -28,7 +28,8 @@ from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-PROMPTS = ["clip_lora", "cocoop", "coop", "dapt", "dca", "gallop", "maple", "promptsrc", "tcp", "vpt", "zero_shot"]
+PROMPTS = ["clip_lora", "clip_svd", "cocoop", "coop", "dapt", "dca", "gallop", "maple", "promptsrc", "tcp", "two_sfs"]
+PROMPTS += ["vpt", "zero_shot"]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,9 +160,9 @@ def test_text_tokens_replace_what_the_block_before_made_of_theirs(clip: CLIP, mo
     block = next(iter(clip.text.blocks))
     finish = block.finish
 
-    def disturbed(x: Tensor, mixed: Tensor) -> Tensor:
+    def disturbed(x: Tensor, *more: Any) -> Tensor:
         """SOS is the first of the packed rows, the context of four tokens follows."""
-        return noisy(finish(x, mixed)[None], slice(1, 5))[0]
+        return noisy(finish(x, *more)[None], slice(1, 5))[0]
 
     monkeypatch.setattr(block, "finish", disturbed)
     got = [m.encode_text().detach() for m in (deep, shallow)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,8 +117,8 @@ def test_what_the_tokens_replace_does_not_matter(clip: CLIP, monkeypatch: pytest
     block = list(clip.text.blocks)[1]
     finish, disturbed = block.finish, slice(1, 5)
 
-    def noisy(x: Tensor, mixed: Tensor) -> Tensor:
-        output = finish(x, mixed).clone()
+    def noisy(x: Tensor, *more: Any) -> Tensor:
+        output = finish(x, *more).clone()
         output[disturbed] = torch.randn(output[disturbed].shape, generator=torch.Generator().manual_seed(0))
         return output
 

@@ -21,7 +21,7 @@ from oracles import dca as oracle
 from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x")
-HELPED = ["clip_lora", "coop", "dapt", "lamm", "maple", "promptsrc", "tcp", "vpt"]
+HELPED = ["clip_lora", "clip_svd", "coop", "dapt", "lamm", "maple", "promptsrc", "tcp", "two_sfs", "vpt"]
 
 
 def build(clip: CLIP, name: str, **options: Any) -> TextHead:

@@ -12,32 +12,45 @@ from torch.nn import functional as F
 
 from dca.clip.config import TowerConfig
 
-# Maps the input (..., T, W) of a projection to what is added to its output (..., T, W).
+# Maps the input (..., T, V) of a linear layer or norm to what is added to its output (..., T, W).
 Update = Callable[[Tensor], Tensor]
-# The updates of one block ("q", "k" or "v" -> update), and those of a tower (block index -> its updates).
+# The updates of one block (its part -> update), and those of a tower (block index -> its updates; OUTSIDE for norms
+# outside the blocks).
 BlockUpdates = Mapping[str, Update]
 TowerUpdates = Mapping[int, BlockUpdates]
 NO_UPDATES: BlockUpdates = MappingProxyType({})
+OUTSIDE = -1
 PARTS = ("q", "k", "v")
+LINEARS, NORMS = (*PARTS, "out", "fc", "proj"), ("ln_1", "ln_2")
+NORMS_OUTSIDE = {"visual": ("ln_pre", "ln_post"), "text": ("ln_final",)}
 
 
 def updates_of_tower(updates: Mapping[str, Update] | None, tower: str, blocks: int) -> TowerUpdates:
     """Sort updates such as "visual.0.q" by block, leaving out those of the other tower.
 
-    Raises ValueError for a name that is not tower ("visual" or "text"), block index and one of q, k, v.
+    Raises ValueError for a name that is neither tower ("visual" or "text"), block index and one of `LINEARS` and
+    `NORMS`, nor tower and one of its `NORMS_OUTSIDE`.
     """
     found: dict[int, dict[str, Update]] = {}
     for name, update in (updates or {}).items():
         owner, _, place = name.partition(".")
         index, _, part = place.partition(".")
-        if owner not in ("visual", "text") or not index.isdecimal() or part not in PARTS:
-            raise ValueError(f"update '{name}': expected a name such as 'visual.0.q' or 'text.11.v'")
+        outside = place in NORMS_OUTSIDE.get(owner, ())
+        inside = owner in NORMS_OUTSIDE and index.isdecimal() and part in LINEARS + NORMS
+        if not inside and not outside:
+            raise ValueError(f"update '{name}': expected a name such as 'visual.0.q' or 'text.ln_final'")
         if owner != tower:
             continue
-        if int(index) >= blocks:
+        if inside and int(index) >= blocks:
             raise ValueError(f"update '{name}': the {tower} tower has {blocks} blocks, numbered from 0")
-        found.setdefault(int(index), {})[part] = update
+        found.setdefault(OUTSIDE if outside else int(index), {})[place if outside else part] = update
     return found
+
+
+def updated(layer: nn.Module, x: Tensor, update: Update | None) -> Tensor:
+    """The output of a layer, and what an update adds to it."""
+    y: Tensor = layer(x)
+    return y if update is None else y + update(x)
 
 
 class QuickGELU(nn.Module):
@@ -61,10 +74,9 @@ class Attention(nn.Module):
         """(..., T, W) -> (..., heads, T, W / heads)."""
         return torch.unflatten(x, -1, (self.heads, -1)).transpose(-3, -2)
 
-    def merge(self, x: Tensor) -> Tensor:
-        """(..., heads, T, W / heads) -> (..., T, W), through the output projection."""
-        merged: Tensor = self.out(x.transpose(-3, -2).flatten(-2))
-        return merged
+    def merge(self, x: Tensor, update: Update | None = None) -> Tensor:
+        """(..., heads, T, W / heads) -> (..., T, W), through the output projection and its update."""
+        return updated(self.out, x.transpose(-3, -2).flatten(-2), update)
 
     def project(
         self, x: Tensor, queries: Tensor | None = None, updates: BlockUpdates = NO_UPDATES
@@ -72,7 +84,7 @@ class Attention(nn.Module):
         """Queries, keys and values, each (..., heads, T, W / heads).
 
         x: (..., T, W). queries: rows (..., N, W) to compute queries for; all rows of x by default.
-        updates: what is added to the projections.
+        updates: those of the block.
         """
         if queries is None:
             queries = x
@@ -112,13 +124,13 @@ class Block(nn.Module):
         The output of a tower depends on one row of its last block: with `rows` the queries and the MLP of
         the other rows are not computed. The selected rows attend to all keys.
         """
-        normed = self.ln_1(x)
+        normed = updated(self.ln_1, x, updates.get("ln_1"))
         if rows is None:
             mixed = F.scaled_dot_product_attention(*self.attn.project(normed, updates=updates), is_causal=causal)
         else:
             mixed = F.scaled_dot_product_attention(*self.attn.project(normed, normed[..., rows, :], updates))
             x = x[..., rows, :]
-        return self.finish(x, mixed)
+        return self.finish(x, mixed, updates)
 
     def apart(self, x: Tensor) -> Tensor:
         """x: (B, T, W) -> (B, T, W), without attention: every row gets its own value instead of a mixture."""
@@ -126,11 +138,12 @@ class Block(nn.Module):
         v = F.linear(self.ln_1(x), self.attn.qkv.weight[values:], self.attn.qkv.bias[values:])
         return self.finish(x, self.attn.split(v))
 
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def finish(self, x: Tensor, mixed: Tensor, updates: BlockUpdates = NO_UPDATES) -> Tensor:
         """Residual around the attention output `mixed` (heads split), then the MLP."""
-        x = x + self.attn.merge(mixed)
-        x = x + self.mlp(self.ln_2(x))
-        return x
+        x = x + self.attn.merge(mixed, updates.get("out"))
+        fc, activation, proj = self.mlp
+        hidden = updated(fc, updated(self.ln_2, x, updates.get("ln_2")), updates.get("fc"))
+        return x + updated(proj, activation(hidden), updates.get("proj"))
 
 
 class Blocks(nn.ModuleList):

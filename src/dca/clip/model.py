@@ -29,7 +29,7 @@ Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
 class CLIP(nn.Module):
     """A dual encoder with its tokenizer and preprocessing.
 
-    Encoding changes nothing in the object: extra tokens, updates of projections and the compute type are
+    Encoding changes nothing in the object: extra tokens, updates of layers and the compute type are
     arguments of one call, so several methods and threads can share a CLIP. Features are float32 and not
     normalised. Weights are float32; the towers calculate in `dtype` (autocast).
 
@@ -166,9 +166,9 @@ class CLIP(nn.Module):
         Args:
             images: PIL images, or normalised pixels (B, 3, S, S).
             tokens: Rows that a method adds to those of the image.
-            updates: What is added to queries, keys or values: "visual.0.q" (tower, block, one of q, k, v) ->
-                a function from the input of that projection to what is added to its output. Names of the
-                text tower are ignored.
+            updates: What is added to the outputs of layers: "visual.0.q" (tower, block, one of q, k, v, out, fc, proj,
+                ln_1, ln_2), "visual.ln_pre" or "visual.ln_post" -> a function from the input of that linear layer
+                or norm to what is added to its output. Names of the text tower are ignored.
             dtype: Compute type of this call; `self.dtype` by default.
             tap: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
 
@@ -176,7 +176,7 @@ class CLIP(nn.Module):
             Features (B, D), float32, not normalised.
 
         Raises:
-            ValueError: If the name of an update is not that of a projection.
+            ValueError: If the name of an update is not that of a layer.
         """
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
         own = updates_of_tower(updates, "visual", self.config.vision.layers)
@@ -238,14 +238,14 @@ class CLIP(nn.Module):
 
         Args:
             texts: N strings, ids (N, T), or N id sequences; ids behind the first EOT are ignored.
-            updates: As in `encode_image`, with names such as "text.0.q".
+            updates: As in `encode_image`, with names such as "text.0.q" and "text.ln_final".
             dtype: Compute type of this call; `self.dtype` by default.
 
         Returns:
             Features (N, D), float32, not normalised.
 
         Raises:
-            ValueError: If an id sequence has no EOT, or the name of an update is not that of a projection.
+            ValueError: If an id sequence has no EOT, or the name of an update is not that of a layer.
         """
         with self._autocast(dtype):
             return self.text.encode_ids(self._sequences(texts), self._text_updates(updates)).float()
@@ -274,7 +274,7 @@ class CLIP(nn.Module):
             Features (M, C, D), float32, not normalised.
 
         Raises:
-            ValueError: If the name of an update is not that of a projection.
+            ValueError: If the name of an update is not that of a layer.
         """
         with self._autocast(dtype):
             return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()

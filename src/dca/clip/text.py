@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import NO_UPDATES, Blocks, TowerUpdates
+from dca.clip.blocks import NO_UPDATES, OUTSIDE, Blocks, TowerUpdates, updated
 from dca.clip.config import TextConfig
 from dca.clip.packing import Prompts, Sequences
 from dca.clip.ragged import constant
@@ -27,7 +27,7 @@ class Changes:
     """What a call changes inside the blocks.
 
     deep: block index -> tokens that replace context rows at its input; see the layout's `replace`.
-    updates: block index -> what is added to the block's queries, keys and values.
+    updates: block index -> what is added to the outputs of the block's linear layers and norms.
     """
 
     deep: Mapping[int, Any] = field(default_factory=dict)
@@ -154,9 +154,12 @@ class TextTower(nn.Module):
         if last in changes.deep:
             x = layout.replace(x, changes.deep[last])
         block = list(self.blocks)[last]
-        normed = block.ln_1(x)
-        q, k, v = block.attn.project(normed, layout.last(normed), changes.updates.get(last, NO_UPDATES))
-        feature: Tensor = self.projection(self.ln_final(block.finish(layout.last(x), layout.attend_last(q, k, v))))
+        own = changes.updates.get(last, NO_UPDATES)
+        normed = updated(block.ln_1, x, own.get("ln_1"))
+        q, k, v = block.attn.project(normed, layout.last(normed), own)
+        x = block.finish(layout.last(x), layout.attend_last(q, k, v), own)
+        outside = changes.updates.get(OUTSIDE, NO_UPDATES)
+        feature: Tensor = self.projection(updated(self.ln_final, x, outside.get("ln_final")))
         return feature
 
     def _pass(self, x: Tensor, layout: Sequences | Prompts, changes: Changes, layers: range) -> Tensor:
@@ -164,8 +167,9 @@ class TextTower(nn.Module):
         for layer, block in zip(layers, list(self.blocks)[layers.start : layers.stop], strict=True):
             if layer in changes.deep:
                 x = layout.replace(x, changes.deep[layer])
-            parts = block.attn.project(block.ln_1(x), updates=changes.updates.get(layer, NO_UPDATES))
-            x = block.finish(x, layout.attend(*parts))
+            own = changes.updates.get(layer, NO_UPDATES)
+            parts = block.attn.project(updated(block.ln_1, x, own.get("ln_1")), updates=own)
+            x = block.finish(x, layout.attend(*parts), own)
         return x
 
     def _positions(self, places: Sequence[int]) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dca.clip.blocks import NO_UPDATES, Block, Blocks, BlockUpdates, TowerUpdates
+from dca.clip.blocks import NO_UPDATES, OUTSIDE, Block, Blocks, TowerUpdates, updated
 from dca.clip.config import VisionConfig
 from dca.clip.tokens import ExtraTokens
 
@@ -17,11 +17,9 @@ NO_TOKENS = ExtraTokens()
 Tap = Callable[[str, Tensor], None]
 
 
-def read_out(
-    x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module, updates: BlockUpdates = NO_UPDATES
-) -> Tensor:
+def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
     """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-    feature: Tensor = projection(ln_post(last(x, rows=CLS, updates=updates)[:, 0]))
+    feature: Tensor = projection(ln_post(last(x, rows=CLS)[:, 0]))
     return feature
 
 
@@ -64,7 +62,7 @@ class VisionTower(nn.Module):
         x, present = self.embed(pixels), 0
         if tokens.before_norm:
             x, present = tokens.insert(x, 0, present)
-        x = self.ln_pre(x)
+        x = updated(self.ln_pre, x, updates.get(OUTSIDE, NO_UPDATES).get("ln_pre"))
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             if layer or not tokens.before_norm:
@@ -88,15 +86,17 @@ class VisionTower(nn.Module):
         tap: Tap | None = None,
     ) -> Tensor:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        updates = updates or {}
         x = self.until_last(pixels, tokens, updates, tap)
         *_, last = self.blocks
         place = len(self.blocks) - 1
-        own = (updates or {}).get(place, NO_UPDATES)
-        if tap is None:
-            return read_out(x, last, self.ln_post, self.projection, own)
-        x = last(x, updates=own)  # all rows, since the tap may read any of them
-        tap(f"visual.{place}", x)
-        feature: Tensor = self.projection(self.ln_post(x[:, 0]))
+        # All rows for a tap, which may read any of them.
+        x = last(x, rows=CLS if tap is None else None, updates=updates.get(place, NO_UPDATES))
+        if tap is not None:
+            tap(f"visual.{place}", x)
+        feature: Tensor = self.projection(
+            updated(self.ln_post, x[:, 0], updates.get(OUTSIDE, NO_UPDATES).get("ln_post"))
+        )
         return feature
 
     def with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:

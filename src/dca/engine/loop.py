@@ -22,7 +22,7 @@ from dca.core.actions import set_option, show_method
 from dca.core.device import threads_for
 from dca.core.errors import UserError
 from dca.engine.resume import Row, Snapshot, restore
-from dca.engine.schedule import advance, batches, make_optimizer, rate_at
+from dca.engine.schedule import Stage, advance, batches, make_optimizer, rate_at, stage_at
 from dca.engine.step import Gradients
 from dca.engine.training_images import TrainingImages
 from dca.methods.interface import Batch, Steps, TrainedMethod
@@ -104,13 +104,22 @@ class Trainer:
         self.method, self.images, self.recipe, self.seed = method, images, recipe, seed
         self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
         self.rows: list[Row] = []
+        self._now = Stage(0, range(0))
         self._features, self._labels = None, images.labels
         if method.trains_on == "features":
             self._features, self._labels = method.training_rows(images)
         method.prepare(images)
+        self._begin(0)
         self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate(trial)
+        # One for all stages: what a stage does not train has no gradient, so it is neither moved nor decayed.
         self.optimizer = make_optimizer(method, recipe, self.rate)
-        self._gradients = Gradients(method)
+
+    def _begin(self, epoch: int) -> None:
+        """Begin the stage that an epoch belongs to, unless it has begun; a recorded step belongs to one stage."""
+        if epoch not in self._now.epochs:
+            self._now = stage_at(epoch, self.method.stages(self.epochs))
+            self.method.begin_stage(self._now.number)
+            self._gradients = Gradients(self.method)
 
     def run(self, folder: Path | None = None, watch: Watch | None = None) -> list[Row]:
         """Train to the last epoch, continuing from the state in `folder`; returns one row per epoch.
@@ -155,9 +164,11 @@ class Trainer:
     def _epoch(self, epoch: int, watch: Watch | None) -> Row:
         """One pass over the images."""
         began, generator, totals = time.monotonic(), seeds.generator(self.seed, "epoch", epoch), Totals()
+        self._begin(epoch)
         steps = list(batches(len(self._labels), self.batch_size, generator))
         passed = [number / len(steps) if self.recipe.schedule == "step" else 0.0 for number in range(len(steps))]
-        rates = [rate_at(epoch + part, self.epochs, self.recipe, self.rate) for part in passed]
+        began_at, length = self._now.epochs.start, len(self._now.epochs)
+        rates = [rate_at(epoch - began_at + part, length, self.recipe, self.rate) for part in passed]
         unread: list[Metrics] = []
         self.method.train()
         due = began

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,6 +13,21 @@ from torch import Tensor
 
 from dca.methods.interface import Method
 from dca.methods.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of training: its number and its epochs, both from 0 on."""
+
+    number: int
+    epochs: range
+
+
+def stage_at(epoch: int, lengths: Sequence[int]) -> Stage:
+    """The stage that an epoch belongs to, from the epochs of each stage; the last one where there is none."""
+    ends = list(accumulate(lengths))
+    number = next((n for n, end in enumerate(ends) if epoch < end), len(ends) - 1)
+    return Stage(number, range(ends[number] - lengths[number], ends[number]))
 
 
 def rate_at(epoch: float, epochs: int, recipe: Recipe, rate: float) -> float:

@@ -11,25 +11,23 @@ takes 500 steps per shot, whatever the number of classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.clip.blocks import Update
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step
+from dca.methods.interface import Batch, Problem
 from dca.methods.recipe import OptimizerName, ScheduleUnit
-from dca.methods.shared.prompts import alphabetical, dropout, sentences
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import dropout
+from dca.methods.shared.text_head import TextHeadOptions
+from dca.methods.shared.updated_towers import UpdatedTowers
 
 PARTS = ("q", "k", "v")
-STEPS_PER_SHOT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +50,14 @@ class CLIPLoRAOptions(TextHeadOptions):
     towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
 
 
-class CLIPLoRA(TextHead):
+class CLIPLoRA(UpdatedTowers):
     """Low-rank updates of queries, keys and values in both towers."""
 
     name = "clip_lora"
     paper = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of Vision-Language Models, CVPR Workshops 2024"
-    trains_on = "images"
+    steps_per_shot = 500
     Options = CLIPLoRAOptions
     options: CLIPLoRAOptions
-
-    @classmethod
-    def resolve(cls, chosen: CLIPLoRAOptions, problem: Problem) -> Any:
-        """Steps as epochs: the training loop drops a short last batch unless it is the only one."""
-        size = chosen.batch_size or 32
-        steps = max(len(problem.names) * problem.shots // size, 1)
-        return super().resolve(
-            chosen.settled(batch_size=size, epochs=-(-STEPS_PER_SHOT * problem.shots // steps)), problem
-        )
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPLoRAOptions) -> None:
         super().__init__(clip, problem, chosen)
@@ -79,9 +68,6 @@ class CLIPLoRA(TextHead):
                 start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
                 self.down[tower] = nn.Parameter(start.to(clip.device))
                 self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))
-        order = alphabetical(problem.names)
-        self.sentences = clip.tokenizer(sentences([problem.names[place] for place in order], problem.template))
-        self._places = torch.tensor(order, device=clip.device).argsort()
 
     def updates(self, generator: torch.Generator | None = None) -> dict[str, Update]:
         """Functions whose values are added to each projection, by name; with dropout if there is a generator."""
@@ -97,26 +83,9 @@ class CLIPLoRA(TextHead):
         """B A drop(x). x: (..., T, W)."""
         return dropout(x, self.options.dropout, generator) @ A.T @ B.T
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit image features through the updated tower, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, updates=self.updates()), dim=-1)
-
-    def encode_text(self) -> Tensor:
-        """t: unit features of the sentences through the updated tower, (C, D)."""
-        return F.normalize(self._text(self.updates()), dim=-1)
-
-    def _text(self, updates: Mapping[str, Update]) -> Tensor:
-        """Text features (C, D) in the order of the classes, not normalised."""
-        return self.clip.encode_text(self.sentences, updates=updates)[self._places]
-
-    def step(self, batch: Batch) -> Step:
-        """Cross-entropy of one batch; dropout in both towers."""
-        updates = self.updates(batch.noise)
-        f = F.normalize(self.clip.encode_image(batch.inputs, updates=updates), dim=-1)
-        t = F.normalize(self._text(updates), dim=-1)
-        logits = self.clip.tau * f @ t.T
-        terms = {"cls": F.cross_entropy(logits, batch.labels), **self.dca_terms(f, t, batch.labels)}
-        return Step(terms, logits.detach().softmax(dim=-1))
+    def training_updates(self, batch: Batch) -> dict[str, Update]:
+        """With dropout in both towers."""
+        return self.updates(batch.noise)
 
 
 METHOD = CLIPLoRA

@@ -377,8 +377,31 @@ class TrainedMethod(Method):
         """
         return support.frozen_features(), support.labels
 
+    def stages(self, epochs: int) -> tuple[int, ...]:
+        """Epochs of each stage, for methods that train other values in later epochs.
+
+        The learning rate goes through its whole schedule in every stage.
+
+        Args:
+            epochs: Number of epochs.
+
+        Returns:
+            Numbers that sum to `epochs`; 0 for a stage that is left out.
+        """
+        return (epochs,)
+
+    def begin_stage(self, stage: int) -> None:
+        """Choose the values that a stage trains (`requires_grad_`) and its step; it changes no value.
+
+        Called before the first epoch of a stage, and where an interrupted run continues. Initial values of a stage
+        are set by `epoch_done` of the epoch before, so that they are saved with it.
+
+        Args:
+            stage: Number of the stage, from 0 on.
+        """
+
     def epoch_done(self, epoch: int, epochs: int) -> None:
-        """Called after every epoch, for methods that average over epochs.
+        """Called after every epoch, for methods that average over epochs or train in stages.
 
         Args:
             epoch: The epoch that has ended, from 1 on.

@@ -1,0 +1,122 @@
+"""CLIP-SVD: the singular values of the towers' matrices (Koleilat et al., 2025).
+
+The matrices W of queries, keys, values, attention output and both MLP layers of every block of both towers are
+decomposed once, and only their singular values are trained:
+
+    W = U diag(s⁰) Vᵀ,    W' x = U diag(s) Vᵀ x = W x + U diag(s - s⁰) Vᵀ x,    s = s⁰ at first
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
+
+with one sentence per class, that of the dataset. U, V and the biases stay, as do all other weights. At the start
+it is zero-shot CLIP. Training takes 200 steps per shot, whatever the number of classes. Weight decay acts on s, as in
+the authors' code. q, k and v are three matrices, each with its own decomposition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.clip.blocks import LINEARS, PARTS, Block, Update
+from dca.clip.text import TextTower
+from dca.clip.vision import VisionTower
+from dca.core.options import opt
+from dca.methods.interface import Problem
+from dca.methods.recipe import OptimizerName, ScheduleUnit
+from dca.methods.shared.text_head import TextHeadOptions
+from dca.methods.shared.updated_towers import TOWERS, UpdatedTowers
+
+# U (N, O, R), s⁰ (N, R) and Vᵀ (N, R, I) of one part ("q", ...) in the N blocks of a tower.
+Decomposition = tuple[Tensor, Tensor, Tensor]
+# Decompositions of a tower, kept as long as the backbone: those of ViT-B/16 take a minute on a CPU.
+_KEPT: WeakKeyDictionary[nn.Module, dict[str, Decomposition]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPSVDOptions(TextHeadOptions):
+    """Settings of CLIP-SVD."""
+
+    epochs: int | None = opt(
+        None, "passes over the training images; auto: 200 steps per shot", low=0, source="CLIP-SVD's code"
+    )
+    batch_size: int | None = opt(32, "images per step", low=1, source="CLIP-SVD's code")
+    learning_rate: float | None = opt(
+        5e-4, "initial learning rate; auto: from the gradient", low=0, source="CLIP-SVD's code"
+    )
+    optimizer: OptimizerName = opt("adamw", "optimiser", source="CLIP-SVD's code")
+    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="CLIP-SVD's code")
+    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="CLIP-SVD's code")
+    schedule: ScheduleUnit = opt(
+        "step", "whether the cosine schedule advances per epoch or per step", source="CLIP-SVD's code"
+    )
+    final_rate: float = opt(1e-6, "learning rate at the end of the cosine schedule", low=0, source="CLIP-SVD's code")
+    towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
+
+
+def matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
+    """The decomposed matrices (O, I) of a block, by part; those of q, k and v apart."""
+    yield from zip(PARTS, block.attn.qkv.weight.chunk(3), strict=True)
+    fc, _, proj = block.mlp
+    for part, layer in (("out", block.attn.out), ("fc", fc), ("proj", proj)):
+        yield part, layer.get_parameter("weight")
+
+
+def decompose(tower: VisionTower | TextTower) -> dict[str, Decomposition]:
+    """The decompositions of a tower by part.
+
+    In float64 and on the CPU: a saved model holds s alone, and its U and V must be found again on any device.
+    """
+    if tower not in _KEPT:
+        blocks = [dict(matrices(block)) for block in tower.blocks]
+        _KEPT[tower] = {part: _svd(torch.stack([block[part] for block in blocks])) for part in LINEARS}
+    return _KEPT[tower]
+
+
+def _svd(weights: Tensor) -> Decomposition:
+    """U, s⁰ and Vᵀ of matrices (N, O, I), where and in the type they are."""
+    exact = weights.detach().double()
+    found = torch.linalg.svd(exact if exact.is_meta else exact.cpu(), full_matrices=False)
+    U, s, V = (part.to(weights) for part in found)
+    return U, s, V
+
+
+def change(U: Tensor, ds: Tensor, V: Tensor, x: Tensor) -> Tensor:
+    """U diag(s - s⁰) Vᵀ x. U: (O, R), ds: (R,), V: Vᵀ (R, I), x: (..., T, I)."""
+    return F.linear(F.linear(x, V) * ds, U)
+
+
+class CLIPSVD(UpdatedTowers):
+    """The singular values of every matrix in the blocks of both towers."""
+
+    name = "clip_svd"
+    paper = "Koleilat et al., Singular Value Few-shot Adaptation of Vision-Language Models, arXiv 2509.03740, 2025"
+    steps_per_shot = 200
+    Options = CLIPSVDOptions
+    options: CLIPSVDOptions
+
+    def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPSVDOptions) -> None:
+        super().__init__(clip, problem, chosen)
+        found = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if chosen.towers in ("both", tower)}
+        self._found = {(tower, part): found[tower][part] for tower in found for part in LINEARS}
+        # s (N, R) of each part in the N blocks of a tower, e.g. "visual_q".
+        self.values = nn.ParameterDict(
+            {f"{tower}_{part}": nn.Parameter(s.clone()) for (tower, part), (_, s, _) in self._found.items()}
+        )
+
+    def updates(self) -> dict[str, Update]:
+        """U diag(s - s⁰) Vᵀ of every matrix, by name."""
+        made: dict[str, Update] = {}
+        for (tower, part), (U, start, V) in self._found.items():
+            changes = zip(U, self.values[f"{tower}_{part}"] - start, V, strict=True)
+            made |= {f"{tower}.{layer}.{part}": partial(change, *parts) for layer, parts in enumerate(changes)}
+        return made
+
+
+METHOD = CLIPSVD
