@@ -42,6 +42,13 @@ CHARTS = ("confusion.png", "reliability.png", "classes.png")
     metavar="DIR",
     help=f"Write {', '.join(CHARTS)} into this folder. Needs matplotlib.",
 )
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for an option of the model's head, such as gamma1; repeatable. The model is not changed.",
+)
 @backbone_of_model
 @running
 @quiet_flag
@@ -53,6 +60,7 @@ def command(
     data: str,
     min_accuracy: float | None,
     plots: Path | None,
+    settings: tuple[str, ...],
     backbone: str | None,
     device: str,
     precision: str,
@@ -68,12 +76,16 @@ def command(
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
     dca eval photos.dca more_photos/ --plots charts/
+    dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
+    from dca.model.edit import change_options
 
     if plots is not None:
         require_writable(plots)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    if settings:
+        classifier = change_options(classifier, settings)
     with showing(quiet=quiet) as progress:
         report = classifier.evaluate(data, progress=progress)
     if report.seen_in_training:

@@ -68,7 +68,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         draw_: After `fit`, class index, name and content hash of each training image, and what a model that has not
             seen it predicts (`held_out`), where that is known.
         results_: Figures of the run that made the model; empty after a plain `fit`.
-        lineage_: Changes of its classes since the fit, one row each, and the figures before.
+        lineage_: Changes of its classes and its head since the fit, one row each, and the figures before.
 
     Example:
         >>> from dca import Classifier
