@@ -187,7 +187,7 @@ def test_a_model_without_lineage_is_read_and_a_wrong_one_is_not(sample: Dataset,
     assert len(problems([{**options, "options": {"gamma1": 2.0}}, {**options, "options": [1, 2]}])) == 2
     for n, wrong in enumerate([3, {}, {**added, "change": "sold"}, {**added, "images": [3]}, {**added, "before": {}}]):
         assert problems([wrong]) == ["lineage[0]: a change of a class or of options expected"], n
-    assert problems([added, {**renamed, "new_name": 3}]) == ["lineage[1]: a change of a class expected"]
+    assert problems([added, {**renamed, "new_name": 3}]) == ["lineage[1]: a change of a class or of options expected"]
 
 
 def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLIP, tmp_path: Path):

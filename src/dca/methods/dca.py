@@ -231,8 +231,7 @@ class DCA(KeepsShots):
         """Text features, and the training images through the final visual tokens."""
         features = self.encode_all(support, views=self.shot_views)
         shots = Shots.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
-        self.text_features = self.encode_text().detach()
-        self.shot_features, self.shot_counts = shots.features, shots.counts
+        self.keep(self.encode_text().detach(), shots)
 
     def class_parameters(self) -> set[str]:
         """The contexts, if each class has its own."""

@@ -213,7 +213,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
     single = (shots.counts < 2).nonzero().flatten()
     if gaussian.pooling or len(single):
         about = shots.means() if centers is None and gaussian.pooling else centers
-        pooled = shots.pooled_rows(about)[..., None, :, :]
+        pooled = (shots.pooled_rows(about) if gaussian.pooling else shots.all_rows(about))[..., None, :, :]
     for places, K in shots.batches(1 if centers is None else len(centers)):
         U = shots.class_rows(places, K, centers)
         if gaussian.pooling and pooled is not None:

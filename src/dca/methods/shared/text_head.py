@@ -110,7 +110,7 @@ class TextHead(KeepsShots):
         shots = Shots.none(C, text)
         if self.keeps_shots:
             shots = Shots.group(self.encode_all(support), support.labels, C)
-        self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
+        self.keep(text, shots)
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
@@ -130,5 +130,6 @@ class TextHead(KeepsShots):
         problems = [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
         if self.keeps_shots:
             return problems + shots_problems(state, C, D)
-        kept = state["shot_features"].numel() + int(state["shot_counts"].abs().sum())
+        kept = sum(state[name].numel() for name in ("shot_features", "rest_features", "rest_counts"))
+        kept += int(state["shot_counts"].abs().sum())
         return problems + (["shot_features: none expected"] if kept else [])
