@@ -20,7 +20,7 @@ def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: P
     assert said.code == 0
     assert said.err == ""
     report = json.loads(said.out)
-    assert set(report) == {"accuracy", "n", "per_class", "ece", "seen_in_training"}
+    assert set(report) == {"accuracy", "n", "classes", "per_class", "ece", "seen_in_training"}
     assert report["n"] == 30, "the test part only"
     assert type(report["accuracy"]) is float
     assert 0 <= report["accuracy"] <= 1
@@ -193,3 +193,12 @@ def test_eval_refuses_options_of_training(dca: Any, fitted: Path, photos: Path):
     assert said.code == 2
     assert "epochs of this finished dca model cannot be changed" in said.err
     assert "gamma1, gamma2, floor" in said.err
+
+
+def test_classes_of_the_data_alone_compete_where_asked(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "two", ("fish", "guitar"), 2)
+    assert " among " not in dca("eval", fitted, tmp_path / "two").out
+    assert json.loads(dca("eval", fitted, tmp_path / "two", "--json").out)["classes"] == 10
+    said = dca("eval", fitted, tmp_path / "two", "--among", "target")
+    assert "on 4 images, among 2 of 10 classes; calibration error" in said.out
+    assert json.loads(dca("eval", fitted, tmp_path / "two", "--among", "target", "--json").out)["classes"] == 2
