@@ -20,7 +20,7 @@ def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: P
     assert said.code == 0
     assert said.err == ""
     report = json.loads(said.out)
-    assert set(report) == {"accuracy", "n", "per_class", "ece", "seen_in_training"}
+    assert set(report) == {"accuracy", "n", "classes", "per_class", "ece", "seen_in_training"}
     assert report["n"] == 30, "the test part only"
     assert type(report["accuracy"]) is float
     assert 0 <= report["accuracy"] <= 1
@@ -172,3 +172,33 @@ def test_an_evaluation_counts_only_classes_with_images():
     report = evaluation(probabilities, np.array([0, 1]), ["a", "b", "c"])
     assert report.accuracy == 0.5
     assert report.per_class == {"a": 1.0, "b": 0.0}
+
+
+def test_eval_makes_the_head_again(dca: Any, fitted: Path, photos: Path):
+    from dca.model.classifier import Classifier
+
+    said = dca("eval", fitted, photos, "--set", "gamma1=2", "--set", "gamma2=1", "--json")
+    model = Classifier.from_pretrained(fitted)
+    assert json.loads(said.out) == model.with_options(gamma1=2.0, gamma2=1.0).evaluate(str(photos)).to_dict()
+    indefinite = ("eval", fitted, photos, "--set", "gamma1=0", "--set", "gamma2=500")
+    said = dca(*indefinite)
+    assert said.code == 2
+    assert "not positive definite" in said.err
+    assert "use --set floor=0.001" in said.err
+    assert dca(*indefinite, "--set", "floor=0.001").code == 0
+
+
+def test_eval_refuses_options_of_training(dca: Any, fitted: Path, photos: Path):
+    said = dca("eval", fitted, photos, "--set", "epochs=3")
+    assert said.code == 2
+    assert "epochs of this finished dca model cannot be changed" in said.err
+    assert "gamma1, gamma2, floor" in said.err
+
+
+def test_classes_of_the_data_alone_compete_where_asked(dca: Any, fitted: Path, tmp_path: Path):
+    class_folders(tmp_path / "two", ("fish", "guitar"), 2)
+    assert " among " not in dca("eval", fitted, tmp_path / "two").out
+    assert json.loads(dca("eval", fitted, tmp_path / "two", "--json").out)["classes"] == 10
+    said = dca("eval", fitted, tmp_path / "two", "--among", "target")
+    assert "on 4 images, among 2 of 10 classes; calibration error" in said.out
+    assert json.loads(dca("eval", fitted, tmp_path / "two", "--among", "target", "--json").out)["classes"] == 2

@@ -191,3 +191,42 @@ def test_as_many_views_of_new_images_are_stored_as_of_the_others(five: Dataset, 
     method: Any = fitted("dca", five, tiny, head_views=2)
     new = [item for item in sample.train if item.label == CLASSES]
     assert method.with_class("zebra", support(new, tiny)).shot_counts.tolist() == [8] * (CLASSES + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("dca", {}), ("dca", {"center": "visual"}), ("coop", {"test_metric": "mahalanobis"})]
+)
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1, 1), (1, 4, 2, 1, 3)])
+def test_one_shot_distances_stay_when_classes_are_dropped(
+    name: str, more: dict[str, Any], shots: tuple[int, ...], five: Dataset, tiny: CLIP
+) -> None:
+    """A class with one image takes the covariance of all images of the fit, also in a model without some of them."""
+    train = tuple(item for c in range(CLASSES) for item in [i for i in five.train if i.label == c][: shots[c]])
+    method: Any = fitted(name, dataclasses.replace(five, train=train), tiny, **more)
+    kept = [3, 0]
+    problem = dataclasses.replace(method.problem, names=tuple(method.problem.names[c] for c in kept))
+    f = features()
+    before = method.head.distances(f)[..., kept]
+    moved = method.retarget(problem, kept)
+    again = method.without_class(1).without_class(1).without_class(2).retarget(problem, [1, 0])
+    for other in (moved, again):
+        torch.testing.assert_close(other.head.distances(f), before, atol=1e-6, rtol=1e-6)
+        assert other.shot_counts.tolist() == [1, 1]
+        assert int(other.rest_counts.sum()) == len(train) - 2
+    copied = type(method)(tiny, problem, moved.options)
+    copied.restore(moved.state_dict())
+    assert torch.equal(copied.head.distances(f), moved.head.distances(f))
+    added = moved.with_class("zebra", support([], tiny))
+    torch.testing.assert_close(added.head.distances(f)[..., :2], before, atol=1e-6, rtol=1e-6)
+
+
+def test_images_of_dropped_classes_are_stored_only_where_a_covariance_needs_them(five: Dataset, tiny: CLIP) -> None:
+    method: Any = fitted("dca", five, tiny)
+    assert method.without_class(0).rest_features.numel() == 0
+    state = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith("rest_")}
+    other: Any = type(method)(tiny, method.problem, method.options)
+    other.restore(state)  # as models were written before
+    assert torch.equal(other.classify(features()), method.classify(features()))
+    broken = {**method.state_dict(), "rest_counts": torch.tensor([3])}
+    with pytest.raises(UserError, match="rest_features: shape"):
+        other.restore(broken)

@@ -270,3 +270,23 @@ def test_own_images_are_not_learned_for_longer_than_it_pays(dataset: str, shots:
     problem = Problem(names=("a", "b"), shots=shots, dataset=dataset)
     assert DCA.resolve(DCAOptions(), problem).epochs == expected
     assert DCA.resolve(DCAOptions(epochs=7), problem).epochs == 7
+
+
+def test_without_alpha_no_covariance_of_l_in_is_made(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Images((3, 3, 3, 3))
+    expected = build(clip, alpha=1e-9, beta=0.7)
+    expected.prepare(images)
+    loss = expected.step(batch_of(images)).terms
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("made")
+
+    monkeypatch.setattr("dca.methods.dca.IntraClass.of", never)
+    monkeypatch.setattr("dca.methods.dca.IntraClass.of_backbone", never)
+    method = build(clip, alpha=0.0, beta=0.7)
+    method.prepare(images)
+    terms = method.step(batch_of(images)).terms
+    assert set(terms) == {"cls", "ts"}
+    assert all(torch.equal(terms[name], loss[name]) for name in terms)
+    with pytest.raises(AssertionError, match="made"):
+        build(clip, alpha=0.0, train_metric="mahalanobis").prepare(images)

@@ -182,6 +182,35 @@ def test_a_model_without_lineage_is_read_and_a_wrong_one_is_not(sample: Dataset,
     assert problems(raw["lineage"]) == []
     assert problems({}) == ["lineage: a JSON array expected"]
     added, renamed = raw["lineage"]
+    options = {"change": "options", "options": {"gamma1": [1.0, 2.0]}, "version": "1", "before": {}}
+    assert problems([options]) == []
+    assert len(problems([{**options, "options": {"gamma1": 2.0}}, {**options, "options": [1, 2]}])) == 2
     for n, wrong in enumerate([3, {}, {**added, "change": "sold"}, {**added, "images": [3]}, {**added, "before": {}}]):
-        assert problems([wrong]) == ["lineage[0]: a change of a class expected"], n
-    assert problems([added, {**renamed, "new_name": 3}]) == ["lineage[1]: a change of a class expected"]
+        assert problems([wrong]) == ["lineage[0]: a change of a class or of options expected"], n
+    assert problems([added, {**renamed, "new_name": 3}]) == ["lineage[1]: a change of a class or of options expected"]
+
+
+def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLIP, tmp_path: Path):
+    model = fitted("dca", sample, tiny, shots=2)
+    other = model.with_options(gamma1=100, gamma2=20)
+    fresh = fitted("dca", sample, tiny, shots=2, gamma1=100.0, gamma2=20.0, alpha=0.0)
+    fresh.method_.load_state_dict(model.method_.state_dict())
+    fresh.method_.seal()
+    images = [item.image for item in sample.test[:4]]
+    assert np.array_equal(other.predict_proba(images), fresh.predict_proba(images))
+    assert not np.array_equal(other.predict_proba(images), model.predict_proba(images))
+    assert other.estimate_ is None
+    assert other.settings == {**SHORT, "gamma1": 100.0, "gamma2": 20.0}
+    other.save_pretrained(tmp_path / "m.dca")
+    again = Classifier.from_pretrained(tmp_path / "m.dca", backbone=tiny)
+    assert np.array_equal(again.predict_proba(images), other.predict_proba(images))
+    assert again.lineage_[-1]["options"] == {"gamma1": [500.0, 100.0], "gamma2": [300.0, 20.0]}
+    assert "set gamma1=100.0 (was 500.0), gamma2=20.0 (was 300.0)" in model_card(again.record())
+    assert model.with_options(gamma1=500) is model
+
+
+def test_an_option_that_training_reads_is_refused(sample: Dataset, tiny: CLIP):
+    with pytest.raises(UserError, match=r"(?s)epochs of this finished dca model cannot be changed.*gamma1, gamma2"):
+        fitted("dca", sample, tiny).with_options(epochs=3)
+    with pytest.raises(UserError, match="not fitted"):
+        Classifier("dca").with_options(gamma1=3)

@@ -24,6 +24,16 @@ def dense_covariance(x: Tensor, center: Tensor, gamma1: float, gamma2: float, no
     return shrunk
 
 
+def dense_floored(x: Tensor, center: Tensor, gamma1: float, gamma2: float, normalize: bool, floor: float) -> Tensor:
+    """The same with all eigenvalues of the shrunk covariance raised to `floor` times their mean."""
+    lambdas, vectors = torch.linalg.eigh(dense_covariance(x, center, gamma1, gamma2, False))
+    raised = vectors @ torch.diag(torch.maximum(lambdas, floor * lambdas.mean())) @ vectors.T
+    if normalize:
+        scale = raised.diagonal().sqrt()
+        raised = raised / torch.outer(scale, scale)
+    return raised
+
+
 def dense_distance(sigma: Tensor, f: Tensor, u: Tensor) -> Tensor:
     """(f - u)ᵀ Σ̂⁻¹ (f - u)."""
     return (f - u) @ torch.linalg.inv(sigma) @ (f - u)

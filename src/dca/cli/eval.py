@@ -22,6 +22,7 @@ from dca.core.wording import counted
 
 if TYPE_CHECKING:
     from dca.engine.evaluate import Evaluation
+    from dca.model.among import Among
 
 CHARTS = ("confusion.png", "reliability.png", "classes.png")
 
@@ -42,6 +43,19 @@ CHARTS = ("confusion.png", "reliability.png", "classes.png")
     metavar="DIR",
     help=f"Write {', '.join(CHARTS)} into this folder. Needs matplotlib.",
 )
+@click.option(
+    "--among",
+    type=click.Choice(["all", "target"]),
+    default=None,
+    help="Classes that compete: all of the model, or only those of DATA.  [default: all; target for ImageNet-A and -R]",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for an option of the model's head, such as gamma1; repeatable. The model is not changed.",
+)
 @backbone_of_model
 @running
 @quiet_flag
@@ -53,6 +67,8 @@ def command(
     data: str,
     min_accuracy: float | None,
     plots: Path | None,
+    among: Among | None,
+    settings: tuple[str, ...],
     backbone: str | None,
     device: str,
     precision: str,
@@ -62,20 +78,25 @@ def command(
     """Measure MODEL on the labelled images of DATA.
 
     DATA has the forms that `dca fit` takes; where it has a test part (or else a validation part),
-    only that is used. It need not hold all classes of the model.
+    only that is used. It need not hold all classes of the model. All of them compete, unless DATA is a shifted
+    version of the model's dataset (ImageNet-A, ImageNet-R): these are measured among their own classes.
 
     \b
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
     dca eval photos.dca more_photos/ --plots charts/
+    dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
+    from dca.model.edit import change_options
 
     if plots is not None:
         require_writable(plots)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    if settings:
+        classifier = change_options(classifier, settings)
     with showing(quiet=quiet) as progress:
-        report = classifier.evaluate(data, progress=progress)
+        report = classifier.evaluate(data, among=among, progress=progress)
     if report.seen_in_training:
         seen = f"{report.seen_in_training:,} of these {report.n:,} images"
         click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
@@ -83,7 +104,7 @@ def command(
     if as_json:
         emit({**report.to_dict(), **({"plots": [str(path) for path in drawn]} if plots is not None else {})})
     else:
-        click.echo("\n".join(summary(report)))
+        click.echo("\n".join(summary(report, len(classifier.classes_))))
         for path in drawn:
             click.echo(f"wrote {path}")
     if min_accuracy is not None and report.accuracy < min_accuracy:
@@ -91,9 +112,11 @@ def command(
         ctx.exit(3)
 
 
-def summary(report: Evaluation) -> list[str]:
-    """The figures for people: the whole, then the classes, the hardest first."""
-    head = f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}; calibration error {report.ece:.3f}"
+def summary(report: Evaluation, known: int = 0) -> list[str]:
+    """The figures for people: the whole, then the classes, the hardest first; known: classes of the model."""
+    few = f", among {len(report.labels):,} of {known:,} classes" if len(report.labels) < known else ""
+    head = f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}{few}"
+    head += f"; calibration error {report.ece:.3f}"
     classes = sorted(((str(label), value) for label, value in report.per_class.items()), key=lambda row: row[1])
     width = columns(label for label, _ in classes)
     return [head, *(f"  {padded(label, width)}  {percent(value):>7}" for label, value in classes)]

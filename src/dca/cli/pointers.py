@@ -64,11 +64,11 @@ def unknown_command(args: Sequence[str]) -> UserError | None:
 def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError | None:
     """The error for a flag that is an option of a method; None for any other unknown flag.
 
-    Only commands with --set take options of a method. args: the whole command line.
+    Only commands with --method and --set take all options of a method. args: the whole command line.
     """
     named = _value(args, "--with") or _value(args, "--method") or DEFAULT_METHOD
     context, method = error.ctx, _method(named)
-    if context is None or method is None or "--set" not in _flags(context):
+    if context is None or method is None or not {"--method", "--set"} <= set(_flags(context)):
         return None
     typed = error.option_name.lstrip("-").replace("-", "_")
     name = ALIASES.get(typed, typed)

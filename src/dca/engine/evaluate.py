@@ -145,6 +145,7 @@ class Evaluation:
         return {
             "accuracy": self.accuracy,
             "n": self.n,
+            "classes": len(self.labels),
             "per_class": {str(label): value for label, value in self.per_class.items()},
             "ece": self.ece,
             "seen_in_training": self.seen_in_training,

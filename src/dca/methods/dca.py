@@ -28,7 +28,7 @@ from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support
 from dca.methods.recipe import Recipe
 from dca.methods.shared import losses
-from dca.methods.shared.gaussian import Covariance, Gaussian, gammas, naming_classes
+from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
 from dca.methods.shared.heads import Head, PromptHead, prompt_logits
 from dca.methods.shared.intra_class import IntraClass
@@ -90,6 +90,7 @@ class DCAOptions(Recipe):
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0)
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
     normalize: bool = opt(True, "turn covariances into correlations", source="paper")
+    floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
     head_views: int = opt(0, "augmented views per training image in the head; 0: the evaluation view", low=0)
     epochs: int | None = opt(
         None,
@@ -122,6 +123,18 @@ class DCA(KeepsShots):
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions
+    head_options = (
+        "gamma1",
+        "gamma2",
+        "floor",
+        "covariance",
+        "center",
+        "normalize",
+        "test_metric",
+        "score",
+        "tau",
+        "eps",
+    )
 
     @classmethod
     def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
@@ -178,7 +191,9 @@ class DCA(KeepsShots):
         return self.options.head_views
 
     def prepare(self, support: Support) -> None:
-        """Centres and covariances of L_in, constant during training."""
+        """Centres and covariances of L_in, constant during training; none are made where nothing reads them."""
+        if not self.options.alpha and self.options.train_metric != "mahalanobis":
+            return
         if self.options.intra_features == "prompted":
             features = self.encode_all(support)
             self._intra_class = IntraClass.of(features, support.labels, self.problem.names, self._gaussian("class"))
@@ -188,7 +203,12 @@ class DCA(KeepsShots):
     def _gaussian(self, covariance: str) -> Gaussian:
         chosen = self.options
         return dca_gaussian(
-            chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=covariance, normalize=chosen.normalize
+            chosen.gamma1,
+            chosen.gamma2,
+            self.problem.shots,
+            covariance=covariance,
+            normalize=chosen.normalize,
+            floor=chosen.floor,
         )
 
     def step(self, batch: Batch) -> Step:
@@ -211,8 +231,7 @@ class DCA(KeepsShots):
         """Text features, and the training images through the final visual tokens."""
         features = self.encode_all(support, views=self.shot_views)
         shots = Shots.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
-        self.text_features = self.encode_text().detach()
-        self.shot_features, self.shot_counts = shots.features, shots.counts
+        self.keep(self.encode_text().detach(), shots)
 
     def class_parameters(self) -> set[str]:
         """The contexts, if each class has its own."""
@@ -229,7 +248,7 @@ class DCA(KeepsShots):
             metric_name=chosen.train_metric,
             score=chosen.score,
             eps=chosen.eps,
-            precisions=self._intra_class.precisions,
+            precisions=self._intra_class.precisions if chosen.train_metric == "mahalanobis" else None,
         )
 
     def make_head(self) -> Head:

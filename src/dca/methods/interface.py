@@ -70,6 +70,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
         fits_others: Whether a fit of this method fits others, too.
         estimates_itself: Whether `held_out` takes no time: then every fit estimates its accuracy.
         calibrated: Whether probabilities are calibrated without a temperature.
+        head_options: Options that only the head reads, so that a finished model can change them.
         temperature: `classify` returns softmax(log p / temperature) of the head's p.
         head: The finished head, after `seal`.
 
@@ -90,6 +91,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
     validation: ClassVar[ValidationUse] = "none"
     results: ClassVar[Mapping[str, torch.dtype]] = {}
     fits_others: ClassVar[bool] = False
+    head_options: ClassVar[tuple[str, ...]] = ()
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
     temperature: float = 1.0
     head: Head
@@ -218,6 +220,11 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
         """Make `head`, whose constants are computed once; returns self."""
         self.head = self.make_head()
         return self
+
+    @property
+    def changeable_options(self) -> tuple[str, ...]:
+        """The `head_options` that have an effect on this model's head."""
+        return self.head_options
 
     def classify(self, features: Tensor) -> Tensor:
         """Probabilities of images; the method must be sealed.

@@ -70,7 +70,7 @@ def _accuracy(record: Record) -> list[str]:
 
 
 def _changes(record: Record) -> list[str]:
-    """What was done to the classes since the fit; empty if nothing was."""
+    """What was done to classes and head since the fit; empty if nothing was."""
     if not record.lineage:
         return []
     unmeasured = "" if record.results.get("accuracy") is not None else "; the accuracy has not been measured since"
@@ -79,6 +79,8 @@ def _changes(record: Record) -> list[str]:
 
 def change_text(row: dict[str, Any]) -> str:
     """A row of the lineage in words."""
+    if row["change"] == "options":
+        return "set " + ", ".join(f"{name}={new} (was {old})" for name, (old, new) in row["options"].items())
     name = f"'{row['label']}'"
     if row["change"] == "added":
         return f"added {name} with {counted(len(row['images']), 'image')}"

@@ -52,7 +52,7 @@ class Record:
         given: Shots, options and so on as the user gave them, so that the model can be fitted again.
         draw: Class index, name and content hash of each training image, and its held-out prediction if it is known.
         results: Figures of the fit.
-        lineage: Changes of its classes since the fit, one row each.
+        lineage: Changes of its classes and its head since the fit, one row each.
         sha256: Hashes of the weights and of problem and labels as they were written.
         package: Top module of the method's code if it is not `dca`, else "".
         temperature: `classify` returns softmax(log p / temperature).

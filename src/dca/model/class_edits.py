@@ -1,4 +1,4 @@
-"""The methods of `Classifier` that change the classes of a finished model."""
+"""The methods of `Classifier` that change the classes or the head of a finished model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dca.model.inputs import Images, as_images
 
 
 class ClassEdits(Fitted):
-    """Add, remove and rename classes; the classifier itself stays as it is.
+    """Add, remove and rename classes, and change options of the head; the classifier itself stays as it is.
 
-    The new model has no figures, since they were measured on other classes: `evaluate` measures it.
+    The new model has no figures, since they were measured on another model: `evaluate` measures it.
     """
 
     def add_class(self, name: str, images: Images = (), *, label: Any = None, progress: Progress = silent) -> Self:
@@ -74,3 +74,26 @@ class ClassEdits(Fitted):
                 the method has learned the old name.
         """
         return edit.rename_class(self, label, new, label_only=label_only)
+
+    def with_options(self, **options: Any) -> Self:
+        """The model with other options of its head; nothing is trained again.
+
+        Args:
+            **options: Options that only the head reads (`Method.head_options`): of DCA γ1, γ2 and how distances
+                are measured. Its probabilities are not calibrated.
+
+        Returns:
+            Another classifier with the same parameters; this one if no value is different.
+
+        Raises:
+            UserError: If the classifier is not fitted, an option is unknown, has a wrong value, or is not one of
+                the head.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.data.sources.sample import load_sample
+            >>> model = Classifier("dca", shots=2, epochs=0, device="cpu").fit(load_sample(per_class_train=2))
+            >>> model.with_options(gamma1=100, gamma2=50).method_.options.gamma1
+            100.0
+        """
+        return edit.change_options(self, options)

@@ -25,6 +25,7 @@ from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
+from dca.model.among import Among, columns, competing, narrowed
 from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
@@ -68,7 +69,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         draw_: After `fit`, class index, name and content hash of each training image, and what a model that has not
             seen it predicts (`held_out`), where that is known.
         results_: Figures of the run that made the model; empty after a plain `fit`.
-        lineage_: Changes of its classes since the fit, one row each, and the figures before.
+        lineage_: Changes of its classes and its head since the fit, one row each, and the figures before.
 
     Example:
         >>> from dca import Classifier
@@ -222,12 +223,22 @@ class Classifier(Parameters, ClassEdits, Uncertain):
     ) -> NDArray[np.float64]:
         return probabilities([method], images, self._session.with_progress(progress), stored=stored)[0]
 
-    def evaluate(self, X: Labelled, y: Iterable[Any] | None = None, *, progress: Progress = silent) -> Evaluation:
+    def evaluate(
+        self,
+        X: Labelled,
+        y: Iterable[Any] | None = None,
+        *,
+        among: Among | None = None,
+        progress: Progress = silent,
+    ) -> Evaluation:
         """Measure the model on labelled images.
 
         Args:
             X: A folder, an image list or a dataset (its test part, or else its validation part, is used), or images.
             y: Label of each image, if X is a list of images.
+            among: Classes that compete: "all" of the model, or those of the "target", the images' own. None is "all",
+                but "target" for shifted versions of the dataset that the model was fitted on, known by WordNet id
+                (ImageNet-A, ImageNet-R), as in the domain-shift protocol.
             progress: Receives the progress.
 
         Returns:
@@ -237,10 +248,19 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             UserError: If a class is not one of the model's, or an image cannot be read.
         """
         method = self._require_fitted()
-        items = match_classes(as_dataset(X, y, measuring=True), list(self.classes_), method.problem.names)
-        images = [item.image for item in items]
-        probs = self._probabilities(method, images, progress, stored=True)
-        report = evaluation(probs, np.array([item.label for item in items]), self.classes_.tolist())
+        dataset = as_dataset(X, y, measuring=True)
+        labels = self.classes_.tolist()
+        matched = match_classes(dataset, labels, method.problem.names, method.problem.dataset)
+        images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
+        classes = competing(matched, dataset, method, among)
+        if classes is None:
+            probs = self._probabilities(method, images, progress, stored=True)
+        else:
+            small = narrowed(method, classes, dataset)
+            probs = self._probabilities(small or method, images, progress, stored=True)
+            probs = probs if small else columns(probs, classes)
+            truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
+        report = evaluation(probs, np.array(truth), labels)
         return dataclasses.replace(report, seen_in_training=self._count_seen(images))
 
     def _count_seen(self, images: Sequence[ImageLike]) -> int:

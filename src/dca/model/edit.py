@@ -1,14 +1,15 @@
-"""Classes that are added to, removed from or renamed in a finished model.
+"""A finished model with a class added, removed or renamed, or with other options of its head.
 
-Each function returns another classifier. Its figures are gone, because they were measured on other classes; what
-was done, and the figures of the model before, are in its lineage.
+Each function returns another classifier. Its figures are gone, because they were measured on other classes or with
+another head; what was done, and the figures of the model before, are in its lineage.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from dca.data.matching import match_labels
 from dca.data.sources.folder import words_of
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
+from dca.methods.head_changes import with_options
 from dca.methods.interface import Method
 from dca.model.checkpoint import draw_record, stored_label, weights_of
 from dca.model.fitted import Fitted
@@ -112,6 +114,32 @@ def rename_class(model: F, label: Any, new: Any, *, label_only: bool = False) ->
     done |= {"new_label": stored_label(new), "new_name": changed.problem.names[index]}
     labels[index] = new
     return _edited(model, changed, labels, list(model.draw_), done, same=changed is method)
+
+
+@torch.no_grad()
+def change_options(model: F, given: Mapping[str, Any] | Iterable[str]) -> F:
+    """The model with other options of its head.
+
+    Args:
+        model: A fitted classifier.
+        given: Values by name, or `key=value` texts.
+
+    Returns:
+        Another classifier; a fit of it uses the new values.
+
+    Raises:
+        UserError: If an option is unknown, has a wrong value, or is not one of the head.
+    """
+    method = model._require_fitted()
+    changed = with_options(method, given)
+    before, after = asdict(method.options), asdict(changed.options)
+    other = {name: [before[name], value] for name, value in after.items() if value != before[name]}
+    done: Row = {"change": "options", "options": other}
+    if not other:
+        return model
+    edited = _edited(model, changed, model.classes_.tolist(), list(model.draw_), done)
+    edited.settings = {**model.settings, **{name: after[name] for name in other}}
+    return edited
 
 
 def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], done: Row, *, same: bool = False) -> F:

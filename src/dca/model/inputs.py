@@ -6,6 +6,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +19,10 @@ from dca.core.errors import UserError
 from dca.core.progress import Progress, of_stage
 from dca.core.wording import counted, fold
 from dca.data import load_dataset
+from dca.data.class_ids import wordnet_ids
 from dca.data.dataset import Dataset, ImageLike, Item
 from dca.data.decode import Unreadable, attempt, unreadable
-from dca.data.matching import match_labels
+from dca.data.matching import match_keys, match_labels
 from dca.data.sources.walk import image_files
 from dca.data.splits import short_classes
 from dca.model.record_checks import unreadable_names
@@ -118,18 +120,34 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
     )
 
 
-def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str]) -> list[Item]:
-    """The dataset's test images (else validation, else training images) with the class indices of the model.
+@dataclass(frozen=True)
+class Matched:
+    """Images to measure on, with the class indices of the model.
 
-    labels, names: the model's classes. Classes are matched by label, then by name; see `match_labels`.
+    items: The images. classes: The model's class of each class of the data that it knows. by_id: Whether classes were
+    matched by WordNet id.
+    """
+
+    items: list[Item]
+    classes: tuple[int, ...]
+    by_id: bool
+
+
+def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str], public: str = "") -> Matched:
+    """The dataset's test images (else validation, else training images), and its classes among those of the model.
+
+    labels, names: the model's classes. public: name of the public dataset it was fitted on. Classes are matched by
+    WordNet id where both have one, else by label, then by name; see `match_labels`.
     Raises UserError with the classes that the model does not know.
     """
     items = dataset.test or dataset.val or dataset.train
     if not items:
         raise UserError("no labelled images to measure on")
     if dataset.names == tuple(names):  # in public datasets two classes may have the same name
-        return list(items)
-    index = match_labels(dataset.labels, dataset.names, labels, names)
+        return Matched(list(items), tuple(range(len(names))), False)
+    own, theirs = wordnet_ids(labels, public), wordnet_ids(dataset.labels, keys=dataset.keys)
+    by_id = bool(own and theirs)
+    index = match_keys(theirs, own) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
     used = Counter(item.label for item in items)
     if unknown := [
         f"{_title(dataset.labels[y], dataset.names[y])}: {counted(n, 'image')}"
@@ -143,7 +161,8 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str])
             hint=f"the model knows: {', '.join(known[:20])}{', ...' * (len(known) > 20)}; rename the classes, "
             "or name them in a classnames.json",
         )
-    return [Item(item.image, place) for item in items if (place := index[item.label]) is not None]
+    known_items = [Item(item.image, place) for item in items if (place := index[item.label]) is not None]
+    return Matched(known_items, tuple(place for place in index if place is not None), by_id)
 
 
 def _title(label: Any, name: str) -> str:

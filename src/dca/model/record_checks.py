@@ -23,8 +23,8 @@ FIELDS = (
     ("temperature", float, "number"),
     ("estimate", dict, "object"),
 )
-# What may have been done to a class since the fit.
-CHANGES = ("added", "removed", "renamed")
+# What may have been done to a class, or to the options of the head, since the fit.
+CHANGES = ("added", "removed", "renamed", "options")
 
 
 def record_problems(raw: dict[str, Any]) -> list[str]:
@@ -112,13 +112,21 @@ def _result_faults(results: dict[str, Any]) -> list[str]:
 
 
 def _lineage_faults(lineage: list[Any]) -> list[str]:
-    return [f"lineage[{n}]: a change of a class expected" for n, row in enumerate(lineage) if not _is_change(row)]
+    return [
+        f"lineage[{n}]: a change of a class or of options expected"
+        for n, row in enumerate(lineage)
+        if not _is_change(row)
+    ]
 
 
 def _is_change(row: Any) -> bool:
     """Whether a row of the lineage says what was done to which class of which model."""
     if not isinstance(row, dict) or row.get("change") not in CHANGES or not isinstance(row.get("before"), dict):
         return False
+    if row["change"] == "options":
+        changed = row.get("options")
+        pairs = changed.values() if isinstance(changed, dict) else [None]
+        return isinstance(row.get("version"), str) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     texts = [row.get("name"), row.get("version"), row["before"].get("weights")]
     if row["change"] == "added":
         images = row.get("images")

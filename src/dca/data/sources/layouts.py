@@ -289,7 +289,7 @@ def _assemble(
     keys = tuple(key for key, _ in classes) if names == tuple(name for _, name in classes) else ()
     return Dataset(
         name=entry.name,
-        labels=_distinct(names, keys),
+        labels=distinct_labels(names, keys),
         names=names,
         train=parts["train"],
         val=parts["val"],
@@ -302,10 +302,10 @@ def _assemble(
     )
 
 
-def _distinct(names: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+def distinct_labels(names: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
     """A label for each class: its name, with the key where two classes share a name (ImageNet).
 
-    >>> _distinct(["tench", "missile", "missile"], ["n1", "n2", "n3"])
+    >>> distinct_labels(["tench", "missile", "missile"], ["n1", "n2", "n3"])
     ('tench', 'missile (n2)', 'missile (n3)')
     """
     count = Counter(names)

@@ -39,12 +39,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import metric
+from dca.methods.shared.eigenvalue_floor import floored_precision
 from dca.methods.shared.metric import IndefiniteError, Precision
 from dca.methods.shared.shots import Shots
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
 # Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
 Covariance = Literal["class", "gda", "ledoit_wolf", "oas"]
+FLOOR_HELP = "smallest eigenvalue of a shrunk covariance, as a share of the mean one; 0: an indefinite one is an error"
 MOST_RHO = 1 - 1e-9
 # Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
 GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
@@ -64,6 +66,7 @@ class Gaussian:
     no S_c: they take S, or without pooling the covariance of all images about their mean, with
     the γ1 and γ2 of `single` where that is given.
     unit_means: normalise μ_c before measuring; with Σ = I and unit f this is the cosine.
+    floor: of "additive", the smallest eigenvalue as a share of the mean one; 0: an indefinite Σ is an error.
     """
 
     shrinkage: str
@@ -75,6 +78,7 @@ class Gaussian:
     log_det: bool = False
     unit_means: bool = False
     single: tuple[float, float] | None = None
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         if self.shrinkage not in SHRINKAGES:
@@ -101,7 +105,13 @@ def fecam(gamma1: float, gamma2: float) -> Gaussian:
 
 
 def dca(
-    gamma1: float | None, gamma2: float | None, shots: int, *, covariance: str = "class", normalize: bool = True
+    gamma1: float | None,
+    gamma2: float | None,
+    shots: int,
+    *,
+    covariance: str = "class",
+    normalize: bool = True,
+    floor: float = 0.0,
 ) -> Gaussian:
     """DCA's head, or with another covariance (`Covariance`).
 
@@ -112,7 +122,7 @@ def dca(
     if covariance != "class":
         return Gaussian(covariance, pooling=1.0, normalize=normalize)
     single = gammas(1) if (gamma1, gamma2) == gammas(shots) else None
-    return Gaussian("additive", gamma1=gamma1, gamma2=gamma2, normalize=normalize, single=single)
+    return Gaussian("additive", gamma1=gamma1, gamma2=gamma2, normalize=normalize, single=single, floor=floor)
 
 
 HEADS = MappingProxyType(
@@ -163,6 +173,8 @@ def shrunk(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
     """Σ̂⁻¹ of rows U (..., R, D) of a problem with n images."""
     if gaussian.shrinkage == "gda":
         return metric.precision(U, U.shape[-1] / max(n - 1, 1), 0.0, normalize=gaussian.normalize)
+    if gaussian.shrinkage == "additive" and gaussian.floor:
+        return floored_precision(U, gaussian.gamma1, gaussian.gamma2, gaussian.floor, normalize=gaussian.normalize)
     if gaussian.shrinkage == "additive":
         return metric.precision(U, gaussian.gamma1, gaussian.gamma2, normalize=gaussian.normalize)
     form = metric.precision(U, rho / (1 - rho), 0.0, normalize=gaussian.normalize)
@@ -201,7 +213,7 @@ def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) 
     single = (shots.counts < 2).nonzero().flatten()
     if gaussian.pooling or len(single):
         about = shots.means() if centers is None and gaussian.pooling else centers
-        pooled = shots.pooled_rows(about)[..., None, :, :]
+        pooled = (shots.pooled_rows(about) if gaussian.pooling else shots.all_rows(about))[..., None, :, :]
     for places, K in shots.batches(1 if centers is None else len(centers)):
         U = shots.class_rows(places, K, centers)
         if gaussian.pooling and pooled is not None:

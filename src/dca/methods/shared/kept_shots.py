@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
@@ -12,18 +12,32 @@ import torch
 from torch import Tensor
 
 from dca.methods.interface import Problem, Support, TrainedMethod
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.shots import Rest, Shots
 
 
 class KeepsShots(TrainedMethod):
-    """A method that stores text features and the features of the training images; it has the option `test_metric`."""
+    """A method that stores text features and the features of the training images; it has the option `test_metric`.
+
+    A class with one image takes the covariance of all images of the fit. So that this stays as it is in a model for
+    some of the classes, such a model also stores the others' images and texts (`rest_...`).
+    """
 
     results = MappingProxyType(
-        {"text_features": torch.float32, "shot_features": torch.float32, "shot_counts": torch.int64}
+        {
+            "text_features": torch.float32,
+            "shot_features": torch.float32,
+            "shot_counts": torch.int64,
+            "rest_features": torch.float32,
+            "rest_counts": torch.int64,
+            "rest_text": torch.float32,
+        }
     )
     text_features: Tensor
     shot_features: Tensor
     shot_counts: Tensor
+    rest_features: Tensor
+    rest_counts: Tensor
+    rest_text: Tensor
 
     @abstractmethod
     def encode_text(self) -> Tensor:
@@ -32,7 +46,21 @@ class KeepsShots(TrainedMethod):
     @property
     def shots(self) -> Shots:
         """The stored features of the training images."""
-        return Shots(self.shot_features, self.shot_counts)
+        return Shots(self.shot_features, self.shot_counts, Rest(self.rest_features, self.rest_counts, self.rest_text))
+
+    def keep(self, text: Tensor, shots: Shots) -> None:
+        """Store text features (C, D) or (M, C, D) and training features."""
+        rest = shots.rest or Rest.none(text)
+        self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
+        self.rest_features, self.rest_counts, self.rest_text = rest.features, rest.counts, rest.centers
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """As for every method; models had no `rest_...` at first."""
+        text = state.get("text_features")
+        if text is not None and text.dim() > 1 and not any(name.startswith("rest_") for name in state):
+            rest = Rest.none(text)
+            state = {**state, "rest_features": rest.features, "rest_counts": rest.counts, "rest_text": rest.centers}
+        super().restore(state)
 
     @property
     def shot_views(self) -> int:
@@ -47,12 +75,20 @@ class KeepsShots(TrainedMethod):
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
         other = self.copy_for(problem, sources)
-        other.text_features = other.encode_text().detach()
-        shots = self.shots.select(sources) or Shots.none(len(problem.names), other.text_features)
+        text = other.encode_text().detach()
+        shots = self.shots.select(sources) or Shots.none(len(problem.names), text)
         if self.options.test_metric == "mahalanobis" and not len(shots.features):
             other.options = dataclasses.replace(other.options, test_metric="euclidean")
-        other.shot_features, other.shot_counts = shots.features, shots.counts
+        other.keep(text, self._with_rest(shots, sources))
         return other.seal()
+
+    def _with_rest(self, shots: Shots, sources: Sequence[int | None]) -> Shots:
+        """The selected shots, with the others' where a class takes the covariance of all images."""
+        if not len(shots.features) or bool((shots.counts > 1).all()):
+            return dataclasses.replace(shots, rest=None)
+        left = sorted(set(range(len(self.shot_counts))) - set(sources))
+        rest = self.shots.rest or Rest.none(self.text_features)
+        return dataclasses.replace(shots, rest=rest.joined(self.shots, self.text_features, left))
 
     def with_class(self, name: str, images: Support) -> Self:
         """Prompts on the new name, and a covariance from its images; without any, that of all images."""
@@ -60,7 +96,6 @@ class KeepsShots(TrainedMethod):
         rows = self.shot_features[:0]
         if self.keeps_shots and len(images.labels):
             rows = self.encode_all(images, views=self.shot_views)
-        shots = self.shots.append(rows)
         other.options = self.options  # `retarget` gives up covariances for a class without a source
-        other.shot_features, other.shot_counts = shots.features, shots.counts
+        other.keep(other.text_features, dataclasses.replace(self.shots.append(rows), rest=self.shots.rest))
         return other.seal()

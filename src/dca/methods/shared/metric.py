@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dca.core.actions import set_option
 from dca.core.errors import UserError
 
 Metric = Literal["mahalanobis", "euclidean", "cosine"]
@@ -64,6 +65,16 @@ def mean_entries(U: Tensor) -> tuple[Tensor, Tensor]:
     return trace / D, (everything - trace) / (D * (D - 1))
 
 
+def added(U: Tensor, gamma1: float, gamma2: float) -> tuple[Tensor, Tensor]:
+    """Find a and b of B = a I + b J, which shrinkage adds to UᵀU; 1 and 0 where U is zero.
+
+    U: (..., R, D) -> two (...).
+    """
+    v_d, v_o = mean_entries(U)
+    flat = U.shape[-1] * v_d <= FLAT
+    return torch.where(flat, 1.0, gamma1 * v_d - gamma2 * v_o), torch.where(flat, 0.0, gamma2 * v_o)
+
+
 def precision(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True) -> Precision:
     """Shrink and normalise UᵀU, Eq. 6, and invert it. U: (..., R, D).
 
@@ -74,10 +85,7 @@ def precision(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True
     Where all (unit) features of a class are equal, Σ is zero and its correlation undefined: Σ̂ = I.
     """
     D = U.shape[-1]
-    v_d, v_o = mean_entries(U)
-    flat = D * v_d <= FLAT
-    a = torch.where(flat, 1.0, gamma1 * v_d - gamma2 * v_o)
-    b = torch.where(flat, 0.0, gamma2 * v_o)
+    a, b = added(U, gamma1, gamma2)
     require_positive_definite(a, a + b * D, gamma1, gamma2)
     variances = U.square().sum(dim=-2) + (a + b)[..., None]
     s = variances.sqrt() if normalize else torch.ones_like(variances)
@@ -100,7 +108,7 @@ class IndefiniteError(UserError):
         super().__init__(
             f"the shrunk covariance is not positive definite with gamma1={gamma1:g}, gamma2={gamma2:g}",
             details=[f"class {names[c] if names else c}" for c in classes],
-            hint="choose gamma1 > gamma2 >= 0, which always works",
+            hint=["choose gamma1 > gamma2 >= 0, which always works", set_option("floor", 0.001)],
         )
 
 

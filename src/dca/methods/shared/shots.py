@@ -15,14 +15,43 @@ CLASSES, NUMBERS = 64, 2**23
 
 
 @dataclass(frozen=True)
-class Shots:
-    """Training features, class after class, without padding.
+class Rest:
+    """Images of classes that a model was fitted on and does not have any more.
 
-    features: (N, D). counts: images of each class (C,), their sum is N.
+    features: (N, D), class after class. counts: (C,). centers: text features of these classes, (..., C, D).
     """
 
     features: Tensor
     counts: Tensor
+    centers: Tensor
+
+    @classmethod
+    def none(cls, like: Tensor) -> Rest:
+        """No such images; like: centers (..., C, D) of the classes that there are."""
+        counts = torch.zeros(0, dtype=torch.int64, device=like.device)
+        return cls(like.new_zeros(0, like.shape[-1]), counts, like[..., :0, :])
+
+    def joined(self, shots: Shots, centers: Tensor, classes: Sequence[int]) -> Rest:
+        """With the classes `classes` of shots, whose centers are (..., C, D)."""
+        each = torch.split(shots.features, shots.counts.tolist())
+        return Rest(
+            torch.cat([self.features, *(each[c] for c in classes)]),
+            torch.cat([self.counts, shots.counts[list(classes)]]),
+            torch.cat([self.centers, centers[..., list(classes), :]], dim=-2),
+        )
+
+
+@dataclass(frozen=True)
+class Shots:
+    """Training features, class after class, without padding.
+
+    features: (N, D). counts: images of each class (C,), their sum is N. rest: images of other classes, which count
+    only in the covariance of all images (`all_rows`).
+    """
+
+    features: Tensor
+    counts: Tensor
+    rest: Rest | None = None
 
     @classmethod
     def group(cls, features: Tensor, labels: Tensor, classes: int) -> Shots:
@@ -92,6 +121,15 @@ class Shots:
         middle = None if centers is None else centers.double()
         return metric.pooled_rows(self.features.double(), self.labels(), middle)
 
+    def all_rows(self, centers: Tensor | None = None) -> Tensor:
+        """`pooled_rows` of the images of `rest`, too: the covariance that classes with a single image take."""
+        rest = self.rest
+        if rest is None or not len(rest.features):
+            return self.pooled_rows(centers)
+        middle = None if centers is None else torch.cat([centers, rest.centers.expand(*centers.shape[:-2], -1, -1)], -2)
+        everything = Shots(torch.cat([self.features, rest.features]), torch.cat([self.counts, rest.counts]))
+        return everything.pooled_rows(middle)
+
 
 def shots_problems(state: Mapping[str, Tensor], classes: int, D: int, *, needed: bool = True) -> list[str]:
     """Errors in the shapes of saved `shot_features` and `shot_counts`, one line each.
@@ -104,4 +142,17 @@ def shots_problems(state: Mapping[str, Tensor], classes: int, D: int, *, needed:
     expected = (int(counts.sum()), D)
     if shots.shape != expected:
         return [f"shot_features: shape {tuple(shots.shape)}, expected {expected} by shot_counts"]
-    return []
+    return _rest_problems(state, D)
+
+
+def _rest_problems(state: Mapping[str, Tensor], D: int) -> list[str]:
+    """Errors in the shapes of saved `rest_features`, `rest_counts` and `rest_text`."""
+    counts, text = state["rest_counts"], state["text_features"]
+    if counts.dim() != 1 or (counts < 0).any():
+        return ["rest_counts: numbers of images expected"]
+    shapes = {"rest_features": (int(counts.sum()), D), "rest_text": (*text.shape[:-2], len(counts), D)}
+    return [
+        f"{name}: shape {tuple(state[name].shape)}, expected {shape} by rest_counts"
+        for name, shape in shapes.items()
+        if state[name].shape != shape
+    ]

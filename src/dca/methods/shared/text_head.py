@@ -42,6 +42,7 @@ class TextHeadOptions(Recipe):
     center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="DCA")
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
+    floor: float = opt(0.0, gaussian.FLOOR_HELP, low=0, high=1)
     alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which pulls images to the centre of their class", low=0)
     beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
 
@@ -54,6 +55,7 @@ class TextHead(KeepsShots):
 
     # Whether text features are learned; otherwise L_ts would be a constant.
     learns_text: ClassVar[bool] = True
+    head_options = ("gamma1", "gamma2", "floor", "covariance", "center")
 
     options: TextHeadOptions
 
@@ -79,6 +81,11 @@ class TextHead(KeepsShots):
         """Only covariances need them."""
         return self.options.test_metric == "mahalanobis"
 
+    @property
+    def changeable_options(self) -> tuple[str, ...]:
+        """All belong to covariances."""
+        return self.head_options if self.keeps_shots else ()
+
     def prepare(self, support: Support) -> None:
         """The constants of L_in."""
         if self.options.alpha_in:
@@ -94,7 +101,8 @@ class TextHead(KeepsShots):
         return terms
 
     def _gaussian(self, covariance: str) -> gaussian.Gaussian:
-        return gaussian.dca(self.options.gamma1, self.options.gamma2, self.problem.shots, covariance=covariance)
+        chosen = self.options
+        return gaussian.dca(chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=covariance, floor=chosen.floor)
 
     def finish(self, support: Support) -> None:
         """Text features and, for covariances, the training images through the finished image tower."""
@@ -102,7 +110,7 @@ class TextHead(KeepsShots):
         shots = Shots.none(C, text)
         if self.keeps_shots:
             shots = Shots.group(self.encode_all(support), support.labels, C)
-        self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
+        self.keep(text, shots)
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
@@ -122,5 +130,6 @@ class TextHead(KeepsShots):
         problems = [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
         if self.keeps_shots:
             return problems + shots_problems(state, C, D)
-        kept = state["shot_features"].numel() + int(state["shot_counts"].abs().sum())
+        kept = sum(state[name].numel() for name in ("shot_features", "rest_features", "rest_counts"))
+        kept += int(state["shot_counts"].abs().sum())
         return problems + (["shot_features: none expected"] if kept else [])
