@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import random
 from collections import Counter
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
+from dca.data.sources import catalog
 from dca.data.splits import draw, few_shot, hold_out, short_classes
 
 
@@ -23,6 +25,7 @@ def shared():
 
 
 FIXTURE = json.loads((Path(__file__).parent / "draws.json").read_text())
+PUBLISHED = json.loads((Path(__file__).parent / "published_draws.json").read_text())["datasets"]
 SPLIT_FILES = {
     "eurosat": "images/eurosat/split_zhou_EuroSAT.json",
     "caltech101": "images/caltech-101/split_zhou_Caltech101.json",
@@ -99,6 +102,35 @@ def test_committed_draws(case):
     dataset = few_shot(dataset_of(parts["train"], parts["val"]), case["shots"], case["seed"])
     for part in ("train", "val"):
         assert [int(item.image.stem) for item in getattr(dataset, part)] == case[part]
+
+
+def labels_of(published):
+    """Labels of train and val in the order of the split file, from blocks [first label, classes, images of each]."""
+    return [
+        [first + y for first, classes, images in published[part] for y in range(classes) for _ in range(images)]
+        for part in ("train", "val")
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_draws_have_the_hashes_of_the_published_ones(name):
+    """All 150 published draws, without the data; the file says where they come from."""
+    published = PUBLISHED[name]
+    dataset = dataset_of(*labels_of(published))
+    assert {int(shots): len(own) for shots, own in published["draws"].items()} == dict.fromkeys((1, 2, 4, 8, 16), 3)
+    for shots, hashes in published["draws"].items():
+        for seed, expected in enumerate(hashes, 1):
+            ours = few_shot(dataset, int(shots), seed)
+            text = "|".join(",".join(item.image.stem for item in part) for part in (ours.train, ours.val))
+            assert hashlib.sha256(text.encode()).hexdigest()[:16] == expected, (shots, seed)
+
+
+def test_published_draws_are_of_the_catalog():
+    entries = catalog.entries()
+    assert set(PUBLISHED) == set(entries) - {name for name in entries if name.startswith("imagenet")}
+    for name, published in PUBLISHED.items():
+        train, val = labels_of(published)
+        assert (len(set(train)), len(train), len(val)) == (entries[name].classes, *entries[name].sizes[:2])
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_FILES))

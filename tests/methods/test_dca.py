@@ -264,6 +264,26 @@ def test_every_option_has_help_and_an_origin() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("paper", "n_prompts phrases visual_tokens score train_metric test_metric intra covariance normalize epochs"),
+        ("paper", "batch_size optimizer warmup_epochs warmup_rate gamma1 gamma2"),
+        ("our reading", "contexts intra_features intra_reduction separation_reduction separation_pairs"),
+        ("our reading", "center head_views"),
+        ("ours", "recipe alpha beta learning_rate random_length eps"),
+        ("CoOp", "suffix momentum weight_decay schedule final_rate augment"),
+        ("CLIP", "tau"),
+        ("torch", "adam_eps"),
+    ],
+)
+def test_the_origin_of_an_option_says_what_the_paper_states_and_what_we_read_into_it(source: str, names: str) -> None:
+    found = {field.name: field.metadata["source"] for field in dataclasses.fields(DCAOptions)}
+    for name in names.split():
+        assert found[name].startswith(source), (name, found[name])
+        assert (found[name] == "our reading") == (source == "our reading")
+
+
+@pytest.mark.parametrize(
     ("dataset", "shots", "expected"), [("eurosat", 16, 200), ("photos", 16, 100), ("photos", 4, 100), ("photos", 1, 80)]
 )
 def test_own_images_are_not_learned_for_longer_than_it_pays(dataset: str, shots: int, expected: int) -> None:

@@ -26,7 +26,7 @@ from dca.core.actions import set_option
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support
-from dca.methods.recipe import Recipe
+from dca.methods.recipe import OptimizerName, Recipe
 from dca.methods.shared import losses
 from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
@@ -56,6 +56,8 @@ PAPER_TABLE = {
 LARGE_DATASETS = {"imagenet", "sun397"}
 # The medians of that table, for datasets that are not in it.
 OWN_ALPHA, OWN_BETA = 10.0, 0.1
+# Source of the options that the recipe decides.
+TABLE = "ours; recipe=paper: its table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,41 +70,54 @@ class DCAOptions(Recipe):
         PHRASES, "initial words of the contexts; further contexts are random", source="paper"
     )
     random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
-    contexts: Literal["unified", "class"] = opt("unified", "contexts shared by all classes, or M contexts per class")
+    contexts: Literal["unified", "class"] = opt(
+        "unified", "contexts shared by all classes, or M contexts per class", source="our reading"
+    )
     suffix: str = opt(".", "text after the class name", source="CoOp")
     visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
-    tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0)
+    tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
     eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
     score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
     train_metric: Metric = opt("euclidean", "distance in training", source="paper")
     test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
-    alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0)
-    beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0)
-    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper")
+    alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0, source=TABLE)
+    beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0, source=TABLE)
+    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper, eq. 11")
     intra_features: Literal["clip", "prompted"] = opt(
-        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens"
+        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", source="our reading"
     )
-    intra_reduction: losses.IntraReduction = opt("element", "reduction of L_in over images and dimensions")
-    separation_reduction: losses.SeparationReduction = opt("mean", "reduction of L_ts over pairs")
-    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0)
-    covariance: Covariance = opt("class", "of the head: one covariance per class, shrunk by γ, or one for all")
-    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class")
-    gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0)
-    gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0)
-    normalize: bool = opt(True, "turn covariances into correlations", source="paper")
+    intra_reduction: losses.IntraReduction = opt(
+        "element", "reduction of L_in over images and dimensions", source="our reading"
+    )
+    separation_reduction: losses.SeparationReduction = opt("mean", "reduction of L_ts over pairs", source="our reading")
+    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
+    covariance: Covariance = opt(
+        "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
+    )
+    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="our reading")
+    gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="paper's table")
+    gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="paper's table")
+    normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
     floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
-    head_views: int = opt(0, "augmented views per training image in the head; 0: the evaluation view", low=0)
+    head_views: int = opt(
+        0, "augmented views per training image in the head; 0: the evaluation view", low=0, source="our reading"
+    )
     epochs: int | None = opt(
         None,
         "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
         low=0,
-        source="paper",
+        source="paper; the 100 for own images are ours",
     )
     batch_size: int | None = opt(None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
     learning_rate: float | None = opt(
-        None, "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)", low=0
+        None,
+        "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)",
+        low=0,
+        source=TABLE,
     )
+    optimizer: OptimizerName = opt("sgd", "optimiser", source="paper")
     warmup_epochs: int = opt(5, "epochs of warm-up", low=0, source="paper")
+    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
 
 
 def epochs(shots: int) -> int:
