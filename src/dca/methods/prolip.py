@@ -17,12 +17,9 @@ With validation images the authors search the rate and λ on a grid; here no ima
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,8 +27,8 @@ from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.recipe import OptimizerName, ScheduleUnit
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, shape_problems, unit_mean
-from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, unit_mean
+from dca.methods.shared.name_head import NameHeadMethod
 
 Rule = Literal["1/N", "1/N^2"]
 
@@ -61,7 +58,7 @@ def strength_of(rule: Rule, shots: int) -> float:
     return 1 / N if rule == "1/N" else 1 / N**2
 
 
-class ProLIP(FrozenMethod, TrainedMethod):
+class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
     """The image tower's projection, trained near CLIP's own."""
 
     name = "prolip"
@@ -69,9 +66,7 @@ class ProLIP(FrozenMethod, TrainedMethod):
     trains_on = "features"
     term_words = describe_terms(near_clip="near CLIP's projection")
     Options = ProLIPOptions
-    results = MappingProxyType({"text_features": torch.float32})
     options: ProLIPOptions
-    text_features: Tensor
 
     @classmethod
     def resolve(cls, chosen: ProLIPOptions, problem: Problem) -> ProLIPOptions:
@@ -120,21 +115,6 @@ class ProLIP(FrozenMethod, TrainedMethod):
         if self.options.strength:
             terms["near_clip"] = self.options.strength * (self.projection - self._clips_own).square().sum()
         return Step(terms, logits.detach().softmax(dim=-1))
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The same projection and sentences for other names."""
-        other = self.copy_for(problem, sources)
-        other.finish()
-        return other.seal()
-
-    def make_head(self) -> Head:
-        """Softmax of τ cos."""
-        return LinearHead.cosine(self.text_features, self.clip.tau)
-
-    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature per class."""
-        expected = (len(self.problem.names), self.clip.config.embed_dim)
-        return shape_problems({"text_features": (state["text_features"], expected)})
 
 
 METHOD = ProLIP

@@ -58,7 +58,7 @@ class SiM(FrozenMethod):
     trains_on = "nothing"  # by the training loop; W is solved for
     Options = SiMOptions
     class_rows = frozenset({"mapping", "weight"})
-    # τ Pᵀ W, so that a finished model needs no sentences.
+    # τ Wᵀ P, so that a finished model needs no sentences.
     results = MappingProxyType({"weight": torch.float32})
     options: SiMOptions
     weight: Tensor

@@ -6,21 +6,18 @@ features of several sentences. Nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, Self
 
 import torch
-from torch import Tensor
 
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Method, Problem, Support
+from dca.methods.interface import HeldOut, Problem, Support
 from dca.methods.recipe import Recipe
-from dca.methods.shared.frozen import SEVEN, class_texts, shape_problems, unit_mean
-from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
+from dca.methods.shared.name_head import NameHeadMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +37,7 @@ class ZeroShotOptions(Recipe):
             raise UserError("templates without {} for the class name", details=wrong)
 
 
-class ZeroShot(Method):
+class ZeroShot(NameHeadMethod):
     """CLIP without training: one sentence per class."""
 
     name = "zero_shot"
@@ -48,9 +45,7 @@ class ZeroShot(Method):
     trains_on = "nothing"
     Options = ZeroShotOptions
     estimates_itself = True
-    results = MappingProxyType({"text_features": torch.float32})
     options: ZeroShotOptions
-    text_features: Tensor
 
     @classmethod
     def of(cls, clip: CLIP, problem: Problem) -> Self:
@@ -69,21 +64,6 @@ class ZeroShot(Method):
         """The predictions themselves: no image was used to make the head."""
         found = self.make_head()(self.encode_all(support)).double()
         return HeldOut((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The same sentences for other names."""
-        other = self.copy_for(problem, sources)
-        other.finish()
-        return other.seal()
-
-    def make_head(self) -> Head:
-        """Softmax of τ cos."""
-        return LinearHead.cosine(self.text_features, self.clip.tau)
-
-    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature per class."""
-        expected = (len(self.problem.names), self.clip.config.embed_dim)
-        return shape_problems({"text_features": (state["text_features"], expected)})
 
 
 METHOD = ZeroShot
