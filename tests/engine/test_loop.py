@@ -23,6 +23,7 @@ from dca.engine.training_images import TrainingImages
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.interface import Step
 from dca.methods.recipe import Recipe
+from dca.methods.two_sfs import TwoSFS, TwoSFSOptions
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +202,33 @@ def test_a_finished_state_is_left_as_it_is(trainer: Trainer, tmp_path: Path):
     before = (tmp_path / STATE).stat().st_mtime_ns
     assert len(trainer.run(tmp_path)) == 3
     assert (tmp_path / STATE).stat().st_mtime_ns == before
+
+
+def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CLIP, images: TrainingImages) -> None:
+    """Against two optimisers and two of torch's schedules, one after the other."""
+    problem = problem_of(few_shot(sample, 2, 1), 1)
+    chosen = TwoSFSOptions(epochs=4, batch_size=8, first_share=0.5, learning_rate=1e-3)
+    ours, theirs = (Trainer(TwoSFS.build(clip, problem, chosen), images, chosen, 1) for _ in range(2))
+    recorders = [ours._gradients]
+    ours.method.epoch_done = lambda *at, done=ours.method.epoch_done: (recorders.append(ours._gradients), done(*at))  # type: ignore[method-assign, misc]
+    ours.run()
+    assert [one is recorders[0] for one in recorders] == [True, True, True, False, False], "recorded anew"
+    method = theirs.method
+    assert isinstance(method, TwoSFS)
+    for stage, trained in enumerate([list(method.norms.values()), [method.classifier]]):
+        method.begin_stage(stage)
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.01)
+        steps = 2 * (len(images.labels) // 8)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=1e-6)
+        for epoch in (2 * stage, 2 * stage + 1):
+            generator = seeds.generator(1, "epoch", epoch)
+            for indices in list(batches(len(images.labels), 8, generator)):
+                optimizer.zero_grad()
+                method.step(theirs._batch(indices, generator)).terms["cls"].backward()
+                optimizer.step()
+                falling.step()
+        if stage == 0:
+            with torch.no_grad():
+                method.classifier.copy_(method.encode_sentences(method.updates()))
+    for name, value in method.state_dict().items():
+        torch.testing.assert_close(ours.method.state_dict()[name], value, atol=1e-5, rtol=0)

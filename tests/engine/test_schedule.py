@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dca.engine.schedule import advance
+from dca.engine.schedule import Stage, advance, stage_at
 
 
 def trained(kind: type[torch.optim.Optimizer], ours: bool, **options: Any) -> tuple[list[torch.Tensor], Any]:
@@ -39,3 +39,10 @@ def test_sgd_is_torchs() -> None:
     ours, _ = trained(torch.optim.SGD, True, momentum=0.9, weight_decay=0.1)
     theirs, _ = trained(torch.optim.SGD, False, momentum=0.9, weight_decay=0.1)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_an_epoch_belongs_to_a_stage() -> None:
+    assert [stage_at(epoch, (2, 3)) for epoch in range(5)] == [Stage(0, range(2))] * 2 + [Stage(1, range(2, 5))] * 3
+    assert stage_at(0, (0, 2)) == Stage(1, range(2)), "a stage of no epochs is left out"
+    assert stage_at(0, (0, 0)).epochs == range(0)
+    assert stage_at(7, (8,)) == Stage(0, range(8))

@@ -125,6 +125,11 @@ def test_new_classes_keep_the_text_of_stage_1(clip: CLIP) -> None:
         fox = towers.encode_text(plain, towers.embed(plain, TEMPLATE.replace("{}", "a fox")))
     torch.testing.assert_close(other.text_features[0].double(), fox, atol=1e-5, rtol=0)
     assert torch.equal(other.text_features[1:], method.text_features[[1, 0]])
+    more = method.with_class("a fox", Images((0,)))
+    torch.testing.assert_close(more.text_features[4].double(), fox, atol=1e-5, rtol=0)
+    assert torch.equal(more.text_features[:4], method.text_features)
+    assert torch.equal(method.with_name(1, "a fox").text_features, method.text_features)
+    assert torch.equal(method.without_class(1).text_features, method.text_features[[0, 2, 3]])
 
 
 @pytest.mark.parametrize(("epochs", "stages"), [(10, (6, 4)), (5, (3, 2)), (2, (1, 1)), (1, (1, 0)), (0, (0, 0))])

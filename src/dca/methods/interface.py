@@ -28,6 +28,7 @@ from dca.methods.problem import Batch, HeldOut, Problem, Step, Steps, Support, d
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
 from dca.methods.shared.heads import Head, tempered
+from dca.methods.stages import Stages
 from dca.methods.uncertainty import Uncertainty
 
 __all__ = [
@@ -337,7 +338,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
         return []
 
 
-class TrainedMethod(Method):
+class TrainedMethod(Stages, Method):
     """A method that the training loop trains: it turns a batch into loss terms.
 
     Args:
@@ -383,29 +384,6 @@ class TrainedMethod(Method):
             Frozen features (R, D) and labels (R,).
         """
         return support.frozen_features(), support.labels
-
-    def stages(self, epochs: int) -> tuple[int, ...]:
-        """Epochs of each stage, for methods that train other values in later epochs.
-
-        The learning rate goes through its whole schedule in every stage.
-
-        Args:
-            epochs: Number of epochs.
-
-        Returns:
-            Numbers that sum to `epochs`; 0 for a stage that is left out.
-        """
-        return (epochs,)
-
-    def begin_stage(self, stage: int) -> None:
-        """Choose the values that a stage trains (`requires_grad_`) and its step; it changes no value.
-
-        Called before the first epoch of a stage, and where an interrupted run continues. Initial values of a stage
-        are set by `epoch_done` of the epoch before, so that they are saved with it.
-
-        Args:
-            stage: Number of the stage, from 0 on.
-        """
 
     def epoch_done(self, epoch: int, epochs: int) -> None:
         """Called after every epoch, for methods that average over epochs or train in stages.
