@@ -65,6 +65,12 @@ def features(rows: int = 6, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
+def features_for(method: Method) -> Tensor:
+    """Features as `encode` gives them: of the image, for some methods followed by those of its patches."""
+    rows = method.encode(torch.zeros(1, 3, 32, 32)).shape[1] // 16
+    return features(6 * rows).reshape(6, -1)
+
+
 def built(method: Method, names: tuple[str, ...], items: list[Item]) -> Method:
     """The literal twin: the method built for these names with the same parameters, and finished on these images."""
     other = type(method)(method.clip, dataclasses.replace(method.problem, names=names), method.options)
@@ -80,14 +86,15 @@ def test_a_class_more_is_the_same_prompts_built_for_one_more_name(
     name: str, more: dict[str, Any], five: Dataset, sample: Dataset, tiny: CLIP
 ) -> None:
     method = fitted(name, five, tiny, **more)
+    f = features_for(method)
     new = [item for item in sample.train if item.label == CLASSES]
-    before = method.classify(features())
+    before = method.classify(f)
     added = method.with_class(sample.names[CLASSES], support(new, tiny))
     twin = built(method, sample.names[: CLASSES + 1], [*five.train, *new])
     assert added.problem.names == sample.names[: CLASSES + 1]
     assert added.options == method.options
-    torch.testing.assert_close(added.classify(features()), twin.classify(features()), atol=1e-6, rtol=0)
-    assert torch.equal(method.classify(features()), before), "the method itself stays as it is"
+    torch.testing.assert_close(added.classify(f), twin.classify(f), atol=1e-6, rtol=0)
+    assert torch.equal(method.classify(f), before), "the method itself stays as it is"
 
 
 @pytest.mark.parametrize(("name", "more"), TEXT, ids=WORDS)
@@ -95,10 +102,11 @@ def test_a_class_removed_and_added_again_is_the_same_model(
     name: str, more: dict[str, Any], five: Dataset, tiny: CLIP
 ) -> None:
     method = fitted(name, five, tiny, **more)
+    f = features_for(method)
     own = [item for item in five.train if item.label == 2]
     again = method.without_class(2).with_class(five.names[2], support(own, tiny))
-    expected = method.classify(features())[:, [0, 1, 3, 4, 2]]
-    torch.testing.assert_close(again.classify(features()), expected, atol=1e-6, rtol=0)
+    expected = method.classify(f)[:, [0, 1, 3, 4, 2]]
+    torch.testing.assert_close(again.classify(f), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "more"), TEXT, ids=WORDS)
@@ -106,24 +114,26 @@ def test_another_name_is_the_same_prompts_on_that_name(
     name: str, more: dict[str, Any], five: Dataset, tiny: CLIP
 ) -> None:
     method = fitted(name, five, tiny, **more)
+    f = features_for(method)
     names = (*five.names[:1], "a dog of the house", *five.names[2:])
     renamed, twin = method.with_name(1, names[1]), built(method, names, list(five.train))
-    torch.testing.assert_close(renamed.classify(features()), twin.classify(features()), atol=1e-6, rtol=0)
+    torch.testing.assert_close(renamed.classify(f), twin.classify(f), atol=1e-6, rtol=0)
 
 
 # The closed form removes the class from its covariance, too: tests/methods/test_closed_form.py, test_blend.py.
 @pytest.mark.parametrize("name", sorted({*all_methods()} - {"closed_form", "blend"}))
 def test_without_a_class_the_others_share_its_probability(name: str, five: Dataset, tiny: CLIP) -> None:
     method = fitted(name, five, tiny, **({"n_prompts": 1} if name == "dca" else {}))
+    f = features_for(method)
     if name.startswith("tip_adapter"):
         with pytest.raises(UserError, match="no class can be removed"):
             method.without_class(0)
         return
     left = method.without_class(1)
     kept = [0, 2, 3, 4]
-    others = method.classify(features())[:, kept]
+    others = method.classify(f)[:, kept]
     assert left.problem.names == tuple(five.names[c] for c in kept)
-    torch.testing.assert_close(left.classify(features()), others / others.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(left.classify(f), others / others.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["clap", "cross_modal", "gda", "linear_probe", "sim", "tip_adapter", "tip_adapter_f"])
