@@ -80,12 +80,12 @@ class Rows:
         """Every row for itself: near-copies are not known."""
         return torch.arange(len(self.labels))
 
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = 0.08) -> Tensor:
         """`encode` of all rows, once for each view."""
         with torch.no_grad():
             return encode(self.features).repeat(max(views, 1), 1)
 
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = 0.08) -> Tensor:
         """The rows: a stored feature has no mirror image."""
         assert not mirrored
         return self.features.repeat(max(views, 1), 1)

@@ -11,6 +11,9 @@ import pytest
 
 from dca.cli import main
 from dca.clip.places import HUB_IDS
+from dca.core.errors import UserError
+from dca.methods.interface import Method
+from dca.methods.registry import get_method
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
@@ -94,3 +97,38 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [t for t in targets if not ((ROOT / page).parent / t).exists()] == []
+
+
+def test_settings_that_are_said_to_be_the_authors_exist() -> None:
+    """Every `--set NAME=VALUE` of the list of differences is understood by the methods of its line."""
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    section = page.split("## Differences from the authors' code")[1].split("\n## ")[0]
+    methods = {
+        "Tip-Adapter-F": "tip_adapter_f",
+        "CLAP": "clap",
+        "DAPT": "dapt",
+        "Cross-Modal": "cross_modal",
+        "DCA": "dca",
+    }
+    given = []
+    for line in section.split("\n- ")[1:]:
+        text = " ".join(line.split())
+        parts = re.split(r"(?=(?:MaPLe|PromptSRC): )", text) if "MaPLe:" in text else [text]
+        for part in parts:
+            names = [name for words, name in methods.items() if words in part.split("(")[0]]
+            names = (
+                ["maple"] if part.startswith("MaPLe: ") else ["promptsrc"] if part.startswith("PromptSRC: ") else names
+            )
+            for setting in re.findall(r"--set (\w+=[\w.]+)", part):
+                kinds = [get_method(name) for name in names or ["tip_adapter_f"]]
+                assert any(_understood(kind, setting) for kind in kinds), (names, setting)
+                given.append(setting)
+    assert {"depth=3", "average_mean=6", "prototypes=augmented", "init=random", "names=raw", "crop_low=0.5"} <= {*given}
+
+
+def _understood(kind: type[Method], setting: str) -> bool:
+    try:
+        kind.choose([setting])
+    except UserError:
+        return False
+    return True

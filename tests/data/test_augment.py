@@ -121,6 +121,17 @@ def test_box_distribution_equals_the_plain_procedure(height, width):
     assert abs(crops.flip.double().mean() - 0.5) < 3.3 * 0.5 / math.sqrt(n)
 
 
+@pytest.mark.parametrize("low", [0.08, 0.5, 1.0])
+def test_crops_cover_at_least_the_smallest_share(low):
+    n = 2000
+    crops = random_crops(torch.full((n,), 300), torch.full((n,), 300), torch.Generator().manual_seed(0), low)
+    share = (crops.height * crops.width).double() / 300**2
+    assert low - 0.01 < float(share.min()) < low + 0.01
+    usual = random_crops(torch.full((n,), 300), torch.full((n,), 300), torch.Generator().manual_seed(0))
+    assert (low == 0.08) == torch.equal(crops.height, usual.height)
+    assert torch.equal(crops.flip, usual.flip)
+
+
 def kolmogorov_smirnov(a, b):
     grid = np.concatenate([a, b])
     return np.abs(

@@ -20,10 +20,12 @@ from dca.engine.resume import STATE, read_metrics
 from dca.engine.schedule import batches, rate_at
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
+from dca.methods.cross_modal import CrossModal, CrossModalOptions
 from dca.methods.dca import DCA, DCAOptions
-from dca.methods.interface import Step
+from dca.methods.interface import Batch, Problem, Step
 from dca.methods.recipe import Recipe
 from dca.methods.two_sfs import TwoSFS, TwoSFSOptions
+from oracles.images import Images
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,52 @@ def test_batches_cover_a_random_order_and_leave_a_short_last_one_out(count: int,
     taken = torch.cat(found).tolist()
     assert len(set(taken)) == len(taken)
     assert taken != sorted(taken)
+
+
+@pytest.mark.parametrize(("count", "size", "sizes"), [(20, 8, [8, 8, 4]), (5, 8, [5]), (16, 8, [8, 8])])
+def test_a_short_last_batch_is_kept_where_asked_for(count: int, size: int, sizes: list[int]):
+    found = batches(count, size, seeds.generator(1, "x"), "keep")
+    assert [len(indices) for indices in found] == sizes
+    assert sorted(torch.cat(found).tolist()) == list(range(count))
+    dropped = batches(count, size, seeds.generator(1, "x"))
+    assert all(torch.equal(a, b) for a, b in zip(dropped, found, strict=False))
+    assert len(batches(count, size, seeds.generator(1, "x"), "keep", 1)) == 1
+
+
+def test_every_image_counts_once_an_epoch_if_the_short_last_batch_is_kept(
+    sample: Dataset, clip: CLIP, images: TrainingImages, monkeypatch: pytest.MonkeyPatch
+):
+    size = len(images) - 3  # the last batch has three images
+    seen: list[int] = []
+    for last in ("drop", "keep"):
+        trainer = make(sample, clip, images, epochs=1, batch_size=size, last_batch=last, learning_rate=0.1)
+        plain = trainer.method.step
+
+        def counting(batch: Batch, plain: Any = plain) -> Step:
+            seen.append(len(batch.labels))
+            return plain(batch)
+
+        monkeypatch.setattr(trainer.method, "step", counting)
+        (row,) = trainer.run()
+        assert 0 <= row["accuracy"] <= 1
+    assert seen == [size, size, 3]
+
+
+def test_closed_form_steps_equal_backpropagation_with_a_short_last_batch(clip: CLIP, monkeypatch: pytest.MonkeyPatch):
+    images = Images((2, 2, 2, 1))
+    problem = Problem(names=("cat", "dog", "a photo", "x"), shots=3)
+    weights, rows = [], []
+    for closed in (True, False):
+        chosen = CrossModalOptions(batch_size=3, epochs=2, last_batch="keep", keep="last")
+        method = CrossModal.build(clip, problem, chosen)
+        if not closed:
+            monkeypatch.setattr(CrossModal, "analytic_steps", None)
+        trainer = Trainer(method, images, method.options, 1)  # type: ignore[arg-type]
+        assert len({len(rows) for rows in trainer._order(seeds.generator(1, "epoch"))}) == 2
+        rows.append(trainer.run()[-1]["accuracy"])
+        weights.append(method.weight.detach())
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+    assert rows[0] == rows[1]
 
 
 def test_one_row_an_epoch_with_every_loss_term_and_its_sum(trainer: Trainer):

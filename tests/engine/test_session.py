@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from dca.clip import model as clip_model
 from dca.data import decode
 from dca.data.dataset import Dataset
 from dca.data.feature_store import FeatureStore
+from dca.data.image_store import view_crops
 from dca.data.sources.folder import load_folder
 from dca.engine import features
 from dca.engine.session import Session
@@ -136,6 +138,28 @@ def test_features_equal_a_plain_encoding_of_each_view(sample: Dataset, session: 
         for _ in range(2):  # computed, then read
             found = session.frozen_features(clip, images, views=views, mirrored=mirrored)
             torch.testing.assert_close(found, torch.cat(rows), atol=1e-5, rtol=1e-5)
+
+
+def test_views_of_another_crop_range_are_stored_apart(sample: Dataset, session: Session, counted: Counter[str]) -> None:
+    """The twin: each crop made and encoded by itself. Keys of the usual range are as they always were."""
+    clip, images = make_clip(), [item.image for item in sample.train[:3]]
+    assert features.Views(range(2)).keys("c0ffee") == [
+        hashlib.sha256(f"c0ffee view {number}".encode()).hexdigest() for number in range(2)
+    ]
+    usual = session.frozen_features(clip, images, views=2)
+    rows = [
+        clip.encode_image(clip.preprocess.normalize(view_crops(image, size, [view], session.sha256(image), 0.5)))
+        for view in range(2)
+        for image in map(decode.open_image, images)
+        for size in [clip.preprocess.size]
+    ]
+    for _ in range(2):  # computed, then read
+        found = session.frozen_features(clip, images, views=2, crop_low=0.5)
+        torch.testing.assert_close(found, torch.cat(rows), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, usual, atol=1e-3)
+    counted.clear()
+    assert torch.equal(session.frozen_features(clip, images, views=2), usual)
+    assert counted["encoded"] == 0
 
 
 def test_only_missing_views_are_encoded(sample: Dataset, session: Session, counted: Counter[str]) -> None:

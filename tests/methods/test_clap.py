@@ -131,3 +131,36 @@ def test_the_published_recipe_starts_at_the_raw_text_vectors(clip: CLIP) -> None
     method, _ = prepared(clip, Images((1, 1, 1, 1)), recipe="paper")
     assert method.options.strength == 1
     assert torch.equal(method.weight.detach(), clip.encode_text([f"a photo of a {name}." for name in CLASSES]).detach())
+
+
+def test_raw_names_are_read_with_their_underscores(clip: CLIP) -> None:
+    problem = Problem(
+        names=("apple pie", "ramen"), shots=1, dataset="food101", template="a photo of {}, a type of food."
+    )
+    plain, raw = (CLAP.build(clip, problem, CLAPOptions(names=names)).texts()[0] for names in ("plain", "raw"))
+    assert torch.equal(
+        raw, clip.encode_text(["a photo of apple_pie, a type of food.", "a photo of ramen, a type of food."])
+    )
+    assert not torch.allclose(raw[0], plain[0], atol=1e-3)
+    torch.testing.assert_close(raw[1], plain[1])
+
+
+@pytest.mark.parametrize(("batch_size", "steps", "rows"), [(5, 1, 5), (4, 2, 4), (256, 1, 24)])
+def test_steps_over_shuffled_views_are_as_many_as_the_images_make(
+    clip: CLIP, batch_size: int, steps: int, rows: int
+) -> None:
+    """8 images of 3 views: the authors' loop draws batches from all 24 rows, also more rows than images."""
+    images = Images((2, 2, 2, 2))
+    chosen = CLAPOptions(views=3, epochs=1, batch_size=batch_size, sampling="views")
+    method = CLAP.build(clip, Problem(names=CLASSES, shots=2), chosen)
+    trainer = Trainer(method, images, method.options, seed=1)  # type: ignore[arg-type]
+    order = trainer._order(seeds.generator(1, "epoch"))
+    assert [len(indices) for indices in order] == [rows] * steps
+    batch = trainer._batch(order[0], seeds.generator(1, "draw"))
+    every = [F.normalize(clip.encode_image(images.view(v)), dim=-1) for v in range(3)]
+    for row, index, label in zip(batch.inputs, order[0].tolist(), batch.labels.tolist(), strict=True):
+        image, view = divmod(index, 3)
+        torch.testing.assert_close(F.normalize(row[0], dim=-1), every[view][image])
+        assert label == int(images.labels[image])
+    trainer.run()
+    assert torch.isfinite(method.weight).all()

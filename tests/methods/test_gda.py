@@ -164,3 +164,12 @@ def test_a_rotation_of_the_features_changes_nothing() -> None:
     turned, bias = gaussian_part(x @ Q, y, 3, GDAOptions())
     torch.testing.assert_close(turned, W @ Q)
     torch.testing.assert_close(bias, b)
+
+
+def test_the_crop_range_reaches_the_views(clip: CLIP) -> None:
+    images = Images((2, 2, 2, 2))
+    wide, narrow = (build(clip, images, views=2, alpha=1.0, crop_low=low) for low in (0.08, 0.5))
+    assert not torch.allclose(wide.weight, narrow.weight, atol=1e-3)
+    f = F.normalize(torch.stack([clip.encode_image(images.view(v, 0.5)) for v in range(2)], dim=1), dim=-1)
+    weight, _ = gaussian_part(f.flatten(0, 1), images.labels.repeat_interleave(2), 4, GDAOptions())
+    torch.testing.assert_close(narrow.weight.double(), weight, rtol=1e-4, atol=1e-4)

@@ -71,7 +71,7 @@ class Given:
     def __init__(self, features: torch.Tensor, labels: torch.Tensor, validation: Given | None = None) -> None:
         self.features, self.labels, self.validation = features, labels, validation
 
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> torch.Tensor:
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = 0.08) -> torch.Tensor:
         return self.features
 
 

@@ -8,6 +8,7 @@ import torch
 from dca.clip import CLIP
 from dca.core import seeds
 from dca.core.errors import UserError
+from dca.engine.loop import Trainer
 from dca.methods.interface import Batch, Problem
 from dca.methods.summary import parameter_count
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions
@@ -102,3 +103,25 @@ def test_as_many_keys_come_back_as_were_saved(clip: CLIP) -> None:
     assert torch.equal(again.classify(f), method.classify(f))
     with pytest.raises(UserError, match="not those"):
         again.restore({**method.state_dict(), "keys": torch.zeros(9, 3)})
+
+
+def test_the_short_last_batch_is_kept_as_in_the_authors_code(clip: CLIP) -> None:
+    images = Images((2, 2, 2, 1))
+    for chosen, sizes in (({}, [4, 3]), ({"last_batch": "drop"}, [4])):
+        method = build(clip, batch_size=4, train_views=1, epochs=2, **chosen)
+        trainer = Trainer(method, images, method.options, seed=1)  # type: ignore[arg-type]
+        assert [len(rows) for rows in trainer._order(seeds.generator(1, "epoch"))] == sizes
+        assert len(trainer.run()) == 2
+
+
+def test_keys_and_training_take_the_crop_range(clip: CLIP) -> None:
+    images = Images((1, 2, 1, 1))
+    method = build(clip, views=2, train_views=1, crop_low=0.5)
+    method.prepare(images)
+    encoded = [clip.encode_image(images.view(v, 0.5)) for v in range(2)]
+    expected = torch.nn.functional.normalize(torch.stack(encoded).mean(dim=0), dim=-1)
+    torch.testing.assert_close(method.keys.detach(), expected)
+    torch.testing.assert_close(method.training_rows(images)[0][:, 0], encoded[0])
+    plain = TipAdapter.build(clip, method.problem, TipAdapter.choose({"views": 2, "crop_low": 0.5}))
+    plain.finish(images)
+    torch.testing.assert_close(plain.keys, expected)

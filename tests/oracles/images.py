@@ -35,17 +35,20 @@ class Images:
         self.validation = validation
         self.nested: Nested | None = None
 
-    def view(self, v: int) -> Tensor:
-        return self.pixels + 0.1 * (v + 1)
+    def view(self, v: int, crop_low: float = 0.08) -> Tensor:
+        return self.pixels + 0.1 * (v + 1) * (crop_low / 0.08)
 
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = 0.08) -> Tensor:
         with torch.no_grad():
             if views == 0:
                 return encode(self.pixels)
-            return torch.cat([encode(self.view(v)) for v in range(views)])
+            return torch.cat([encode(self.view(v, crop_low)) for v in range(views)])
 
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
-        return self.map(lambda pixels: tiny_clip().encode_image(pixels.flip(-1) if mirrored else pixels), views=views)
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = 0.08) -> Tensor:
+        def encode(pixels: Tensor) -> Tensor:
+            return tiny_clip().encode_image(pixels.flip(-1) if mirrored else pixels)
+
+        return self.map(encode, views=views, crop_low=crop_low)
 
     def batch(self, seed: int = 0) -> Batch:
         return Batch(self.pixels, self.labels, seeds.generator(seed, "test"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SCALE = (0.08, 1.0)
+LOW = 0.08  # smallest share of the image that a crop covers; the largest is 1
 RATIO = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 
@@ -30,10 +30,10 @@ class Crops:
     flip: Tensor
 
 
-def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator) -> Crops:
+def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator, low: float = LOW) -> Crops:
     """Choose the boxes of a random resized crop, and mirror half of the images.
 
-    heights, widths: (B,) sizes of the images. Up to ten pairs of an area share from SCALE and an
+    heights, widths: (B,) sizes of the images. Up to ten pairs of an area share from `low` to 1 and an
     aspect ratio from RATIO (log-uniform) are tried until the box fits; after that the largest centred
     box with an allowed aspect ratio is taken. Always uses the same number of random numbers.
     """
@@ -43,7 +43,7 @@ def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator) ->
     place = torch.rand(B, 2, generator=generator, dtype=torch.float64)
     flip = torch.rand(B, generator=generator, dtype=torch.float64) < 0.5
 
-    pixels = (H * W)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * area)
+    pixels = (H * W)[:, None] * (low + (1 - low) * area)
     low, high = torch.tensor(RATIO, dtype=torch.float64).log()
     ratio = (low + (high - low) * aspect).exp()
     w, h = (pixels * ratio).sqrt().round(), (pixels / ratio).sqrt().round()

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.core import seeds
-from dca.data.augment import crop_resize, random_crops
+from dca.data.augment import LOW, crop_resize, random_crops
 from dca.data.dataset import ImageLike
 from dca.data.decode import Count, Unreadable, decode, in_order, unreadable
 
@@ -71,17 +71,18 @@ def stream(
         raise unreadable(faults, len(images))
 
 
-def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str) -> Tensor:
+def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str, low: float = LOW) -> Tensor:
     """Augmented views of one image: random resized crops, half of them mirrored.
 
-    A view depends on its number, on the content of the image and on the size only, so it is the same
-    in every run, for every seed and on every machine, and its features can be stored.
+    A view depends on its number, on the content of the image, on the size and on `low` only, so it is the
+    same in every run, for every seed and on every machine, and its features can be stored.
 
     Args:
         image: RGB image; it is shrunk to at most four times `size` first.
         size: side of a view in pixels.
         views: numbers of the views.
         content: sha256 of the image, see `dca.data.hashing.sha256_of`.
+        low: smallest share of the image in a view.
 
     Returns:
         uint8 (V, 3, size, size).
@@ -93,7 +94,7 @@ def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str
     height, width = torch.tensor([image.height]), torch.tensor([image.width])
     rows = []
     for view in views:
-        box = random_crops(height, width, seeds.generator(0, "view", content, view))
+        box = random_crops(height, width, seeds.generator(0, "view", content, view), low)
         left, top = int(box.left), int(box.top)
         cut = image.crop((left, top, left + int(box.width), top + int(box.height)))
         # Pillow rather than `crop_resize`: integer arithmetic, so equal everywhere and in any batch.
@@ -161,14 +162,20 @@ class ImageStore:
         return store
 
     def augment(
-        self, indices: Sequence[int] | Tensor, size: int, generator: torch.Generator, device: torch.device | str
+        self,
+        indices: Sequence[int] | Tensor,
+        size: int,
+        generator: torch.Generator,
+        device: torch.device | str,
+        low: float = LOW,
     ) -> Tensor:
         """Random resized crop and mirror of the images at `indices`: (B, 3, size, size) in [0, 1].
 
         generator: on the CPU. It alone decides boxes and mirrors, so they are the same on every device.
+        low: smallest share of the image in a crop.
         """
         positions = torch.as_tensor(indices, dtype=torch.long).cpu()
-        crops = random_crops(self._heights[positions], self._widths[positions], generator)
+        crops = random_crops(self._heights[positions], self._widths[positions], generator, low)
         batch = [self._pixels[i] for i in positions.tolist()]
         return crop_resize(batch, crops, size, device).div_(255)
 

@@ -2,7 +2,7 @@
 
 A feature belongs to an image's content and a view of it, not to a run: runs with other seeds, folds, shots and
 methods share it. View "evaluation" is the backbone's own crop; augmented view v of an image is one random crop,
-drawn from a stream that only the image's content and v decide.
+drawn from a stream that only the image's content and v decide, with the smallest share of the image in its key.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.clip import CLIP
+from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
 from dca.data.decode import Count, Unreadable, in_order, unreadable
 from dca.data.feature_store import FeatureStore
@@ -31,11 +32,13 @@ BATCH, AHEAD = 128, 256
 class Views:
     """Which views of every image are encoded.
 
-    numbers: of augmented views; None for the evaluation view. mirrored: flip the views left to right.
+    numbers: of augmented views; None for the evaluation view. mirrored: flip the views left to right. crop_low:
+    smallest share of the image in an augmented view.
     """
 
     numbers: range | None = None
     mirrored: bool = False
+    crop_low: float = LOW
 
     def __len__(self) -> int:
         return 1 if self.numbers is None else len(self.numbers)
@@ -45,14 +48,17 @@ class Views:
         if self.numbers is None:
             return [_key(content, "mirrored")] if self.mirrored else [content]
         kind = "mirrored view" if self.mirrored else "view"
-        return [_key(content, f"{kind} {number}") for number in self.numbers]
+        # Without a word about the usual range: features that were stored before it could be chosen stay valid.
+        crop = "" if self.crop_low == LOW else f" from {self.crop_low!r}"
+        return [_key(content, f"{kind} {number}{crop}") for number in self.numbers]
 
     def crops(self, image: Image.Image, clip: CLIP, content: str, places: Sequence[int]) -> Tensor:
         """The views at `places` of an opened image: uint8 (V, 3, S, S)."""
         if self.numbers is None:
             crops = torch.from_numpy(clip.preprocess.crop(image))[None]
         else:
-            crops = view_crops(image, clip.preprocess.size, [self.numbers[place] for place in places], content)
+            numbers = [self.numbers[place] for place in places]
+            crops = view_crops(image, clip.preprocess.size, numbers, content, self.crop_low)
         return crops.flip(-1) if self.mirrored else crops
 
 

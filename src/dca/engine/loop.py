@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -165,7 +166,7 @@ class Trainer:
         """One pass over the images."""
         began, generator, totals = time.monotonic(), seeds.generator(self.seed, "epoch", epoch), Totals()
         self._begin(epoch)
-        steps = list(batches(len(self._labels), self.batch_size, generator))
+        steps = self._order(generator)
         passed = [number / len(steps) if self.recipe.schedule == "step" else 0.0 for number in range(len(steps))]
         began_at, length = self._now.epochs.start, len(self._now.epochs)
         rates = [rate_at(epoch - began_at + part, length, self.recipe, self.rate) for part in passed]
@@ -184,16 +185,22 @@ class Trainer:
             raise self._diverged(epoch, "a trained value")
         return totals.row(epoch + 1, rates[-1], time.monotonic() - began)
 
+    def _order(self, generator: torch.Generator) -> list[Tensor]:
+        """The rows of each step of an epoch; all batches are of one size, except a short last one that is kept."""
+        most = self.method.steps_per_epoch(len(self.images.labels), self.batch_size)
+        return batches(len(self._labels), self.batch_size, generator, self.recipe.last_batch, most)
+
     def _updates(
         self, steps: Sequence[Tensor], rates: Sequence[float], generator: torch.Generator
     ) -> Iterator[Metrics]:
         """All updates of an epoch, from the indices and the learning rate of each; yields their metrics."""
         if self._features is not None and (make_steps := self.method.analytic_steps) is not None:
             at_once = max(GATHERED // (self._features[0].nbytes * len(steps[0])), 1)
-            for start in range(0, len(steps), at_once):
-                part = slice(start, start + at_once)
-                many = self._batch(torch.stack(list(steps[part])), generator)
-                yield self._take(make_steps(many), rates[part])
+            whole = sum(len(rows) == len(steps[0]) for rows in steps)
+            starts = [*range(0, whole, at_once), *range(whole, len(steps))]
+            for start, end in pairwise([*starts, len(steps)]):
+                many = self._batch(torch.stack(list(steps[start:end])), generator)
+                yield self._take(make_steps(many), rates[start:end])
             return
         following = self._batch(steps[0], generator)
         for number, rate in enumerate(rates, 1):
@@ -226,7 +233,7 @@ class Trainer:
     ) -> None:
         """Add metrics to the totals, report every step, and empty the list."""
         for terms, right in self._read(unread, epoch):
-            totals.add(terms, right, len(steps[0]))
+            totals.add(terms, right, len(steps[totals.steps]))
             if watch:
                 done, total = epoch * len(steps) + totals.steps, self.epochs * len(steps)
                 watch(Tick(done, total, epoch + 1, self.epochs, totals.loss, totals.accuracy))
@@ -253,7 +260,7 @@ class Trainer:
         if self._features is not None:
             inputs = self._features[on_device]
         else:
-            inputs = self.images.pixels(indices, generator, augment=self.recipe.augment)
+            inputs = self.images.pixels(indices, generator, augment=self.recipe.augment, crop_low=self.recipe.crop_low)
         return Batch(inputs, self._labels[on_device], generator)
 
     def probe_rate(self, trial: Trial | None = None) -> float:
@@ -265,7 +272,7 @@ class Trainer:
         per class only small steps are safe, with many images large ones pay.
         """
         generator = seeds.generator(self.seed, "probe")
-        epoch = list(batches(len(self._labels), self.batch_size, generator))
+        epoch = self._order(generator)
         steps = epoch[:PROBE_BATCHES]
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         if not parameters:

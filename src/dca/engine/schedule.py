@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dca.methods.interface import Method
-from dca.methods.recipe import Recipe
+from dca.methods.recipe import LastBatch, Recipe
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,14 @@ def _adam(p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str
     p.addcdiv_(mean, root, value=-rate / (1 - beta1**steps))
 
 
-def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """A random order in batches; a short last batch is dropped unless it is the only one."""
-    for indices in torch.split(torch.randperm(count, generator=generator), size):
-        if len(indices) == size or count < size:
-            yield indices
+def batches(
+    count: int, size: int, generator: torch.Generator, last: LastBatch = "drop", most: int | None = None
+) -> list[Tensor]:
+    """A random order of `count` rows in batches.
+
+    last: whether a short last batch is dropped, unless it is the only one, or kept. most: batches at most.
+    """
+    found = torch.split(torch.randperm(count, generator=generator), size)
+    if last == "drop" and len(found) > 1 and len(found[-1]) < size:
+        found = found[:-1]
+    return list(found[:most])

@@ -22,6 +22,7 @@ from dca.core.device import compute_dtype, resolve_device
 from dca.core.errors import UserError
 from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
+from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
 from dca.data.decode import Unreadable, attempt, decode, unreadable
 from dca.data.feature_store import FeatureStore
@@ -188,6 +189,7 @@ class Session:
         *,
         views: int = 0,
         mirrored: bool = False,
+        crop_low: float = LOW,
         stage: str = "features",
     ) -> Tensor:
         """Features of the frozen backbone, not normalised, encoding only what is not stored.
@@ -197,6 +199,7 @@ class Session:
             images: N images.
             views: 0 for the evaluation view; otherwise that many augmented views of each image.
             mirrored: Flip the evaluation view left to right.
+            crop_low: Smallest share of the image in an augmented view.
             stage: Name of this work in progress reports.
 
         Returns:
@@ -205,7 +208,7 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        wanted = features.Views(range(views) if views else None, mirrored)
+        wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
 
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:

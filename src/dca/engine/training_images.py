@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dca.clip import CLIP
 from dca.core import seeds
+from dca.data.augment import LOW
 from dca.data.dataset import Item
 from dca.data.hashing import copy_groups
 from dca.data.image_store import ImageStore
@@ -58,24 +59,25 @@ class TrainingImages:
         """The decoded images."""
         return self.session.image_store(self.images, self.clip)
 
-    def pixels(self, indices: Tensor, generator: torch.Generator, *, augment: bool) -> Tensor:
+    def pixels(self, indices: Tensor, generator: torch.Generator, *, augment: bool, crop_low: float = LOW) -> Tensor:
         """Normalised pixels (B, 3, S, S) of the images at `indices`."""
         preprocess = self.clip.preprocess
         if not augment:
             return preprocess.normalize(self.store.crops[indices.to(self.clip.device)])
-        return preprocess.normalize(self.store.augment(indices, preprocess.size, generator, self.clip.device))
+        crops = self.store.augment(indices, preprocess.size, generator, self.clip.device, crop_low)
+        return preprocess.normalize(crops)
 
     @torch.no_grad()
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = LOW) -> Tensor:
         """`encode` of every image's pixels: (N, ...), or (views · N, ...) of augmented views, view after view."""
         rows = []
         for view in range(max(views, 1)):
             generator = seeds.generator(self.seed, "views", view)
             for indices in torch.split(torch.arange(len(self)), BATCH):
-                rows.append(encode(self.pixels(indices, generator, augment=views > 0)))
+                rows.append(encode(self.pixels(indices, generator, augment=views > 0, crop_low=crop_low)))
         return torch.cat(rows)
 
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = LOW) -> Tensor:
         """Features of the frozen backbone, not normalised: (N, D), or (views · N, D); stored from run to run."""
-        found = self.session.frozen_features(self.clip, self.images, views=views, mirrored=mirrored)
+        found = self.session.frozen_features(self.clip, self.images, views=views, mirrored=mirrored, crop_low=crop_low)
         return found.to(self.clip.device)

@@ -17,6 +17,10 @@ CLIP; cosines do not see it:
 
     s = mean_c ‖t_c‖ / 10 · 100 / τ
 
+As published: `recipe=paper`, `names=raw` and `sampling=views`. The authors' code reads class names with the underscores
+of the split files, and a step takes 256 of the 20 N views of all images, shuffled together; an epoch has as many steps
+as N images make batches.
+
 `recipe=paper` is s = 1. `strength` multiplies the penalty. The paper's is 1; the scaled recipe has 0.3, chosen on
 validation images (docs/methods.md).
 """
@@ -34,8 +38,9 @@ from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.shared.clip_units import CLIP_TEXT_NORM, UnitRecipe, clip_unit
-from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, image_views, one_view
+from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, class_texts, image_views, one_view
 from dca.methods.shared.heads import Head, LinearHead
+from dca.methods.shared.raw_names import raw_name
 
 # Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods.md).
 STRENGTH: dict[UnitRecipe, float] = {"scaled": 0.3, "paper": 1.0}
@@ -47,6 +52,12 @@ class CLAPOptions(FrozenOptions):
     """Settings of CLAP; symbols as in the paper."""
 
     views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
+    sampling: Literal["images", "views"] = opt(
+        "images", "a step takes one view each of some images, or any of the views; CLAP's code: views"
+    )
+    names: Literal["plain", "raw"] = opt(
+        "plain", "class names as words, or with the underscores of public split files; CLAP's code: raw"
+    )
     multipliers: Multipliers = opt(
         "class",
         "λ: one per class; their mean; one per class, scaled to mean 1; all 1; none (ZS-LP)",
@@ -100,9 +111,22 @@ class CLAP(FrozenMethod, TrainedMethod):
         self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
-        """Features of the views of each image, (N, V, D), and labels (N,)."""
-        self._views = image_views(support, self.options.views)
-        return self._views, support.labels
+        """Features of the views of each image, (N, V, D), and labels (N,); each view alone if they are shuffled."""
+        self._views = image_views(support, self.options.views, self.options.crop_low)
+        if self.options.sampling == "images":
+            return self._views, support.labels
+        return self._views.flatten(0, 1)[:, None], support.labels.repeat_interleave(self._views.shape[1])
+
+    def steps_per_epoch(self, images: int, batch_size: int) -> int | None:
+        """As many as the images make batches, also where the views would make more."""
+        return max(images // batch_size, 1) if self.options.sampling == "views" else None
+
+    def texts(self) -> Tensor:
+        """Text features of the sentences, not normalised: (T, C, D)."""
+        names = None
+        if self.options.names == "raw":
+            names = [raw_name(name, self.problem.dataset) for name in self.problem.names]
+        return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates, names)
 
     def prepare(self, support: Support) -> None:
         """Initial prototypes, and λ."""

@@ -102,7 +102,7 @@ class DAPT(TextHead):
         """The prototypes p: (C, D)."""
         super().prepare(support)
         views = int(self.options.prototypes == "augmented")
-        features = F.normalize(support.frozen_features(views=views), dim=-1)
+        features = F.normalize(support.frozen_features(views=views, crop_low=self.options.crop_low), dim=-1)
         self._prototypes = Shots.group(features, support.labels, len(self.problem.names)).means()
 
     def step(self, batch: Batch) -> Step:

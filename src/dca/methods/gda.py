@@ -42,6 +42,7 @@ from dca.methods.shared.frozen import (
     FrozenMethod,
     FrozenOptions,
     accuracy,
+    crop_option,
     first_best,
     image_views,
     shape_problems,
@@ -63,6 +64,7 @@ class GDAOptions(FrozenOptions):
     """Settings of GDA. The training recipe is not used."""
 
     views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
+    crop_low: float = crop_option()
     alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: as `select` says", low=0)
     select: Literal["validation", "loo"] = opt(
         "validation",
@@ -108,12 +110,16 @@ class GDA(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Statistics of the training images, then α."""
-        features = self.from_frozen(image_views(support, self.options.views))
+        features = self._views(support)
         labels = support.labels.repeat_interleave(features.shape[1])
         weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.problem.names), self.options)
         self.text_features = unit_mean(self.texts())
         self.weight, self.bias = weight.to(features.dtype), bias.to(features.dtype)
         self.alpha = features.new_tensor(self._alpha(support, features))
+
+    def _views(self, support: Support) -> Tensor:
+        """Unit features of the views of each image, (N, V, D)."""
+        return self.from_frozen(image_views(support, self.options.views, self.options.crop_low))
 
     def _alpha(self, support: Support, views: Tensor) -> float:
         """α: the option, the best on validation or left-out images, or by shots. views: (N, V, D)."""
@@ -144,7 +150,7 @@ class GDA(FrozenMethod):
         y = support.labels
         if self.options.shrinkage != "gda" or len(set(support.groups.tolist())) < len(y):
             return None
-        views, text = self.from_frozen(image_views(support, self.options.views)), self.text_features
+        views, text = self._views(support), self.text_features
         found = left_out_logits(
             views, y, self.encode_all(support), text, tau=self.clip.tau, alpha=float(self.alpha)
         ).softmax(dim=-1)

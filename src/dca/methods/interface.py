@@ -277,8 +277,8 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
             Features (N, D), or (views · N, D) view after view.
         """
         if self.frozen_images:
-            return self.from_frozen(support.frozen_features(views=views))
-        return support.map(self.encode, views=views)
+            return self.from_frozen(support.frozen_features(views=views, crop_low=self.options.crop_low))
+        return support.map(self.encode, views=views, crop_low=self.options.crop_low)
 
     @property
     def frozen_images(self) -> bool:
@@ -384,6 +384,18 @@ class TrainedMethod(Stages, Method):
             Frozen features (R, D) and labels (R,).
         """
         return support.frozen_features(), support.labels
+
+    def steps_per_epoch(self, images: int, batch_size: int) -> int | None:
+        """Most steps of an epoch.
+
+        Args:
+            images: Number of training images, which may be fewer than the rows of `training_rows`.
+            batch_size: Rows per step.
+
+        Returns:
+            The number, or None for as many as it takes to see every row.
+        """
+        return None
 
     def epoch_done(self, epoch: int, epochs: int) -> None:
         """Called after every epoch, for methods that average over epochs or train in stages.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.choices import Selection
+from dca.methods.recipe import CROP_LOW
 
 if TYPE_CHECKING:
     from dca.methods.interface import Method
@@ -128,17 +129,17 @@ class Support(Protocol):
     def nested(self) -> Nested | None:
         """Fits other methods on these images; None where nothing is being fitted."""
 
-    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0) -> Tensor:
+    def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = CROP_LOW) -> Tensor:
         """`encode` of the pixels of every image, without gradients: (N, ...).
 
         views = 0 is the evaluation view; otherwise that many augmented views of each image,
-        view after view: (views · N, ...).
+        view after view: (views · N, ...). crop_low: smallest share of the image in such a view.
         """
 
-    def frozen_features(self, *, views: int = 0, mirrored: bool = False) -> Tensor:
+    def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = CROP_LOW) -> Tensor:
         """Features of the frozen backbone: (N, D) or (views · N, D), not normalised; stored between runs.
 
-        mirrored: of the pixels flipped left to right.
+        mirrored: of the pixels flipped left to right. crop_low: smallest share of the image in an augmented view.
         """
 
 

@@ -11,6 +11,9 @@ from dca.core.options import opt
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleUnit = Literal["epoch", "step"]
+LastBatch = Literal["drop", "keep"]
+# Smallest share of an image that a random crop covers, unless an option says otherwise.
+CROP_LOW = 0.08
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,9 @@ class Recipe:
         schedule: Whether the cosine schedule advances per "epoch" or per "step".
         final_rate: Learning rate at the end of the cosine schedule.
         augment: Train on random resized crops and flips.
+        crop_low: Smallest share of the image in a random crop, in training and in augmented views.
+        last_batch: Whether an epoch ends with the images that are too few for a batch ("keep") or leaves them
+            out ("drop"), unless they are all there are.
 
     Raises:
         UserError: If a value is outside its limits; one error lists all of them.
@@ -51,7 +57,13 @@ class Recipe:
     warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="CoOp")
     schedule: ScheduleUnit = opt("epoch", "whether the cosine schedule advances per epoch or per step", source="CoOp")
     final_rate: float = opt(0.0, "learning rate at the end of the cosine schedule", low=0, source="CoOp")
-    augment: bool = opt(True, "random resized crops of scale (0.08, 1) and flips", source="CoOp")
+    augment: bool = opt(True, "random resized crops and flips", source="CoOp")
+    crop_low: float = opt(
+        CROP_LOW, "smallest share of the image in a random crop; the largest is 1", low=0.001, high=1, source="CoOp"
+    )
+    last_batch: LastBatch = opt(
+        "drop", "a short last batch of an epoch; drop: unless it is the only one", source="CoOp"
+    )
 
     def __post_init__(self) -> None:
         options.check(self)

@@ -13,7 +13,7 @@ With `selection` = paper the range and the starting values depend on the dataset
 search uses the whole validation split, as the authors' code does (on ImageNet theirs used the test set).
 With `strict`, and for datasets that are not in the table, they are the medians of that table, and the
 search uses the validation images of the draw. Crops are those of every method here, (0.08, 1);
-the authors' are (0.5, 1).
+the authors' are (0.5, 1): `crop_low=0.5`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from torch.nn import functional as F
 
 from dca.core.options import opt
 from dca.methods.interface import HeldOut, Problem, Support, TrainsOn
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, image_views, shape_problems, unit_mean
+from dca.methods.recipe import CROP_LOW
+from dca.methods.shared.frozen import (
+    FrozenMethod,
+    FrozenOptions,
+    accuracy,
+    crop_option,
+    image_views,
+    shape_problems,
+    unit_mean,
+)
 from dca.methods.shared.heads import CacheHead, Head
 
 # Dataset -> (initial α, end of the range of β, end of the range of α).
@@ -60,6 +69,7 @@ class TipAdapterOptions(FrozenOptions):
         "range and start of α and β: by dataset, or one for all; auto: that of the run",
     )
     views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
+    crop_low: float = crop_option()
     alpha: float | None = opt(None, "α, weight of the cache; auto: by selection, then searched", low=0)
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
@@ -80,9 +90,9 @@ def cache_logits(affinity: Tensor, labels: Tensor, classes: int, beta: float | T
     return near.new_zeros(len(near), classes).index_add(1, labels, near)
 
 
-def cache_keys(support: Support, views: int) -> Tensor:
+def cache_keys(support: Support, views: int, crop_low: float = CROP_LOW) -> Tensor:
     """F: raw features averaged over the views of an image, then normalised. (N, D)."""
-    return F.normalize(image_views(support, views).mean(dim=1), dim=-1)
+    return F.normalize(image_views(support, views, crop_low).mean(dim=1), dim=-1)
 
 
 def search(
@@ -132,7 +142,7 @@ class TipAdapter(FrozenMethod):
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
-        self.keys = cache_keys(support, self.options.views)
+        self.keys = cache_keys(support, self.options.views, self.options.crop_low)
         self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
 
     def strengths(self, validation: Support | None) -> tuple[float, float]:

@@ -7,7 +7,8 @@ Only the keys F (N, D) are trained. They start at those of Tip-Adapter and are n
 
 PAPER: the authors report the best epoch and the better of two results as seen on the test set. Here
 the last epoch counts and nothing is chosen on test images. They run the image encoder in every
-epoch; here each image has `train_views` augmented views, encoded once, and every epoch draws one.
+epoch; here each image has `train_views` augmented views, encoded once, and every epoch draws one. As in
+their code an epoch ends with the short last batch, if there is one (`last_batch=drop` leaves it out).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
-from dca.methods.recipe import OptimizerName, ScheduleUnit
+from dca.methods.recipe import LastBatch, OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import image_views, one_view, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, cache_logits
 
@@ -42,6 +43,7 @@ class TipAdapterFOptions(TipAdapterOptions):
     learning_rate: float | None = opt(1e-3, "initial learning rate", low=0, source="paper")
     adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="paper")
     weight_decay: float = opt(0.01, "weight decay of the keys", low=0, source="paper")
+    last_batch: LastBatch = opt("keep", "a short last batch of an epoch", source="Tip-Adapter's code")
     warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
     schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
 
@@ -68,11 +70,11 @@ class TipAdapterF(TipAdapter, TrainedMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
-        return image_views(support, self.options.train_views), support.labels
+        return image_views(support, self.options.train_views, self.options.crop_low), support.labels
 
     def prepare(self, support: Support) -> None:
         """Initial keys, one per image, and the constants of training."""
-        self.keys = nn.Parameter(cache_keys(support, self.options.views))
+        self.keys = nn.Parameter(cache_keys(support, self.options.views, self.options.crop_low))
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
         self.alpha_beta = self.text_features.new_tensor(self.strengths(None))
 

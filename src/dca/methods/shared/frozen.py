@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Method, Problem, Support
-from dca.methods.recipe import Recipe
+from dca.methods.recipe import CROP_LOW, Recipe
 
 T = TypeVar("T")
 # The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence.
@@ -44,9 +44,20 @@ class FrozenOptions(Recipe):
             raise UserError("templates without {} for the class name", details=wrong)
 
 
-def class_texts(clip: CLIP, problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN) -> Tensor:
-    """Text features of every sentence and class, not normalised: (T, C, D)."""
-    names = [name.replace("_", " ") for name in problem.names]
+def crop_option() -> Any:
+    """The option `crop_low` of methods that are not trained in steps but use augmented views."""
+    return opt(CROP_LOW, "smallest share of the image in an augmented view; the authors' is 0.5", low=0.001, high=1)
+
+
+def class_texts(
+    clip: CLIP,
+    problem: Problem,
+    templates: Sequence[str] = (),
+    imagenet: Sequence[str] = SEVEN,
+    names: Sequence[str] | None = None,
+) -> Tensor:
+    """Text features of every sentence and class, not normalised: (T, C, D). names: instead of the problem's words."""
+    names = [name.replace("_", " ") for name in problem.names] if names is None else names
     sentences = templates or (imagenet if problem.dataset == "imagenet" else (problem.template,))
     with torch.no_grad():
         return torch.stack([clip.encode_text([s.replace("{}", name) for name in names]) for s in sentences])
@@ -57,9 +68,9 @@ def unit_mean(texts: Tensor) -> Tensor:
     return F.normalize(F.normalize(texts, dim=-1).mean(dim=0), dim=-1)
 
 
-def image_views(support: Support, views: int) -> Tensor:
+def image_views(support: Support, views: int, crop_low: float = CROP_LOW) -> Tensor:
     """Raw features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
-    return by_image(support.frozen_features(views=views), views)
+    return by_image(support.frozen_features(views=views, crop_low=crop_low), views)
 
 
 def by_image(rows: Tensor, views: int) -> Tensor:
