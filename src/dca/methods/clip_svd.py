@@ -35,7 +35,7 @@ from dca.methods.shared.updated_towers import TOWERS, UpdatedTowers
 
 # U (N, O, R), s⁰ (N, R) and Vᵀ (N, R, I) of one part ("q", ...) in the N blocks of a tower.
 Decomposition = tuple[Tensor, Tensor, Tensor]
-# Decompositions of a tower, kept as long as the backbone: those of ViT-B/16 take a minute on a CPU.
+# Decompositions of a tower, kept as long as the backbone: those of ViT-B/16 take minutes on two CPU cores.
 _KEPT: WeakKeyDictionary[nn.Module, dict[str, Decomposition]] = WeakKeyDictionary()
 
 

@@ -11,8 +11,8 @@ Stage 2 keeps the towers and trains one vector per class, which starts at the ad
 All steps together are 300 per shot, whatever the number of classes, 60 % of them in stage 1. Each stage has its own
 AdamW and its own cosine schedule. A class that is added to the finished model has the text feature of stage 1.
 
-PAPER: all norms are trained. The authors' code then freezes again those outside the blocks (ln_pre, ln_post and
-ln_final: 4,096 of 65,536 values on ViT-B/16); `norms=blocks` is what it trains.
+All norms are trained, as the help of the authors' code says. The code itself freezes those outside the blocks again
+(ln_pre, ln_post and ln_final: 4,096 of 65,536 values on ViT-B/16); `norms=blocks` is what it trains.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class TwoSFSOptions(TextHeadOptions):
     )
     first_share: float = opt(0.6, "share of the epochs in stage 1", low=0, high=1, source="paper")
     norms: Literal["all", "blocks"] = opt(
-        "all", "layer norms that are trained; blocks: not those outside the blocks, as 2SFS's code", source="paper"
+        "all",
+        "layer norms that are trained; blocks: not those outside the blocks, as 2SFS's code",
+        source="help of 2SFS's code",
     )
 
 
