@@ -385,18 +385,6 @@ class TrainedMethod(Stages, Method):
         """
         return support.frozen_features(), support.labels
 
-    def steps_per_epoch(self, images: int, batch_size: int) -> int | None:
-        """Most steps of an epoch.
-
-        Args:
-            images: Number of training images, which may be fewer than the rows of `training_rows`.
-            batch_size: Rows per step.
-
-        Returns:
-            The number, or None for as many as it takes to see every row.
-        """
-        return None
-
     def epoch_done(self, epoch: int, epochs: int) -> None:
         """Called after every epoch, for methods that average over epochs or train in stages.
 

@@ -1,4 +1,4 @@
-"""Training in stages: some values first, then others, each with the whole schedule of the learning rate."""
+"""How training is divided: into stages, each with the whole schedule of the learning rate, and into steps."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ class Stages:
         Args:
             stage: Number of the stage, from 0 on.
         """
+
+    def steps_per_epoch(self, images: int, batch_size: int) -> int | None:
+        """Most steps of an epoch.
+
+        Args:
+            images: Number of training images, which may be fewer than the rows of `training_rows`.
+            batch_size: Rows per step.
+
+        Returns:
+            The number, or None for as many as it takes to see every row.
+        """
+        return None
