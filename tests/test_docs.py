@@ -109,6 +109,8 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
         "DAPT": "dapt",
         "Cross-Modal": "cross_modal",
         "DCA": "dca",
+        "ProLIP": "prolip",
+        "2SFS": "two_sfs",
     }
     given = []
     for line in section.split("\n- ")[1:]:
@@ -119,7 +121,7 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
             names = (
                 ["maple"] if part.startswith("MaPLe: ") else ["promptsrc"] if part.startswith("PromptSRC: ") else names
             )
-            for setting in re.findall(r"--set (\w+=[\w.]+)", part):
+            for setting in re.findall(r"--set (\w+=[\w./^]+)", part):
                 kinds = [get_method(name) for name in names or ["tip_adapter_f"]]
                 assert any(_understood(kind, setting) for kind in kinds), (names, setting)
                 given.append(setting)

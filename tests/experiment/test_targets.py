@@ -29,7 +29,7 @@ from dca.model.classifier import Classifier
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 PROMPTS = ["clip_lora", "clip_svd", "cocoop", "coop", "dapt", "dca", "gallop", "maple", "promptsrc", "tcp", "two_sfs"]
-PROMPTS += ["vpt", "zero_shot"]
+PROMPTS += ["prolip", "vpt", "zero_shot"]
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,7 @@ def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLI
     method.finish(Images((2, 2, 2, 2)))
     method.seal()
     names = {"text_features", "shot_features", "shot_counts", "visual.tokens"}
+    names |= {"rest_features", "rest_counts", "rest_text"}
     assert set(method.state_dict()) == names | {f"text.contexts.{m}" for m in range(4)}
 
 
