@@ -208,3 +208,39 @@ def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
         process.stdout.close()
         said = process.stderr.read()
     assert said == b""
+
+
+@pytest.fixture(scope="module")
+def doubting(photos: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the default method."""
+    from dca.experiment.run import run
+    from dca.experiment.spec import Spec
+
+    target = tmp_path_factory.mktemp("doubting") / "m.dca"
+    run(Spec(data=str(photos / "train"), backbone=str(tiny_folder)), target, device="cpu")
+    return target
+
+
+def test_rejected_images_are_none_of_these_in_every_form(dca: Any, doubting: Path, photos: Path):
+    line = ("predict", doubting, photos / "test" / "fish", "--reject", 1)
+    rows = json.loads(dca(*line, "--json").out)
+    assert {row["label"] for row in rows if row["p_value"] < 1} == {"none of these"}
+    assert all(row["top"][0]["label"] != "none of these" for row in rows)
+    assert "none of these" in dca(*line).out
+    assert "none of these" in dca(*line, "--csv").out
+
+
+def test_sets_of_classes_are_printed_when_asked_for(dca: Any, doubting: Path, photos: Path):
+    image = photos / "test" / "fish" / "000.png"
+    (row,) = json.loads(dca("predict", doubting, image, "--set-coverage", 0.8, "--json").out)
+    assert row["set"][0] == row["label"]
+    assert "{" + ", ".join(row["set"]) + "}" in dca("predict", doubting, image, "--set-coverage", 0.8).out
+    (plain,) = json.loads(dca("predict", doubting, image, "--json").out)
+    assert "set" not in plain
+
+
+def test_a_model_that_cannot_tell_says_how_to_fit_one_that_can(dca: Any, fitted: Path, photos: Path):
+    said = dca("predict", fitted, photos / "test" / "fish", "--reject", 0.1)
+    assert said.code == 2
+    assert "cannot tell images of none of its classes" in said.err
+    assert "--estimate" in said.err

@@ -16,10 +16,7 @@ from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles import towers
 from oracles.images import Images
-
-CLASSES = ("cat", "dog", "a_photo", "x")
-NAMES = ("cat", "dog", "a photo", "x")
-TEMPLATE = "a photo of {}, a type of x."
+from oracles.towers import CLASSES, NAMES, TEMPLATE
 
 
 def build(clip: CLIP, *, trained: bool = True, **options: object) -> CLIPLoRA:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
@@ -15,10 +14,7 @@ from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles import towers
 from oracles.images import Images
-
-CLASSES = ("cat", "dog", "a_photo", "x")
-NAMES = ("cat", "dog", "a photo", "x")
-TEMPLATE = "a photo of {}, a type of x."
+from oracles.towers import CLASSES, NAMES, TEMPLATE, features_of_task
 
 
 def build(clip: CLIP, *, trained: bool = True, **options: object) -> CLIPSVD:
@@ -49,18 +45,12 @@ def replaced(clip: CLIP, method: CLIPSVD) -> CLIP:
     return plain
 
 
-def written_out(plain: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    f = torch.stack([towers.encode_image(plain, image) for image in pixels.double()])
-    t = [towers.encode_text(plain, towers.embed(plain, TEMPLATE.replace("{}", name))) for name in NAMES]
-    return f, torch.stack(t)
-
-
 @pytest.mark.parametrize("options", [{}, {"towers": "visual"}, {"towers": "text"}])
 def test_logits_and_loss_equal_towers_with_other_matrices(clip: CLIP, options: dict[str, object]) -> None:
     images, method = Images((2, 1, 1, 2)), build(clip, **options)
     step = method.step(images.batch())
     with torch.no_grad():
-        f, t = written_out(replaced(clip, method), images.pixels)
+        f, t = features_of_task(replaced(clip, method), images.pixels)
     logits = clip.tau * f @ t.T
     torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)
     assert list(step.terms) == ["cls"]

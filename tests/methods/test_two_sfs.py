@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
@@ -18,10 +17,7 @@ from dca.methods.zero_shot import ZeroShot
 from dca.model.classifier import Classifier
 from oracles import towers
 from oracles.images import Images
-
-CLASSES = ("cat", "dog", "a_photo", "x")
-NAMES = ("cat", "dog", "a photo", "x")
-TEMPLATE = "a photo of {}, a type of x."
+from oracles.towers import CLASSES, TEMPLATE, features_of_task
 
 
 def build(clip: CLIP, *, trained: bool = True, **options: object) -> TwoSFS:
@@ -50,18 +46,12 @@ def replaced(clip: CLIP, method: TwoSFS) -> CLIP:
     return plain
 
 
-def written_out(plain: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    f = torch.stack([towers.encode_image(plain, image) for image in pixels.double()])
-    t = [towers.encode_text(plain, towers.embed(plain, TEMPLATE.replace("{}", name))) for name in NAMES]
-    return f, torch.stack(t)
-
-
 @pytest.mark.parametrize("norms", ["all", "blocks"])
 def test_stage_1_equals_towers_with_other_norms(clip: CLIP, norms: str) -> None:
     images, method = Images((2, 1, 1, 2)), build(clip, norms=norms)
     step = method.step(images.batch())
     with torch.no_grad():
-        f, t = written_out(replaced(clip, method), images.pixels)
+        f, t = features_of_task(replaced(clip, method), images.pixels)
     logits = clip.tau * f @ t.T
     torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)
     assert list(step.terms) == ["cls"]
@@ -80,7 +70,7 @@ def test_stage_2_trains_a_cosine_classifier_on_adapted_features(clip: CLIP) -> N
     method.begin_stage(1)
     step = method.step(images.batch())
     with torch.no_grad():
-        f, _ = written_out(replaced(clip, method), images.pixels)
+        f, _ = features_of_task(replaced(clip, method), images.pixels)
     w = method.classifier.detach().double()
     logits = clip.tau * f @ torch.stack([row / row.norm() for row in w]).T
     torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)

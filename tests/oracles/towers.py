@@ -13,6 +13,10 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.clip.blocks import Block
 
+# The task of methods that change both towers: labels, the names that CLIP reads, and their sentence.
+CLASSES = ("cat", "dog", "a_photo", "x")
+NAMES = ("cat", "dog", "a photo", "x")
+TEMPLATE = "a photo of {}, a type of x."
 # Takes a block's number and its input rows (T, W), and gives the rows it is to see.
 Change = Callable[[int, Tensor], Tensor]
 
@@ -94,3 +98,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> float:
         top = max(row)
         total += math.log(sum(math.exp(z - top) for z in row)) + top - row[label]
     return total / len(labels)
+
+
+def features_of_task(plain: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Image features (B, D) of pixels, and text features (C, D) of `NAMES`, through towers with replaced weights."""
+    f = torch.stack([encode_image(plain, image) for image in pixels.double()])
+    t = [encode_text(plain, embed(plain, TEMPLATE.replace("{}", name))) for name in NAMES]
+    return f, torch.stack(t)

@@ -12,7 +12,7 @@ Three experts score an image, and their scales make the probabilities:
 k, the ridges and the scales a, b, s have the least log-loss on training images that are left out one
 at a time, with their copies; the left-out predictions have a closed form, so no model is fitted twice. They also
 give an honest accuracy without test images, calibrated probabilities, labels that look wrong, and p-values for
-"none of these". Where names mean nothing to CLIP, k and b become 0. With one image per class there is
+"none of these". Where names mean nothing to CLIP, b becomes 0 and k small. With one image per class there is
 nothing to leave out; then zero-shot CLIP's log-loss on the images decides what text is worth
 (shared/pooled_choice.py).
 """
@@ -37,10 +37,12 @@ from dca.methods.shared.heads import Head
 from dca.methods.shared.kernel_ridge import KernelRidge
 from dca.methods.shared.learning_curve import expected_gain
 from dca.methods.shared.left_out_answers import LeftOutAnswers
-from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, text_gain
+from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, some_of, text_gain
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
 
+# Most images that say what is familiar, where there are too many for the kernel of the head.
+FAMILIAR = 3000
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
 
@@ -115,16 +117,23 @@ class ClosedForm(FrozenMethod):
     def experts(self) -> Experts:
         """The experts on the training images."""
         # On the CPU: the choice takes thousands of small steps, each of which would wait for a GPU.
-        x, y, groups = self.image_features.cpu(), self.image_labels.cpu(), self.image_groups.cpu()
-        gaussian = TextGaussian.of(x, y, self.text_features.cpu(), groups)
-        kernel = None
-        if len(x) <= self.options.kernel_images:
-            kernel = KernelRidge(x.double(), y, len(self.text_features), groups, self.options.kernel_width)
+        x, y, text = self.image_features.cpu(), self.image_labels.cpu(), self.text_features.cpu()
+        # Numbered anew: classes that were removed leave gaps, and a stranger's file may hold any numbers.
+        _, groups = torch.unique(self.image_groups.cpu(), return_inverse=True)
+        gaussian = TextGaussian.of(x, y, text, groups)
+        kernel = self._kernel(gaussian) if len(x) <= self.options.kernel_images else None
         return Experts(gaussian, self.clip.tau, kernel, self.options.fixed())
+
+    def _kernel(self, source: TextGaussian, most: int | None = None) -> KernelRidge:
+        """Kernel ridge over the training images, or over at most so many of them."""
+        rows = some_of(len(source.labels), len(source.labels) if most is None else most)
+        x, y, groups = source.x[rows], source.labels[rows], source.groups[rows]
+        return KernelRidge(x, y, len(source.text), groups, self.options.kernel_width)
 
     @cached_property
     def _answers(self) -> LeftOutAnswers:
-        return LeftOutAnswers(self.experts, self.chosen)
+        kernel = self.experts.kernel or self._kernel(self.experts.gaussian, FAMILIAR)
+        return LeftOutAnswers(self.experts, self.chosen, kernel)
 
     def p_values(self, features: Tensor) -> Tensor | None:
         """By the largest prediction of kernel ridge, beside those for left-out images."""

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 # ViT-B/32 features.
 DOUBT = 0.5
 
-
 # Left-out predictions come from models that share training images and settings, so that their errors are not
 # independent: n of them are worth 0.8 n. On 120 random tasks of 6 classes x 8 training and validation images, the
 # 95 % interval then held the accuracy on the other images 114 times, with n 109 times.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dca.core.actions import fit_estimate
+from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
 from dca.core.progress import Progress, silent
 from dca.data.dataset import ImageLike
@@ -19,8 +20,6 @@ from dca.engine.evaluate import features_of
 from dca.methods.shared.prediction_sets import least_images, p_values, threshold_sets, with_best
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
-
-P_FLOOR = 1e-12
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class Uncertain(Fitted):
                     f"a coverage of {coverage} needs {least} training images that can be held out; {len(held)} can be",
                     hint="ask for less coverage, or fit with more images",
                 )
-            scores, known = -p.clamp_min(P_FLOOR).log(), -held.clamp_min(P_FLOOR).log()
+            scores, known = -p.clamp_min(FLOOR).log(), -held.clamp_min(FLOOR).log()
             found = with_best(threshold_sets(known, scores, coverage), p)
         labels, order = self.classes_.tolist(), (-probs).argsort(axis=1, kind="stable")
         return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, found.cpu().numpy(), strict=True)]

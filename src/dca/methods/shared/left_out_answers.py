@@ -1,9 +1,8 @@
 """What images that were left out say about new ones: p-values for "none of these", and sets of classes.
 
 An image is familiar if kernel ridge predicts some class strongly: far from all training images every prediction falls
-to zero. The p-value compares the largest prediction with those of left-out training images. (On the
-three image sets, half of the classes unknown, this told known from unknown better than the largest probability,
-the zero-shot score MCM, and Mahalanobis distances: docs/closed-form.md.)
+to zero. The p-value compares the largest prediction with those of left-out training images. docs/closed-form.md
+compares it with the largest probability and with the zero-shot score MCM.
 """
 
 from __future__ import annotations
@@ -15,46 +14,38 @@ import torch
 from torch import Tensor
 
 from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.pooled_choice import Experts, Numbers, left_out_logits
+from dca.methods.shared.pooled_choice import Experts, Numbers, left_out_logits, some_of
 from dca.methods.shared.prediction_sets import jackknife_plus, p_values, with_best
+from dca.methods.shared.text_gaussian import has_fellows
 
-# Most images whose models are compared with a new image in prediction sets, and most in the kernel.
-CALIBRATION, KERNEL_IMAGES = 1000, 3000
-NUMBERS = 2**22
+# Most images whose models are compared with a new image in prediction sets, and numbers in the largest tensor.
+CALIBRATION, NUMBERS = 1000, 2**22
 
 
 @dataclass(frozen=True)
 class LeftOutAnswers:
-    """Left-out images of a closed form. experts: all training images. numbers: those of the head."""
+    """Left-out images of a closed form.
+
+    experts: all training images. numbers: those of the head. kernel: over the images that say what is familiar.
+    """
 
     experts: Experts
     numbers: Numbers
-
-    @cached_property
-    def _kernel(self) -> KernelRidge:
-        """The kernel over all training images, or over some of them where there are very many."""
-        source = self.experts.gaussian
-        if self.experts.kernel is not None:
-            return self.experts.kernel
-        rows = _drawn(len(source.labels), KERNEL_IMAGES).to(source.labels.device)
-        x, y, groups = source.x[rows], source.labels[rows], source.groups[rows]
-        return KernelRidge(x, y, len(source.text), groups, 2.0)
+    kernel: KernelRidge
 
     @cached_property
     def _familiar(self) -> Tensor:
         """Largest prediction for every left-out image, (n,)."""
-        kernel = self._kernel
-        counts = torch.bincount(torch.unique(torch.stack([kernel.labels, kernel.groups]), dim=1)[0])
-        able = counts[kernel.labels] > 1
-        return kernel.left_out(self.numbers.kernel_ridge)[able].amax(dim=-1)
+        able = has_fellows(self.kernel.labels, self.kernel.groups)
+        return self.kernel.left_out(self.numbers.kernel_ridge)[able].amax(dim=-1)
 
     @cached_property
     def _coefficients(self) -> Tensor:
-        return self._kernel.coefficients(self.numbers.kernel_ridge)
+        return self.kernel.coefficients(self.numbers.kernel_ridge)
 
     def p_values(self, f: Tensor) -> Tensor:
         """p-value of each image f (B, D) under "it is of one of the classes": (B,)."""
-        found = (self._kernel.kernel(f) @ self._coefficients).amax(dim=-1)
+        found = (self.kernel.kernel(f) @ self._coefficients).amax(dim=-1)
         return p_values(-self._familiar, -found)
 
     @cached_property
@@ -63,7 +54,7 @@ class LeftOutAnswers:
         source = self.experts.gaussian
         alone = torch.bincount(source.groups)[source.groups] == 1
         rows = (alone & source.fellows).nonzero()[:, 0]
-        return rows[_drawn(len(rows), CALIBRATION).to(rows.device)]
+        return rows[some_of(len(rows), CALIBRATION)]
 
     @cached_property
     def _held(self) -> Tensor:
@@ -89,10 +80,3 @@ class LeftOutAnswers:
         if self.experts.kernel is not None and n.kernel > 0:
             logits = logits + n.kernel * self.experts.kernel.without_each(f, self._rows, n.kernel_ridge)
         return -logits.log_softmax(dim=-1)
-
-
-def _drawn(count: int, most: int) -> Tensor:
-    """At most `most` of `count` numbers, drawn evenly, in order."""
-    if count <= most:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values

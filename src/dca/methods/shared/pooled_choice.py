@@ -29,7 +29,7 @@ from dca.methods.shared.text_gaussian import TextGaussian
 TEXT_SHOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 KERNEL_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-# Most images that vote in the choice; more would cost time and change nothing.
+# Most images that vote in the choice, which bounds its time.
 VOTERS = 4096
 ONE_SHOT_RIDGE, ONE_SHOT_PULL, ONE_SHOT_TEXT = 10.0, 0.1, 0.75
 
@@ -108,18 +108,22 @@ def _by_text(fixed: Fixed, gain: float, scale: float) -> Numbers:
     )  # fmt: skip
 
 
+def some_of(count: int, most: int) -> Tensor:
+    """At most `most` of the numbers below `count`, drawn evenly and always the same, in order."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
 class _Vote:
     """Fits scales on the votes of some of the images."""
 
     def __init__(self, experts: Experts) -> None:
         rows = experts.gaussian.fellows.nonzero()[:, 0]
-        if len(rows) > VOTERS:
-            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).to(rows.device)
-            rows = rows[order[:VOTERS].sort().values]
+        rows = rows[some_of(len(rows), VOTERS)]
         self.rows, self.labels = rows, experts.labels[rows]
         self.weights = class_weights(self.labels)
         self.smoothing = 1 / (len(experts.labels) + 2)  # as Platt's targets: N right answers do not prove certainty
-        self.zero_shot = experts.zero_shot[rows]
 
     def scales(self, scores: Sequence[Tensor], given: Sequence[float | None]) -> Scales:
         """Scales of experts whose scores (N, C) of all images are given; `given` ones are kept."""

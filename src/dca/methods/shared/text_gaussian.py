@@ -78,9 +78,8 @@ class TextGaussian:
 
     @cached_property
     def fellows(self) -> Tensor:
-        """Whether another image of the class, not a copy, remains when an image leaves: (N,)."""
-        pairs = torch.unique(torch.stack([self.labels, self.groups]), dim=1)
-        return (torch.bincount(pairs[0]) > 1)[self.labels]
+        """As `has_fellows`, (N,)."""
+        return has_fellows(self.labels, self.groups)
 
     @cached_property
     def leaves_out(self) -> bool:
@@ -267,6 +266,12 @@ def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
     """‖x_i - m_c‖² of x (B, D) and centers (C, D): (B, C)."""
     squares = x.square().sum(dim=-1, keepdim=True) - 2 * x @ centers.T + centers.square().sum(dim=-1)
     return squares.clamp_min(0)
+
+
+def has_fellows(labels: Tensor, groups: Tensor) -> Tensor:
+    """Whether another image of the class, not a copy, remains when an image leaves: labels, groups (N,) -> (N,)."""
+    pairs = torch.unique(torch.stack([labels, groups]), dim=1)
+    return (torch.bincount(pairs[0]) > 1)[labels]
 
 
 def groups_of(groups: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,59 @@
+"""What more images would bring: the rule, the halves, and where nothing can be said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.methods.shared import learning_curve
+from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.learning_curve import _halves, expected_gain
+from dca.methods.shared.pooled_choice import Experts, choose
+from dca.methods.shared.text_gaussian import TextGaussian
+
+
+def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Experts:
+    rng = torch.Generator().manual_seed(3)
+    centers = F.normalize(torch.randn(classes, D, dtype=torch.float64, generator=rng), dim=-1)
+    y = torch.arange(classes).repeat_interleave(shots)
+    x = F.normalize(centers[y] + noise * torch.randn(len(y), D, dtype=torch.float64, generator=rng), dim=-1)
+    gaussian = TextGaussian.of(x, y, centers)
+    return Experts(gaussian, 10.0, KernelRidge(x, y, classes, gaussian.groups, 2.0))
+
+
+@pytest.mark.parametrize(("whole", "half", "gain"), [(0.2, 0.3, 0.2 * (1 - 2 / 3)), (0.1, 0.4, 0.05), (0.3, 0.2, 0.0)])
+def test_the_error_falls_by_the_same_factor_again(
+    whole: float, half: float, gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = make(8)
+    monkeypatch.setattr(learning_curve, "_error", lambda part, numbers: whole if part is experts else half)
+    shots, found = expected_gain(experts, choose(experts)) or (0, 0.0)
+    assert shots == 16
+    assert found == pytest.approx(gain)
+
+
+def test_a_hard_task_gains_and_few_images_say_nothing() -> None:
+    hard = make(8, noise=0.6)
+    gain = expected_gain(hard, choose(hard))
+    assert gain is not None
+    assert 0 <= gain[1] < 0.5
+    for few in (make(1), make(3)):
+        assert expected_gain(few, choose(few)) is None
+
+
+def check_halves(labels: Tensor, groups: Tensor, seed: int) -> None:
+    first, second = _halves(labels, groups, seed)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(len(labels)))
+    assert not {*groups[first].tolist()} & {*groups[second].tolist()}, "copies stay together"
+
+
+def test_halves_share_no_image_and_no_copy() -> None:
+    labels = torch.arange(3).repeat_interleave(6)
+    groups = torch.arange(18)
+    groups[[0, 1, 2]] = 0
+    for seed in range(4):
+        check_halves(labels, groups, seed)
+        first, _ = _halves(labels, torch.arange(18), seed)
+        assert torch.bincount(labels[first]).tolist() == [3, 3, 3]
