@@ -237,6 +237,7 @@ def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tup
 
 def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
     moved = retargeted(method, target)
+    session = session.reading(target.dataset, method.problem.selection)
     both = [ZeroShot.of(moved.clip, moved.problem), moved]
     images = [item.image for item in target.test]
     plain, fitted = probabilities(both, images, session, stage=f"testing on {target.name}")
