@@ -26,7 +26,7 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
     source, kind = task.source, spec.kind
     session = session.reading(source.public, spec.selection)
     problem = problem_of(source, spec.seed, spec.selection)
-    resolved = kind.resolve(kind.choose(spec.options), problem)
+    resolved = kind.resolve(kind.choose(spec.settings), problem)
     return {
         "version": dca.__version__,
         "method": spec.method,

@@ -158,7 +158,7 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
         return _drawn_by_file(spec, dataset)
     dataset = _with_test_images(spec, dataset)
     require_shots(dataset, spec.shots)
-    validation = spec.kind.validation_for(spec.kind.choose(spec.options))
+    validation = spec.kind.validation_for(spec.kind.choose(spec.settings))
     if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
         source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
         return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
