@@ -42,6 +42,7 @@ RAISES = {
     "Classifier.learn",
     "Classifier.predict",
     "Classifier.predict_proba",
+    "Classifier.push_to_hub",
     "Classifier.remove_class",
     "Classifier.rename_class",
     "Classifier.save_pretrained",

@@ -239,6 +239,11 @@ def change_label_only() -> Action:
     return Action("change only its label with --label-only", "change only its label with label_only=True")
 
 
+def set_token() -> Action:
+    """Give the hub an access token."""
+    return Action("log in with `hf auth login`, or set HF_TOKEN", "log in with `hf auth login`, or give token=TOKEN")
+
+
 def measure() -> Action:
     """Measure the accuracy of a model on other images."""
     return Action("measure the model with `dca eval MODEL DATA`", "measure the model with `classifier.evaluate(data)`")
