@@ -109,7 +109,9 @@ def _write_model(
     """Write `model.onnx` into the folder and measure it."""
     file, small = made / MODEL, made / f"int8-{MODEL}"
     with writing(file):
+        progress("converting", 0, 1, "")
         of_backbone = convert(model.method_, file, about)
+        progress("converting", 1, 1, "")
         same = parity(model, file, checked, progress)
         if not int8:
             return same, None
