@@ -86,6 +86,7 @@ def test_images_are_sent_only_if_asked_for(there: Hub, model: Classifier, tmp_pa
     (folder / "notes.txt").write_text("mine")
     hub.push_folder(folder, "someone/plain", token=TOKEN)
     assert set(there.repos["someone/plain"][-1]) == SENT
+    (folder / "README.md").unlink()  # a missing card is written again
     hub.push_folder(folder, "someone/whole", token=TOKEN, include_images=True)
     assert set(there.repos["someone/whole"][-1]) == SENT | {GALLERY, "corrections/fish/1.png"}
     model.push_to_hub("someone/with", token=TOKEN, include_images=True)
@@ -146,7 +147,7 @@ def test_only_the_files_of_a_model_are_fetched(there: Hub, model: Classifier) ->
 
 
 def test_a_wrong_token_is_an_error_with_a_way_out(there: Hub, model: Classifier) -> None:
-    with pytest.raises(UserError, match=r"cannot be sent to someone/photos") as caught:
+    with pytest.raises(UserError, match="the model cannot be sent to someone/photos") as caught:
         model.push_to_hub("someone/photos", token="hf_wrong")
     assert "hf auth login" in str(caught.value)
     with pytest.raises(UserError, match="someone/none is not a folder here, and cannot be fetched"):

@@ -18,7 +18,7 @@ from dca.core.actions import set_token
 from dca.core.errors import UserError
 from dca.core.files import utf8
 from dca.model import checkpoint
-from dca.model.card import HERE, LIBRARY
+from dca.model.card import HERE, LIBRARY, model_card
 from dca.model.fitted import Fitted
 from dca.model.gallery import GALLERY
 
@@ -71,14 +71,15 @@ def push_folder(
 
     Returns the address of the commit, or of the pull request.
     """
-    checkpoint.require_whole(folder, checkpoint.read_record(folder))
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    card = (folder / checkpoint.CARD).read_text(encoding="utf-8").replace(HERE, repo_id)
+    record, card = checkpoint.read_record(folder), folder / checkpoint.CARD
+    checkpoint.require_whole(folder, record)
+    text = card.read_text(encoding="utf-8") if card.is_file() else model_card(record)
     contents: dict[str, Path | bytes] = {name: folder / name for name in WANTED}
-    contents[checkpoint.CARD] = utf8(card)
+    contents[checkpoint.CARD] = utf8(text.replace(HERE, repo_id))
     contents |= {path.relative_to(folder).as_posix(): path for path in _images(folder) if include_images}
-    with _asking(f"{folder} cannot be sent to {repo_id}"):
+    with _asking(f"the model cannot be sent to {repo_id}"):
         api = HfApi(token=token, library_name=LIBRARY)
         target = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         parts = [CommitOperationAdd(name, str(c) if isinstance(c, Path) else c) for name, c in contents.items()]
