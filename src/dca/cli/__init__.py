@@ -31,6 +31,7 @@ COMMANDS = {
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
+    "bench": ("dca.cli.bench", "Measure speed and memory beside a plain reference."),
     "doctor": ("dca.cli.doctor", "Show what is installed and what will be used."),
     "demo": ("dca.cli.demo", "See it work on built-in images, in a minute or two."),
 }
