@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -116,7 +116,7 @@ def attempt(
 
 
 def in_order(
-    images: Sequence[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int
+    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int
 ) -> Iterator[T | Unreadable]:
     """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order."""
 
@@ -127,11 +127,11 @@ def in_order(
             return Unreadable(image, _reason(image, error))
         return function(opened)
 
-    functions = repeat(apply, len(images)) if callable(apply) else apply
+    pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="dca-decode")
     waiting: deque[Future[T | Unreadable]] = deque()
     try:
-        for image, function in zip(images, functions, strict=True):
+        for image, function in pairs:
             waiting.append(pool.submit(work, image, function))
             if len(waiting) > ahead:
                 yield waiting.popleft().result()

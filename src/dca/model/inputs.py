@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,15 @@ from PIL import Image
 
 from dca.core.actions import set_shots
 from dca.core.errors import UserError
-from dca.core.progress import Progress, of_stage
 from dca.core.wording import counted, fold
 from dca.data import load_dataset
 from dca.data.class_ids import wordnet_ids
 from dca.data.dataset import Dataset, ImageLike, Item
-from dca.data.decode import Unreadable, attempt, unreadable
 from dca.data.matching import match_keys, match_labels
 from dca.data.sources.walk import image_files
 from dca.data.splits import short_classes
 from dca.model.record_checks import unreadable_names
 
-P = TypeVar("P", bound=ImageLike)
 Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
 Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
 
@@ -79,16 +76,6 @@ def as_images(X: Any) -> list[ImageLike]:
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
-
-
-def split_readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
-    """The images that can be opened, and one line for each that cannot; raises if none can."""
-    outcomes = attempt(images, lambda image: None, progress=of_stage(progress, "checking"))
-    faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
-    if len(faults) == len(images):
-        raise unreadable(faults, len(images))
-    good = [p for p, outcome in zip(images, outcomes, strict=True) if not isinstance(outcome, Unreadable)]
-    return good, [str(fault) for fault in faults]
 
 
 def is_single_image(X: Any) -> bool:

@@ -16,7 +16,7 @@ from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
 from dca.core.progress import Progress, silent
 from dca.data.dataset import ImageLike
-from dca.engine.evaluate import features_of
+from dca.engine.evaluate import features_of, features_of_crops
 from dca.methods.shared.prediction_sets import least_images, p_values, threshold_sets, with_best
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
@@ -62,11 +62,23 @@ class Uncertain(Fitted):
             >>> model.answers([item.image for item in sample.test]).probabilities.shape
             (10, 10)
         """
-        features, probs = self._seen(X, progress)
-        known = self._require_fitted().p_values(features[:0]) is not None or any("held_out" in r for r in self.draw_)
+        return self._answers(*self._seen(X, progress), coverage)
+
+    def answers_for_crops(self, crops: Tensor, *, coverage: float | None = None) -> Answers:
+        """As `answers`, for n images that are decoded and cropped: uint8 (n, 3, S, S)."""
+        return self._answers(*features_of_crops(self._require_fitted(), crops), coverage)
+
+    @property
+    def has_p_values(self) -> bool:
+        """Whether the model can tell images of none of its classes."""
+        method = self._require_fitted()
+        nothing = torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+        return method.p_values(nothing) is not None or any("held_out" in row for row in self.draw_)
+
+    def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Answers:
         return Answers(
             probs,
-            self._p_values(features, probs) if known else None,
+            self._p_values(features, probs) if self.has_p_values else None,
             None if coverage is None else self._sets(features, probs, coverage),
         )
 
