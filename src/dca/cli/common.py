@@ -44,8 +44,25 @@ class Group(click.Group):
         return ""
 
 
+def _limit_pixels(ctx: click.Context, _: click.Parameter, millions: float | None) -> None:
+    """Change the largest image that is opened until the command ends."""
+    if millions is not None:
+        from dca.data.decode import pixel_limit
+
+        ctx.with_resource(pixel_limit(millions))
+
+
 def running(function: F) -> F:
-    """Add --device and --precision."""
+    """Add --device, --precision and --max-megapixels."""
+    function = click.option(
+        "--max-megapixels",
+        type=click.FloatRange(min=0, min_open=True),
+        default=None,
+        metavar="N",
+        expose_value=False,
+        callback=_limit_pixels,
+        help="Largest image to open, in million pixels; JPEGs may have three times as many.  [default: 89]",
+    )(function)
     function = click.option(
         "--precision",
         default="auto",

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
 @overwrite_flag
 @running
 @quiet_flag
@@ -82,6 +83,7 @@ def command(
     trained: str | None,
     output: Path | None,
     settings: tuple[str, ...],
+    skip_bad: bool,
     overwrite: bool,
     device: str,
     quiet: bool,
@@ -112,7 +114,9 @@ def command(
     spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
     with resumable(target), showing(quiet=quiet) as progress:
-        outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
+        outcome = run(spec, target, device=device, overwrite=overwrite, skip_bad=skip_bad, progress=progress)
+    for line in outcome.result.get("skipped", []):
+        click.echo(f"skipped {line}", err=True)
     if as_json:
         emit({"model": str(outcome.folder), **outcome.result})
     else:

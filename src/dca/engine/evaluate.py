@@ -107,7 +107,8 @@ def features_of(method: Method, images: Sequence[ImageLike], session: Session) -
 
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
     """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
-    found = session.frozen_features(method.clip, images, stage=f"{stage}: features")
+    found = session.frozen_features(method.clip, images, stage=stage)
+    session.progress(stage, len(images), len(images), "")
     return _classify(method, method.from_frozen(found.to(method.clip.device)))
 
 

@@ -68,7 +68,9 @@ def fit(
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
     images = TrainingImages(source.train, session, clip, seed, validation, nested)
     rows = _train(method, images, seed, folder, session.progress, session.time_notice.pace(session.progress, fits))
+    session.progress("fitting", 0, 1, method.name)
     method.finish(images)
+    session.progress("fitting", 1, 1, method.name)
     return method.seal(), rows
 
 

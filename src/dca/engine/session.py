@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
 from dca.engine.time_notice import TimeNotice
+
+# Seconds after which hashing shows its progress.
+SLOW = 0.5
 
 
 class Session:
@@ -95,7 +99,9 @@ class Session:
         if isinstance(source, CLIP):
             return source.on(self.device).with_dtype(dtype)
         if str(source) not in self._backbones:
+            self.progress("backbone", 0, 1, str(source))
             self._backbones[str(source)] = CLIP.from_pretrained(source).on(self.device)
+            self.progress("backbone", 1, 1, str(source))
         clip = self._backbones[str(source)]
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)
 
@@ -135,8 +141,13 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
+        began, found = time.monotonic(), list[str]()
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(self.sha256, images))
+            for sha256 in pool.map(self.sha256, images):
+                found.append(sha256)
+                if time.monotonic() - began > SLOW:
+                    self.progress("hashing", len(found), len(images), "")
+        return found
 
     def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> ImageStore:
         """Decoded training images; recently used sets stay in memory, up to the budget of one store.
@@ -211,6 +222,25 @@ class Session:
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
 
+    def unreadable_images(self, clip: CLIP, images: Sequence[ImageLike]) -> list[Unreadable]:
+        """The images that cannot be read; those that were not opened before are opened.
+
+        Args:
+            clip: The backbone; an image with stored features is known to be readable.
+            images: The images.
+
+        Returns:
+            One entry per image that cannot be read, with the reason.
+        """
+        contents = [self._hash_or_none(image) for image in images]
+        known = self._readable | features.known(self.store, clip, [content for content in contents if content])
+        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
+        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
+        faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
+        if not faults:
+            self._readable.update(content for content in contents if content)
+        return faults
+
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
         """Open images that were not opened before, so that unreadable ones are reported before training.
 
@@ -221,13 +251,8 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        contents = [self._hash_or_none(image) for image in images]
-        known = self._readable | features.known(self.store, clip, [content for content in contents if content])
-        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
-        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
-        if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
+        if faults := self.unreadable_images(clip, images):
             raise unreadable(faults, len(images))
-        self._readable.update(content for content in contents if content)
 
     def _hash_or_none(self, image: ImageLike) -> str | None:
         try:

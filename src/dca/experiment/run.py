@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.session import Session
 from dca.experiment.identity import identify
 from dca.experiment.run_folder import RunFolder
+from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
 from dca.methods.interface import Method
 from dca.methods.registry import all_methods
@@ -97,6 +99,7 @@ def run(
     session: Session | None = None,
     device: str = "auto",
     overwrite: bool = False,
+    skip_bad: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
     """Run one experiment and leave a finished model with its figures at `folder`.
@@ -111,6 +114,7 @@ def run(
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
+        skip_bad: Leave out images that cannot be read before the draw; `result["skipped"]` names them.
         progress: Receives the progress of the run.
 
     Returns:
@@ -129,15 +133,23 @@ def run(
     """
     place = _checked_place(spec, Path(folder), device)
     session = (session or Session(device=device)).with_progress(progress)
-    clip, task = session.backbone(spec.backbone, spec.precision), task_of(spec, dataset, targets)
+    clip = session.backbone(spec.backbone, spec.precision)
+    task, skipped = _task(spec, dataset, targets, session, clip, skip_bad=skip_bad)
+    return _finished_or_fitted(spec, place, task, session, clip, skipped, overwrite=overwrite)
+
+
+def _finished_or_fitted(
+    spec: Spec, place: RunFolder, task: Task, session: Session, clip: CLIP, skipped: Sequence[str], *, overwrite: bool
+) -> Outcome:
+    """The finished run that is at `place`, or a new fit."""
     identity = identify(spec, task, session, clip)
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
     with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
-        require_readable(task, session, clip)
-        return _fit(spec, place, task, session, identity)
+        session.require_readable(clip, images_of(task))
+        return _fit(spec, place, task, session, identity, skipped)
 
 
 def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
@@ -148,11 +160,34 @@ def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
     return place
 
 
-def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
-    """The task of a spec: what is trained on, and what is tested."""
-    dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+def _task(
+    spec: Spec,
+    dataset: Dataset | None,
+    targets: Sequence[Dataset] | None,
+    session: Session,
+    clip: CLIP,
+    *,
+    skip_bad: bool,
+) -> tuple[Task, list[str]]:
+    """The task of a spec and, with skip_bad, one line per image that was left out because it cannot be read."""
+    if not skip_bad:
+        return task_of(spec, dataset, targets), []
+    dataset, targets = _loaded(spec, dataset, targets)
+    return readable_task(partial(task_of, spec), dataset, targets, session, clip)
+
+
+def _loaded(
+    spec: Spec, dataset: Dataset | None, targets: Sequence[Dataset] | None
+) -> tuple[Dataset, Sequence[Dataset]]:
+    """The data that a spec names; what is given is loaded already."""
     if targets is None:
         targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
+    return dataset if dataset is not None else as_dataset(spec.data, None), targets
+
+
+def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
+    """The task of a spec: what is trained on, and what is tested."""
+    dataset, targets = _loaded(spec, dataset, targets)
     require_learnable(dataset)
     if spec.draw is not None:
         return _drawn_by_file(spec, dataset)
@@ -200,13 +235,9 @@ def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
     return Task("few-shot", spec.selection, words, None, spec.seed, whole, found if dataset.test else ())
 
 
-def require_readable(task: Task, session: Session, clip: CLIP) -> None:
-    """Raise, before training, one error that names every image of the task that cannot be read."""
-    tested = (item for target in task.targets for item in target.test)
-    session.require_readable(clip, [item.image for item in (*task.source.train, *task.source.val, *tested)])
-
-
-def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any]) -> Outcome:
+def _fit(
+    spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any], skipped: Sequence[str]
+) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
@@ -218,7 +249,7 @@ def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: d
         raise
     seconds = before + time.monotonic() - began
     measured = evaluate(model.method_, task.targets, session)
-    result = _result(spec, task, model, measured, seconds)
+    result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
     model.results_ = result
     checkpoint.write(partial, model.method_, model.record())
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
@@ -233,10 +264,11 @@ def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tup
 
 
 def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
+    images, stage = [item.image for item in target.test], f"testing on {target.name}"
+    session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
     both = [ZeroShot.of(moved.clip, moved.problem), moved]
-    images = [item.image for item in target.test]
-    plain, fitted = probabilities(both, images, session, stage=f"testing on {target.name}")
+    plain, fitted = probabilities(both, images, session, stage=stage)
     truth = np.array([item.label for item in target.test])
     return TargetResult(
         target.name,

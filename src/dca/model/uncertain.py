@@ -65,7 +65,18 @@ class Uncertain(Fitted):
         return self._answers(*self._seen(X, progress), coverage)
 
     def answers_for_crops(self, crops: Tensor, *, coverage: float | None = None) -> Answers:
-        """As `answers`, for n images that are decoded and cropped: uint8 (n, 3, S, S)."""
+        """As `answers`, for images that are decoded and cropped.
+
+        Args:
+            crops: uint8 (n, 3, S, S), as `clip.preprocess.crop` gives them.
+            coverage: As for `answers`.
+
+        Returns:
+            As `answers`.
+
+        Raises:
+            UserError: As for `prediction_sets`.
+        """
         return self._answers(*features_of_crops(self._require_fitted(), crops), coverage)
 
     @property
