@@ -225,11 +225,14 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[str]:
 
     skip_bad: missing files stay in the list, to be reported with the others that cannot be read.
     """
+    from dca.model.image_forms import refuse_url
     from dca.model.inputs import as_images
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
     if not given:
         raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
+    for name in given:
+        refuse_url(name)
     missing = dict.fromkeys(name for name in given if not os.path.exists(name))
     if missing and not skip_bad:
         raise UserError("no such file or folder", details=list(missing), hint="check the paths, or add --skip-bad")

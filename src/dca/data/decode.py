@@ -5,17 +5,18 @@ The only module that opens or converts images, so that all code sees the same pi
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -66,6 +67,17 @@ def open_image(image: ImageLike) -> Image.Image:
         raise UserError(f"cannot read {_name(image)}: {_reason(image, error)}.") from error
 
 
+def open_bytes(data: bytes) -> Image.Image:
+    """The image in the bytes of a file, as `open_image` opens the file; raises UserError with the reason."""
+    try:
+        _enable_heif()
+        with _lazy(io.BytesIO(data)) as opened:
+            return _loaded(opened)
+    except _UNREADABLE as error:
+        reason = "there are none" if not data else _reason(Image.new("RGB", (1, 1)), error)
+        raise UserError(f"cannot read an image from {counted(len(data), 'byte')}: {reason}") from error
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """An image in memory as 8-bit RGB.
 
@@ -83,7 +95,7 @@ def is_image(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        with _lazy(file):
+        with file.open("rb") as opened, _lazy(opened):
             return True
     except Exception:  # decoders raise almost anything on bytes that are no image
         return False
@@ -180,25 +192,29 @@ def _open(image: ImageLike) -> Image.Image:
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
         _enable_heif()
-    with _lazy(image) as opened:
-        _fit_into_limit(opened)
-        opened.load()
-        return to_rgb(opened)
+    with image.open("rb") as file, _lazy(file) as opened:
+        return _loaded(opened)
 
 
-def _lazy(file: Path) -> Image.Image:
-    """The image of a file, of which only the header is read.
+def _loaded(image: Image.Image) -> Image.Image:
+    """An image of which the header was read, as 8-bit RGB."""
+    _fit_into_limit(image)
+    image.load()
+    return to_rgb(image)
+
+
+def _lazy(file: BinaryIO) -> Image.Image:
+    """The image of an open file, of which only the header is read.
 
     A JPEG is opened without Pillow's check of its size, which is global and would warn of, or refuse, images that
     `_fit_into_limit` makes small enough.
     """
-    with file.open("rb") as opened:
-        is_jpeg = opened.read(len(_JPEG)) == _JPEG
+    is_jpeg = file.read(len(_JPEG)) == _JPEG
+    file.seek(0)
     if is_jpeg:
-        try:
+        with suppress(*_UNREADABLE):  # Pillow's own opener has the better message
             return JpegImageFile(file)
-        except _UNREADABLE:
-            pass  # Pillow's own opener has the better message
+        file.seek(0)
     return Image.open(file)
 
 

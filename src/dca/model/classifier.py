@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dca.clip import CLIP
 from dca.core.device import require_usable
-from dca.core.progress import Progress, bars_unless_given, silent
+from dca.core.progress import Progress, shown
 from dca.core.wording import NONE
 from dca.data.dataset import Dataset, ImageLike
 from dca.data.protocols import Selection, training_part
@@ -29,22 +29,23 @@ from dca.model.among import Among, columns, competing, narrowed
 from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
+from dca.model.image_forms import is_single_image
 from dca.model.inputs import (
     Images,
     Labelled,
     as_dataset,
     as_images,
-    is_single_image,
     match_classes,
     require_learnable,
     require_shots,
     whole_number,
 )
 from dca.model.parameters import Parameters
+from dca.model.pickles import Pickles
 from dca.model.uncertain import Uncertain
 
 
-class Classifier(Parameters, ClassEdits, Uncertain):
+class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
     """A few-shot image classifier.
 
     Args:
@@ -115,9 +116,10 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         """Learn from labelled images.
 
         Args:
-            X: A folder, an image list, a dataset, or images.
-            y: Label of each image, if X is a list of images.
-            progress: Receives the progress of the fit; None shows bars if stderr is a terminal.
+            X: A folder, an image list, a dataset, or images: paths, PIL images, arrays (N, H, W, 3), tensors
+                (N, 3, H, W), bytes or open files, or a data frame with the columns path and label.
+            y: Label of each image, if X is a list of images; of a data frame also the name of a column.
+            progress: Receives the progress of the fit; None shows it on a terminal, in a notebook and in logs.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
             session: Backbones and images shared with other fits; its device is used instead of `device`.
 
@@ -134,7 +136,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         require_shots(dataset, shots)
         uses = kind.validation_for(kind.choose(self.settings))
         source, _ = training_part(dataset, shots, seed, selection="strict", validation=uses)
-        with bars_unless_given(progress) as receiver:
+        with shown(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
 
@@ -180,12 +182,14 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         self.draw_ = [{**row, **known} for row, known in drawn]
         return self
 
-    def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
+    def predict_proba(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
         """Probabilities of images.
 
         Args:
-            X: One image or several (paths or PIL images), or a folder of images; n images in all.
-            progress: Receives the progress.
+            X: One image or several: paths, PIL images, arrays (H, W, 3) of uint8 or of floats in [0, 1], tensors
+                (3, H, W), bytes or open files; an array (n, H, W, 3); a data frame with the column path; or a folder
+                of images. n images in all.
+            progress: Receives the progress; None shows it where there are many images.
 
         Returns:
             Probabilities (n, C), columns in the order of `classes_`; every row sums to one.
@@ -213,15 +217,16 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             best = self.predict_proba(X).argmax(axis=1)
             found = self.classes_[best]
         else:
-            features, probs = self._seen(X, silent)
+            features, probs = self._seen(X, None)
             found = self.classes_[probs.argmax(axis=1)].astype(object)
             found[self._p_values(features, probs) < reject] = NONE
         return found.tolist()[0] if is_single_image(X) else found
 
     def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool
+        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool
     ) -> NDArray[np.float64]:
-        return probabilities([method], images, self._session.with_progress(progress), stored=stored)[0]
+        with shown(progress, len(images)) as receiver:
+            return probabilities([method], images, self._session.with_progress(receiver), stored=stored)[0]
 
     def evaluate(
         self,
@@ -229,7 +234,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         y: Iterable[Any] | None = None,
         *,
         among: Among | None = None,
-        progress: Progress = silent,
+        progress: Progress | None = None,
     ) -> Evaluation:
         """Measure the model on labelled images.
 
@@ -239,7 +244,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             among: Classes that compete: "all" of the model, or those of the "target", the images' own. None is "all",
                 but "target" for shifted versions of the dataset that the model was fitted on, known by WordNet id
                 (ImageNet-A, ImageNet-R), as in the domain-shift protocol.
-            progress: Receives the progress.
+            progress: As for `predict_proba`.
 
         Returns:
             Accuracy, accuracy per class and calibration.
