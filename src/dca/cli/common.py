@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on stdout and nothing else.")
 quiet_flag = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
+
+
+pictures_flag = click.option(
+    "--pictures/--no-pictures",
+    default=True,
+    envvar="DCA_PICTURES",
+    help="Draw how the model did into MODEL/pictures, or leave it out. Needs matplotlib. [on; DCA_PICTURES=0: off]",
+)
 
 
 class Group(click.Group):
@@ -91,6 +100,22 @@ def showing(*, quiet: bool) -> Iterator[Progress]:
             yield drawn
     else:
         yield lines()
+
+
+def pictures_line(pictures: Sequence[str]) -> str:
+    """Pictures of one folder on one line. pictures: their paths, at least one."""
+    folder = os.path.commonpath([os.path.dirname(path) for path in pictures])
+    return f"pictures  {folder}/: {', '.join(os.path.relpath(path, folder) for path in pictures)}"
+
+
+def say_how_to_draw() -> None:
+    """Say what is needed for pictures, if it is not installed."""
+    from dca.experiment.pictures import can_draw
+
+    if not can_draw():
+        click.echo(
+            "no pictures of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True
+        )
 
 
 def emit(value: Any) -> None:

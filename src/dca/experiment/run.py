@@ -26,6 +26,7 @@ from dca.data.splits import hold_out
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.session import Session
 from dca.experiment.identity import identify
+from dca.experiment.pictures import draw_run
 from dca.experiment.run_folder import RunFolder
 from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
@@ -100,6 +101,7 @@ def run(
     device: str = "auto",
     overwrite: bool = False,
     skip_bad: bool = False,
+    pictures: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
     """Run one experiment and leave a finished model with its figures at `folder`.
@@ -115,6 +117,7 @@ def run(
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
         skip_bad: Leave out images that cannot be read before the draw; `result["skipped"]` names them.
+        pictures: Draw how the model did into its folder, if matplotlib is installed; `result["pictures"]` names them.
         progress: Receives the progress of the run.
 
     Returns:
@@ -135,11 +138,19 @@ def run(
     session = (session or Session(device=device)).with_progress(progress)
     clip = session.backbone(spec.backbone, spec.precision)
     task, skipped = _task(spec, dataset, targets, session, clip, skip_bad=skip_bad)
-    return _finished_or_fitted(spec, place, task, session, clip, skipped, overwrite=overwrite)
+    return _finished_or_fitted(spec, place, task, session, clip, skipped, overwrite=overwrite, pictures=pictures)
 
 
 def _finished_or_fitted(
-    spec: Spec, place: RunFolder, task: Task, session: Session, clip: CLIP, skipped: Sequence[str], *, overwrite: bool
+    spec: Spec,
+    place: RunFolder,
+    task: Task,
+    session: Session,
+    clip: CLIP,
+    skipped: Sequence[str],
+    *,
+    overwrite: bool,
+    pictures: bool,
 ) -> Outcome:
     """The finished run that is at `place`, or a new fit."""
     identity = identify(spec, task, session, clip)
@@ -149,7 +160,7 @@ def _finished_or_fitted(
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
         session.require_readable(clip, images_of(task))
-        return _fit(spec, place, task, session, identity, skipped)
+        return _fit(spec, place, task, session, identity, skipped, pictures)
 
 
 def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
@@ -236,7 +247,13 @@ def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
 
 
 def _fit(
-    spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any], skipped: Sequence[str]
+    spec: Spec,
+    place: RunFolder,
+    task: Task,
+    session: Session,
+    identity: dict[str, Any],
+    skipped: Sequence[str],
+    pictures: bool,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
     partial = place.open_partial(spec.to_dict(), identity)
@@ -250,6 +267,9 @@ def _fit(
     seconds = before + time.monotonic() - began
     measured = evaluate(model.method_, task.targets, session)
     result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
+    if pictures:
+        both = [(target.adapted, target.zero_shot) for target in measured]
+        result["pictures"] = draw_run(partial, model, task, both, session.progress)
     model.results_ = result
     checkpoint.write(partial, model.method_, model.record())
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
