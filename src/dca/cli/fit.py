@@ -73,11 +73,17 @@ if TYPE_CHECKING:
     type=click.Choice(SELECTIONS),
     default="strict",
     show_default=True,
-    help="Validation images that a method may select on: at most 4 per class, or those its authors used.",
+    help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "
+    "with their settings for the protocol, and public images without their EXIF rotation.",
 )
 @click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
 @click.option(
     "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
+)
+@click.option(
+    "--gallery/--no-gallery",
+    default=True,
+    help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
@@ -96,6 +102,7 @@ def command(
     skip_bad: bool,
     pictures: bool,
     overwrite: bool,
+    gallery: bool,
     device: str,
     quiet: bool,
     as_json: bool,
@@ -125,7 +132,7 @@ def command(
     spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
     with resumable(target), showing(quiet=quiet) as progress:
-        place: dict[str, Any] = {"device": device, "overwrite": overwrite}
+        place: dict[str, Any] = {"device": device, "overwrite": overwrite, "gallery": gallery}
         outcome = run(spec, target, skip_bad=skip_bad, pictures=pictures, progress=progress, **place)
     for line in outcome.result.get("skipped", []):
         click.echo(f"skipped {line}", err=True)
@@ -151,12 +158,15 @@ def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, 
 
 
 def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
-    """The options that `--set` gives, as values."""
+    """The options that `--set` gives, as values; also those that it sets to their defaults."""
     from dataclasses import asdict
 
     from dca.methods.registry import get_method
 
-    return asdict(get_method(method).choose(settings))
+    kind = get_method(method)
+    values, default = asdict(kind.choose(settings)), asdict(kind.Options())
+    named = {text.partition("=")[0].strip().replace("-", "_") for text in settings}
+    return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
 def report(outcome: Outcome, pictures: bool = False) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from dca.core.actions import check_data, raise_pixel_limit, skip_unreadable
@@ -78,16 +78,34 @@ def open_bytes(data: bytes) -> Image.Image:
         raise UserError(f"cannot read an image from {counted(len(data), 'byte')}: {reason}") from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
     """An image in memory as 8-bit RGB.
 
-    The EXIF rotation is applied, transparent parts become white, and 16-bit grey is scaled to 8 bits.
-    The argument is not changed.
+    The EXIF rotation is applied unless `upright` is false, transparent parts become white, and 16-bit grey is scaled
+    to 8 bits. The result has no EXIF rotation left, and the argument is not changed.
 
     >>> to_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).getpixel((0, 0))
     (255, 255, 255)
     """
-    return _rgb(_upright(image))
+    if upright:
+        return _rgb(_upright(image))
+    stored = _rgb(image).copy()
+    stored.info = {}  # so that no later call turns it
+    return stored
+
+
+def may_turn(image: ImageLike) -> bool:
+    """Whether EXIF data may turn an image; false only where the header of a JPEG file has no rotation.
+
+    Other formats may hold EXIF data behind the pixels, and images in memory are cheap to read twice.
+    """
+    if not isinstance(image, Path) or is_special(image):
+        return True
+    try:
+        with image.open("rb") as file, _lazy(file) as opened:
+            return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except _UNREADABLE:
+        return True
 
 
 def is_image(file: Path) -> bool:
@@ -107,12 +125,14 @@ def decode(
     *,
     workers: int | None = None,
     progress: Count | None = None,
+    upright: bool = True,
 ) -> list[T]:
     """Open every image in threads and return `apply` of each RGB image, in order.
 
-    apply: one function, or one function per image. Raises one UserError that lists every unreadable file.
+    apply: one function, or one function per image. upright: apply EXIF rotations. Raises one UserError that lists
+    every unreadable file.
     """
-    outcomes = attempt(images, apply, workers=workers, progress=progress)
+    outcomes = attempt(images, apply, workers=workers, progress=progress, upright=upright)
     if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
         raise unreadable(faults, len(images))
     return [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
@@ -124,10 +144,11 @@ def attempt(
     *,
     workers: int | None = None,
     progress: Count | None = None,
+    upright: bool = True,
 ) -> list[T | Unreadable]:
     """Like `decode`, with an `Unreadable` in the place of each image that cannot be read."""
     outcomes: list[T | Unreadable] = []
-    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD):
+    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
         outcomes.append(outcome)
         if progress is not None:
             progress(len(outcomes), len(images))
@@ -135,13 +156,16 @@ def attempt(
 
 
 def in_order(
-    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int
+    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int, upright: bool = True
 ) -> Iterator[T | Unreadable]:
-    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order."""
+    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order.
+
+    upright: apply EXIF rotations.
+    """
 
     def work(image: ImageLike, function: Callable[[Image.Image], T]) -> T | Unreadable:
         try:
-            opened = _open(image)
+            opened = _open(image, upright)
         except _UNREADABLE as error:
             return Unreadable(image, _reason(image, error), _is_bomb(error))
         return function(opened)
@@ -185,22 +209,22 @@ _UNREADABLE = (
 )
 
 
-def _open(image: ImageLike) -> Image.Image:
+def _open(image: ImageLike, upright: bool = True) -> Image.Image:
     if not isinstance(image, Path):
-        return to_rgb(image)
+        return to_rgb(image, upright=upright)
     if is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
         _enable_heif()
     with image.open("rb") as file, _lazy(file) as opened:
-        return _loaded(opened)
+        return _loaded(opened, upright)
 
 
-def _loaded(image: Image.Image) -> Image.Image:
+def _loaded(image: Image.Image, upright: bool = True) -> Image.Image:
     """An image of which the header was read, as 8-bit RGB."""
     _fit_into_limit(image)
     image.load()
-    return to_rgb(image)
+    return to_rgb(image, upright=upright)
 
 
 def _lazy(file: BinaryIO) -> Image.Image:

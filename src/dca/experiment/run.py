@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from dca.clip import CLIP
 from dca.core.actions import omit
 from dca.core.device import require_usable
 from dca.core.errors import UserError
@@ -69,6 +68,14 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """What a run leaves beside the model: pictures of how it did, and thumbnails of the training images."""
+
+    pictures: bool
+    gallery: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A finished run; `run` returns one.
 
@@ -102,6 +109,7 @@ def run(
     overwrite: bool = False,
     skip_bad: bool = False,
     pictures: bool = False,
+    gallery: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
     """Run one experiment and leave a finished model with its figures at `folder`.
@@ -118,13 +126,14 @@ def run(
         overwrite: Replace a finished run that is there.
         skip_bad: Leave out images that cannot be read before the draw; `result["skipped"]` names them.
         pictures: Draw how the model did into its folder, if matplotlib is installed; `result["pictures"]` names them.
+        gallery: Also write thumbnails and features of the training images.
         progress: Receives the progress of the run.
 
     Returns:
         The outcome with the figures of `result.json`.
 
     Raises:
-        UserError: If the data, the spec or the folder cannot be used, or another run's model is there.
+        UserError: If data, spec or folder cannot be used, or another run's model is there.
 
     Example:
         >>> import tempfile
@@ -136,9 +145,9 @@ def run(
     """
     place = _checked_place(spec, Path(folder), device)
     session = (session or Session(device=device)).with_progress(progress)
-    clip = session.backbone(spec.backbone, spec.precision)
-    task, skipped = _task(spec, dataset, targets, session, clip, skip_bad=skip_bad)
-    return _finished_or_fitted(spec, place, task, session, clip, skipped, overwrite=overwrite, pictures=pictures)
+    task, skipped = _task(spec, dataset, targets, session, skip_bad=skip_bad)
+    leave = Leave(pictures, gallery)
+    return _finished_or_fitted(spec, place, task, session, skipped, leave, overwrite=overwrite)
 
 
 def _finished_or_fitted(
@@ -146,21 +155,19 @@ def _finished_or_fitted(
     place: RunFolder,
     task: Task,
     session: Session,
-    clip: CLIP,
     skipped: Sequence[str],
+    leave: Leave,
     *,
     overwrite: bool,
-    pictures: bool,
 ) -> Outcome:
     """The finished run that is at `place`, or a new fit."""
-    identity = identify(spec, task, session, clip)
+    identity = identify(spec, task, session, session.backbone(spec.backbone, spec.precision))
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
     with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
-        session.require_readable(clip, images_of(task))
-        return _fit(spec, place, task, session, identity, skipped, pictures)
+        return _fit(spec, place, task, session, identity, skipped, leave)
 
 
 def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
@@ -176,7 +183,6 @@ def _task(
     dataset: Dataset | None,
     targets: Sequence[Dataset] | None,
     session: Session,
-    clip: CLIP,
     *,
     skip_bad: bool,
 ) -> tuple[Task, list[str]]:
@@ -184,6 +190,7 @@ def _task(
     if not skip_bad:
         return task_of(spec, dataset, targets), []
     dataset, targets = _loaded(spec, dataset, targets)
+    clip = session.backbone(spec.backbone, spec.precision)
     return readable_task(partial(task_of, spec), dataset, targets, session, clip)
 
 
@@ -204,7 +211,7 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
         return _drawn_by_file(spec, dataset)
     dataset = _with_test_images(spec, dataset)
     require_shots(dataset, spec.shots)
-    validation = spec.kind.validation_for(spec.kind.choose(spec.options))
+    validation = spec.kind.validation_for(spec.kind.choose(spec.settings))
     if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
         source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
         return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
@@ -253,9 +260,10 @@ def _fit(
     session: Session,
     identity: dict[str, Any],
     skipped: Sequence[str],
-    pictures: bool,
+    leave: Leave,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
+    session.require_readable(session.backbone(spec.backbone, spec.precision), images_of(task))
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -267,11 +275,11 @@ def _fit(
     seconds = before + time.monotonic() - began
     measured = evaluate(model.method_, task.targets, session)
     result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
-    if pictures:
+    if leave.pictures:
         both = [(target.adapted, target.zero_shot) for target in measured]
         result["pictures"] = draw_run(partial, model, task, both, session.progress)
     model.results_ = result
-    checkpoint.write(partial, model.method_, model.record())
+    checkpoint.write(partial, model.method_, model.record(), model.gallery() if leave.gallery else None)
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
     write_json(partial / checkpoint.RESULT, result)
     place.finish()
@@ -287,6 +295,7 @@ def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
+    session = session.reading(target.dataset, method.problem.selection)
     both = [ZeroShot.of(moved.clip, moved.problem), moved]
     plain, fitted = probabilities(both, images, session, stage=stage)
     truth = np.array([item.label for item in target.test])

@@ -29,6 +29,7 @@ from dca.model.among import Among, columns, competing, narrowed
 from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
+from dca.model.gallery import Gallery
 from dca.model.image_forms import is_single_image
 from dca.model.inputs import (
     Images,
@@ -165,6 +166,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         require_learnable(source)
         kind = get_method(self.method)
         chosen = kind.choose(self.settings)
+        own, session = session, session.reading(source.public, selection)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
         shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
@@ -176,8 +178,9 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
             method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
         )
         method.temperature = found.temperature
-        self._adopt(method, session, source.labels)
+        self._adopt(method, own, source.labels)
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, []
+        self.gallery_, self._training = None, source.train
         drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
         self.draw_ = [{**row, **known} for row, known in drawn]
         return self
@@ -223,10 +226,11 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         return found.tolist()[0] if is_single_image(X) else found
 
     def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool
+        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
     ) -> NDArray[np.float64]:
         with shown(progress, len(images)) as receiver:
-            return probabilities([method], images, self._session.with_progress(receiver), stored=stored)[0]
+            session = self._session.with_progress(receiver).reading(public, method.problem.selection)
+            return probabilities([method], images, session, stored=stored)[0]
 
     def evaluate(
         self,
@@ -259,10 +263,10 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
         classes = competing(matched, dataset, method, among)
         if classes is None:
-            probs = self._probabilities(method, images, progress, stored=True)
+            probs = self._probabilities(method, images, progress, stored=True, public=dataset.public)
         else:
             small = narrowed(method, classes, dataset)
-            probs = self._probabilities(small or method, images, progress, stored=True)
+            probs = self._probabilities(small or method, images, progress, stored=True, public=dataset.public)
             probs = probs if small else columns(probs, classes)
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
         report = evaluation(probs, np.array(truth), labels)
@@ -318,16 +322,17 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
             estimate=self.estimate_.to_dict() if self.estimate_ else {},
         )
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, *, gallery: bool = True) -> None:
         """Write the model: trained tensors, classes and options; backbone weights are not written.
 
         Args:
             folder: Folder of the model; an existing model is replaced, anything else is refused.
+            gallery: Also write thumbnails and features of the training images (`gallery.safetensors`).
 
         Raises:
             UserError: If the classifier is not fitted, or the folder cannot be written.
         """
-        checkpoint.save_model(Path(folder), self._require_fitted(), self.record())
+        checkpoint.save_model(Path(folder), self._require_fitted(), self.record(), self.gallery() if gallery else None)
 
     @classmethod
     def from_pretrained(
@@ -365,7 +370,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.draw_, model.results_, model.history_ = record.draw, record.results, []
         model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
-        model.lineage_ = record.lineage
+        model.lineage_, model.gallery_ = record.lineage, Gallery.load(path)
         return model
 
 
