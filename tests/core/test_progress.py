@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -65,3 +66,23 @@ def test_a_notebook_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch, cap
     out, err = capsys.readouterr()
     assert err == ""
     assert out == "\rfeatures 1/100\rfeatures 100/100\n\rtesting 0/10\rtesting 10/10  94 %\n"
+
+
+@pytest.mark.parametrize("colourless", [True, False])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, colourless: bool):
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if colourless:
+        monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with progress.bars() as told:
+        told("training", 1, 2, "note")
+    colours = re.findall(r"\x1b\[(?:\d+;)*(?:3[0-7]|38;[\d;]+|9[0-7])m", terminal.getvalue())
+    assert bool(colours) != colourless
