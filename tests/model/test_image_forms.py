@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import doctest
 import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,12 @@ import torch
 from PIL import Image
 
 from dca.core.errors import UserError
+from dca.data import pixels
+from dca.experiment import pictures
+from dca.model import image_folders, parameters, prediction_tables
 from dca.model.classifier import Classifier
 from dca.model.frames import is_frame
+from dca.plots import charts
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +165,13 @@ def test_set_params_knows_names_at_once():
         bare.set_params(method="dca", epochz=4)
     assert bare.get_params() == Classifier("gda").get_params()
     assert bare.set_params(method="dca", epochs=3).settings == {"epochs": 3}
+
+
+# Examples
+
+
+@pytest.mark.parametrize("module", [pixels, image_folders, parameters, pictures, prediction_tables, charts])
+def test_examples_in_docstrings_are_true(module: ModuleType):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
