@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from dca.core.errors import UserError
@@ -79,7 +81,30 @@ def test_images_are_asked_for_only_as_they_are_needed(
 
     for number, some in zip(range(5), stream_answers(model, endless(), batch=4), strict=False):
         assert len(some) == 4
-        assert asked <= 4 * (number + 1) + 8 + 1
+        assert asked <= 4 * (number + 2) + 8 + 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_encoders_keep_the_order_and_the_threads_of_torch(
+    model: Classifier, images: list[str], monkeypatch: pytest.MonkeyPatch, threads: int
+):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    found = [str(one.image) for some in stream_answers(model, map(Path, images), batch=2) for one in some]
+    assert found == images
+    assert set_to[-1] == threads
+    assert set(set_to[:-1]) == {1}
+    monkeypatch.undo()
+    assert torch.get_num_threads() == before
+
+
+def test_a_reader_that_stops_early_leaves_no_threads(model: Classifier, images: list[str]):
+    stream = stream_answers(model, map(Path, images), batch=2)
+    next(stream)
+    stream.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dca-")]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

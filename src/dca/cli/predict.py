@@ -182,7 +182,7 @@ def ending(done: Done, output: Path) -> list[str]:
     before = f", {done.images - done.predicted:,} of them before" if done.predicted < done.images else ""
     lines = [f"{counted(done.images, 'image')} in {output}{before}; {seconds_text(done.seconds)}{rate}"]
     if done.unreadable:
-        lines.append(f"{counted(done.unreadable, 'image')} cannot be read: their rows have the reason")
+        lines.append(f"{counted(done.unreadable, 'image')} cannot be read: the column error says why")
     return lines
 
 

@@ -1,15 +1,22 @@
-"""Predictions for any number of images, batch after batch: threads decode the next images meanwhile."""
+"""Predictions for any number of images, batch after batch, in their order.
+
+Threads decode images ahead. On a CPU, every core then encodes batches of its own: threads that share one matrix product
+wait for each other at its end, all the longer where decoding or other programs use the cores, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import tee
+from itertools import islice, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from dca.core.wording import NONE
 from dca.data.dataset import ImageLike
@@ -18,6 +25,9 @@ from dca.data.decode import Unreadable, in_order
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
 
+# An image, and its evaluation crop, uint8 (3, S, S).
+Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
+Crop = Callable[[Image.Image], NDArray[np.uint8]]
 # Images that pass the tower at once. On a CPU the activations of a small batch stay in its caches: the tower of the
 # embedded model takes 13.4 ms of one core per image in batches of 32, and 16.2 ms in batches of 128.
 BATCH_ON_CPU, BATCH_ON_GPU = 32, 128
@@ -55,22 +65,38 @@ def stream_answers(
     Raises:
         UserError: As for `Classifier.answers`, but not for images that cannot be read.
     """
-    ahead, named = tee(images)
     clip = model.method_.clip
-    batch = batch or (BATCH_ON_CPU if clip.device.type == "cpu" else BATCH_ON_GPU)
-    waiting: list[tuple[ImageLike, NDArray[np.uint8] | Unreadable]] = []
-    for pair in zip(named, in_order(ahead, clip.preprocess.crop, workers=None, ahead=AHEAD), strict=True):
-        waiting.append(pair)
-        if len(waiting) == batch:
-            yield _answered(model, waiting, coverage)
-            waiting = []
-    if waiting:
-        yield _answered(model, waiting, coverage)
+    on_cpu = clip.device.type == "cpu"
+    batches = _batches(images, clip.preprocess.crop, batch or (BATCH_ON_CPU if on_cpu else BATCH_ON_GPU))
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads if on_cpu else 1, "dca-encode", _use_one_core if on_cpu else None)
+    waiting: deque[Future[list[Answered | Unreadable]]] = deque()
+    try:
+        for pairs in batches:
+            waiting.append(pool.submit(_answered, model, pairs, coverage))
+            if len(waiting) > (threads if on_cpu else 1):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(threads)  # the number of threads that begin later, too
 
 
-def _answered(
-    model: Classifier, pairs: Sequence[tuple[ImageLike, NDArray[np.uint8] | Unreadable]], coverage: float | None
-) -> list[Answered | Unreadable]:
+def _use_one_core() -> None:
+    """Make torch compute in the calling thread alone."""
+    torch.set_num_threads(1)
+
+
+def _batches(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[list[Pair]]:
+    """Images with their crops, or the reasons why they cannot be read, in lists of at most `batch`."""
+    ahead, named = tee(images)
+    pairs = zip(named, in_order(ahead, crop, workers=None, ahead=AHEAD), strict=True)
+    while some := list(islice(pairs, batch)):
+        yield some
+
+
+def _answered(model: Classifier, pairs: Sequence[Pair], coverage: float | None) -> list[Answered | Unreadable]:
     """The outcomes of images and their crops, uint8 (3, S, S)."""
     crops = [crop for _, crop in pairs if not isinstance(crop, Unreadable)]
     if not crops:
