@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,14 +14,13 @@ from dca.clip import CLIP
 from dca.core.device import require_usable
 from dca.core.progress import Progress, shown
 from dca.core.wording import NONE
-from dca.data.dataset import Dataset, ImageLike
+from dca.data.dataset import Dataset
 from dca.data.protocols import Selection, training_part
-from dca.engine.evaluate import Evaluation, evaluation, probabilities
+from dca.engine.evaluate import Evaluation, evaluation
 from dca.engine.fit import fit
 from dca.engine.held_out import fits_in_all
 from dca.engine.nested import NestedFits
 from dca.engine.session import Session
-from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
@@ -30,6 +29,7 @@ from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
 from dca.model.gallery import Gallery
+from dca.model.hub import HubModel, HubOptions, model_folder
 from dca.model.image_forms import is_single_image
 from dca.model.inputs import (
     Images,
@@ -46,7 +46,7 @@ from dca.model.pickles import Pickles
 from dca.model.uncertain import Uncertain
 
 
-class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
+class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
     """A few-shot image classifier.
 
     Args:
@@ -117,8 +117,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         """Learn from labelled images.
 
         Args:
-            X: A folder, an image list, a dataset, or images: paths, PIL images, arrays (N, H, W, 3), tensors
-                (N, 3, H, W), bytes or open files, or a data frame with the columns path and label.
+            X: A folder, an image list, a dataset, images as for `predict_proba`, or a data frame (path, label).
             y: Label of each image, if X is a list of images; of a data frame also the name of a column.
             progress: Receives the progress of the fit; None shows it on a terminal, in a notebook and in logs.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
@@ -189,9 +188,8 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         """Probabilities of images.
 
         Args:
-            X: One image or several: paths, PIL images, arrays (H, W, 3) of uint8 or of floats in [0, 1], tensors
-                (3, H, W), bytes or open files; an array (n, H, W, 3); a data frame with the column path; or a folder
-                of images. n images in all.
+            X: n images: a path, PIL image, array (H, W, 3) of uint8 or of floats in [0, 1], tensor (3, H, W), bytes
+                or open file; a list or an array (n, H, W, 3) of these; a data frame with the column path; a folder.
             progress: Receives the progress; None shows it where there are many images.
 
         Returns:
@@ -224,13 +222,6 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
             found = self.classes_[probs.argmax(axis=1)].astype(object)
             found[self._p_values(features, probs) < reject] = NONE
         return found.tolist()[0] if is_single_image(X) else found
-
-    def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
-    ) -> NDArray[np.float64]:
-        with shown(progress, len(images)) as receiver:
-            session = self._session.with_progress(receiver).reading(public, method.problem.selection)
-            return probabilities([method], images, session, stored=stored)[0]
 
     def evaluate(
         self,
@@ -271,11 +262,6 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
         report = evaluation(probs, np.array(truth), labels)
         return dataclasses.replace(report, seen_in_training=self._count_seen(images))
-
-    def _count_seen(self, images: Sequence[ImageLike]) -> int:
-        """How many of the images the model was trained on, compared by content."""
-        known = {row["sha256"] for row in self.draw_}
-        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
         """Accuracy on labelled images.
@@ -322,36 +308,59 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
             estimate=self.estimate_.to_dict() if self.estimate_ else {},
         )
 
-    def save_pretrained(self, folder: str | Path, *, gallery: bool = True) -> None:
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        gallery: bool = True,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
         """Write the model: trained tensors, classes and options; backbone weights are not written.
 
         Args:
-            folder: Folder of the model; an existing model is replaced, anything else is refused.
+            save_directory: Folder of the model; an existing model is replaced, anything else is refused.
             gallery: Also write thumbnails and features of the training images (`gallery.safetensors`).
+            push_to_hub: Also send the model to the Hugging Face hub; see `push_to_hub`.
+            repo_id: The repository; by default it has the name of the folder.
+            **push_to_hub_kwargs: Further arguments of `push_to_hub`.
+
+        Returns:
+            The address of the commit on the hub; None if nothing was sent.
 
         Raises:
-            UserError: If the classifier is not fitted, or the folder cannot be written.
+            UserError: If the classifier is not fitted, the folder cannot be written, or the hub does not take it.
         """
-        checkpoint.save_model(Path(folder), self._require_fitted(), self.record(), self.gallery() if gallery else None)
+        method, folder = self._require_fitted(), Path(save_directory)
+        checkpoint.save_model(folder, method, self.record(), self.gallery() if gallery else None)
+        return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs) if push_to_hub else None
 
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | Path,
+        pretrained_model_name_or_path: str | Path,
         *,
         backbone: str | Path | CLIP | None = None,
         device: str = "auto",
         precision: str = "auto",
         session: Session | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
     ) -> Self:
-        """Read a model that `save_pretrained` or an experiment wrote.
+        """Read a model that `save_pretrained` or an experiment wrote, or one from the Hugging Face hub.
 
         Args:
-            folder: The model folder.
+            pretrained_model_name_or_path: The model folder, or a hub repository, "user/name".
             backbone: Backbone of the model; by default found by its recorded name and hash.
             device: "auto", "cpu", "cuda", ...
             precision: "auto", "fp32" or "bf16".
             session: Backbones shared with other models; its device is used instead of `device`.
+            revision: Branch, tag or commit of the hub repository.
+            token, cache_dir, local_files_only, force_download: As in `huggingface_hub.snapshot_download`.
 
         Returns:
             A fitted classifier with the settings of the original one: `fit` uses them again.
@@ -359,8 +368,9 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain):
         Raises:
             UserError: If the folder holds no complete model, or the backbone cannot be loaded or is a different one.
         """
-        path = Path(folder)
         require_usable(device, precision)
+        hub = HubOptions(revision, token, cache_dir, local_files_only, force_download)
+        path = model_folder(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
         source, clip = backbone_of(path, record, backbone, session, precision)
