@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clip": {"core", "data.decode"},
     "methods": {"core", "clip", "data.class_lists"},
     "plots": {"core"},
-    "experiment": {"core", "data", "clip", "methods", "engine", "model"},
+    "experiment": {"core", "data", "clip", "methods", "engine", "model", "plots"},
     "__main__": {"cli"},
 }
 MOST_FUNCTION_LINES, MOST_FILE_LINES = 50, 400
@@ -177,7 +177,7 @@ def test_the_whole_house_is_looked_at():
         ("dca.core.errors", "from dca.clip import CLIP"),
         ("dca.plots", "from dca.engine.loop import Row"),
         ("dca.experiment.run", "from dca.cli.common import emit"),
-        ("dca.experiment.run", "from dca import plots"),
+        ("dca.plots.charts", "from dca.experiment.run import run"),
         ("dca.attic.old", "import os"),
         ("dca.engine.loop", "from dca import Classifier"),
     ],

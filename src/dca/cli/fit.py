@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
+from dca.cli.common import (
+    emit,
+    json_flag,
+    overwrite_flag,
+    pictures_flag,
+    quiet_flag,
+    running,
+    say_how_to_draw,
+    showing,
+)
 from dca.cli.fit_report import summary
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
 from dca.core.errors import UserError
@@ -78,6 +87,8 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
+@pictures_flag
 @overwrite_flag
 @running
 @quiet_flag
@@ -88,6 +99,8 @@ def command(
     trained: str | None,
     output: Path | None,
     settings: tuple[str, ...],
+    skip_bad: bool,
+    pictures: bool,
     overwrite: bool,
     gallery: bool,
     device: str,
@@ -119,11 +132,14 @@ def command(
     spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
     with resumable(target), showing(quiet=quiet) as progress:
-        outcome = run(spec, target, device=device, overwrite=overwrite, gallery=gallery, progress=progress)
+        place: dict[str, Any] = {"device": device, "overwrite": overwrite, "gallery": gallery}
+        outcome = run(spec, target, skip_bad=skip_bad, pictures=pictures, progress=progress, **place)
+    for line in outcome.result.get("skipped", []):
+        click.echo(f"skipped {line}", err=True)
     if as_json:
         emit({"model": str(outcome.folder), **outcome.result})
     else:
-        report(outcome)
+        report(outcome, pictures)
 
 
 def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -153,13 +169,15 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
-def report(outcome: Outcome) -> None:
-    """Print the result of a run as text."""
+def report(outcome: Outcome, pictures: bool = False) -> None:
+    """Print the result of a run as text; pictures: whether they were asked for."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
     for warning in outcome.result["warnings"]:
         click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
+    if pictures:
+        say_how_to_draw()
 
 
 @contextmanager

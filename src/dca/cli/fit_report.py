@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from dca.cli.common import percent
+from dca.cli.common import percent, pictures_line
 from dca.core.choices import DEFAULT_METHOD
 from dca.core.wording import bytes_text, counted, seconds_text
 
@@ -29,6 +29,7 @@ def summary(result: Result, model: str) -> list[str]:
         *_accuracies(result),
         *_findings(result["findings"], model),
         f"{did} with {result['method']} in {seconds}; model {model} ({size})",
+        *([pictures_line([f"{model}/{name}" for name in drawn])] if (drawn := result.get("pictures")) else []),
         f"next  dca predict {shlex.quote(model)} IMAGE...",
         f"      dca eval {shlex.quote(model)} FOLDER",
     ]

@@ -32,8 +32,10 @@ from dca.model.record_checks import record_problems
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+# The folder of pictures of how the model did.
+PICTURES = "pictures"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS})
+FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS, PICTURES})
 PARTIAL = ".partial"
 
 
