@@ -5,6 +5,7 @@ The only module that opens or converts images, so that all code sees the same pi
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from dca.core.actions import check_data, skip_unreadable
 from dca.core.errors import UserError
 from dca.core.wording import counted, printable
-from dca.data.dataset import ImageLike
+from dca.data.dataset import ImageLike, StoredImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +34,7 @@ T = TypeVar("T")
 _AHEAD = 64
 _HEIF = (".heic", ".heif")
 _SPECIAL = "not a regular file (a pipe, socket or device)"
+_NO_PIXELS = "its pixels are not stored with the model"
 # What to do with an RGB image: one function, or one function per image.
 Apply = Callable[[Image.Image], T] | Sequence[Callable[[Image.Image], T]]
 
@@ -69,6 +71,37 @@ def to_rgb(image: Image.Image) -> Image.Image:
     (255, 255, 255)
     """
     return _rgb(_upright(image))
+
+
+def square(image: Image.Image, size: int, resize: int | None, resample: int) -> NDArray[np.uint8]:
+    """The square that an image tower takes: uint8 (3, size, size).
+
+    Args:
+        image: An image in memory.
+        size: Side of the square, cut from the middle.
+        resize: Length of the short side before cutting; None squeezes the image to a square.
+        resample: Pillow's filter number.
+
+    >>> square(Image.new("RGB", (40, 30)), 8, 8, 3).shape
+    (3, 8, 8)
+    """
+    image = to_rgb(image)
+    width, height = image.size
+    if resize is None:
+        image = image.resize((size, size), Image.Resampling(resample))
+    else:
+        short, long = min(width, height), max(width, height)
+        scaled = int(resize * long / short)
+        target = (resize, scaled) if width <= height else (scaled, resize)
+        image = image.resize(target, Image.Resampling(resample))
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def small_version(image: ImageLike) -> ImageLike:
+    """The thumbnail of a stored image, any other image as it is: enough to recognise a copy."""
+    return Image.open(io.BytesIO(image.thumbnail)) if isinstance(image, StoredImage) else image
 
 
 def is_image(file: Path) -> bool:
@@ -166,12 +199,14 @@ _UNREADABLE = (
 
 
 def _open(image: ImageLike) -> Image.Image:
+    if isinstance(image, StoredImage):
+        raise OSError(_NO_PIXELS)
     if not isinstance(image, Path):
         return to_rgb(image)
     if is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
-        _enable_heif()
+        enable_heif()
     with Image.open(image) as opened:
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and opened.width * opened.height > limit:
@@ -186,7 +221,7 @@ def is_special(path: Path | str) -> bool:
 
 
 @cache
-def _enable_heif() -> None:
+def enable_heif() -> None:
     """Register the HEIC format of phone photos with Pillow, if its package is installed."""
     try:
         import pillow_heif
@@ -231,6 +266,8 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
 
 
 def _name(image: ImageLike) -> str:
+    if isinstance(image, StoredImage):
+        return image.name
     if isinstance(image, Path):
         return printable(str(image))
     return f"{image.mode} image {image.width}x{image.height}"
@@ -240,6 +277,8 @@ def _reason(image: ImageLike, error: BaseException) -> str:
     """Why an image cannot be read."""
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"more than {(Image.MAX_IMAGE_PIXELS or 0) // 10**6} million pixels (a decompression bomb?)"
+    if isinstance(image, StoredImage):
+        return _NO_PIXELS
     if isinstance(image, Path):
         if not os.path.exists(image):  # Path.exists raises on names that are too long
             return "a broken link" if os.path.islink(image) else "no such file"

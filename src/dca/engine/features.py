@@ -21,7 +21,7 @@ from dca.clip import CLIP
 from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
 from dca.data.decode import Count, Unreadable, in_order, unreadable
-from dca.data.feature_store import FeatureStore
+from dca.data.feature_store import Features
 from dca.data.image_store import view_crops
 
 # Images that pass the tower at once, and images decoded ahead of it.
@@ -72,7 +72,7 @@ def facts_of(clip: CLIP) -> dict[str, object]:
 
 
 def load(
-    store: FeatureStore, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
+    store: Features, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
 ) -> Tensor:
     """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
@@ -85,7 +85,7 @@ def load(
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
 
 
-def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
+def known(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
     """The contents of which the evaluation view or the first augmented view is stored."""
     found = set()
     for views in (Views(), Views(range(1))):
