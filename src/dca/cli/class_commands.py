@@ -126,7 +126,7 @@ def change(
         before = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
         with showing(quiet=quiet) as progress:
             after = do(before, progress)
-        checkpoint.save_model(target, after.method_, after.record(), keep_others=in_place)
+        checkpoint.save_model(target, after.method_, after.record(), after.gallery(), keep_others=in_place)
     report(after, model if in_place else target, as_json=as_json)
 
 

@@ -76,6 +76,11 @@ if TYPE_CHECKING:
 @click.option(
     "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
 )
+@click.option(
+    "--gallery/--no-gallery",
+    default=True,
+    help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
 @overwrite_flag
@@ -90,6 +95,7 @@ def command(
     settings: tuple[str, ...],
     corrections: str | None,
     overwrite: bool,
+    gallery: bool,
     device: str,
     quiet: bool,
     as_json: bool,
@@ -122,7 +128,7 @@ def command(
         arguments["corrections"] = corrections_of(corrections, target)
     spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     with resumable(target), showing(quiet=quiet) as progress:
-        outcome = run(spec, target, device=device, overwrite=overwrite, progress=progress)
+        outcome = run(spec, target, device=device, overwrite=overwrite, gallery=gallery, progress=progress)
     if as_json:
         emit({"model": str(outcome.folder), **outcome.result})
     else:

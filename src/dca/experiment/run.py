@@ -98,6 +98,7 @@ def run(
     session: Session | None = None,
     device: str = "auto",
     overwrite: bool = False,
+    gallery: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
     """Run one experiment and leave a finished model with its figures at `folder`.
@@ -112,13 +113,14 @@ def run(
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
+        gallery: Also write thumbnails and features of the training images.
         progress: Receives the progress of the run.
 
     Returns:
         The outcome with the figures of `result.json`.
 
     Raises:
-        UserError: If the data, the spec or the folder cannot be used, or another run's model is there.
+        UserError: If data, spec or folder cannot be used, or another run's model is there.
 
     Example:
         >>> import tempfile
@@ -128,17 +130,15 @@ def run(
         >>> run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
         20
     """
-    place = _checked_place(spec, Path(folder), device)
+    place, task = _checked_place(spec, Path(folder), device), task_of(spec, dataset, targets)
     session = (session or Session(device=device)).with_progress(progress)
-    clip, task = session.backbone(spec.backbone, spec.precision), task_of(spec, dataset, targets)
-    identity = identify(spec, task, session, clip)
+    identity = identify(spec, task, session, session.backbone(spec.backbone, spec.precision))
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
     with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
-        require_readable(task, session, clip)
-        return _fit(spec, place, task, session, identity)
+        return _fit(spec, place, task, session, identity, gallery=gallery)
 
 
 def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
@@ -225,8 +225,11 @@ def require_readable(task: Task, session: Session, clip: CLIP) -> None:
     session.require_readable(clip, [item.image for item in (*task.source.train, *task.source.val, *tested)])
 
 
-def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any]) -> Outcome:
+def _fit(
+    spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any], *, gallery: bool
+) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
+    require_readable(task, session, session.backbone(spec.backbone, spec.precision))
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -239,7 +242,7 @@ def _fit(spec: Spec, place: RunFolder, task: Task, session: Session, identity: d
     measured = evaluate(model.method_, task.targets, session)
     result = _result(spec, task, model, measured, seconds)
     model.results_ = result
-    checkpoint.write(partial, model.method_, model.record())
+    checkpoint.write(partial, model.method_, model.record(), model.gallery() if gallery else None)
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
     write_json(partial / checkpoint.RESULT, result)
     place.finish()

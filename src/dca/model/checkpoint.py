@@ -31,12 +31,13 @@ from dca.engine.session import Session
 from dca.methods.interface import Method, Problem
 from dca.methods.registry import get_method
 from dca.model.card import LIBRARY, model_card
+from dca.model.gallery import GALLERY, Gallery
 from dca.model.record_checks import record_problems
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, SPEC, RESULT, METRICS, STATE, FOLDS, CORRECTIONS})
+FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS, CORRECTIONS})
 PARTIAL = ".partial"
 
 
@@ -100,12 +101,14 @@ def weights_of(method: Method) -> bytes:
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()})
 
 
-def write(folder: Path, method: Method, record: Record) -> None:
+def write(folder: Path, method: Method, record: Record, gallery: Gallery | None = None) -> None:
     """Write a model's files into an existing folder, which is renamed when it is complete."""
     weights = weights_of(method)
     sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
     write_bytes(folder / WEIGHTS, weights)
     write_bytes(folder / CARD, utf8(model_card(record)))
+    if gallery is not None:
+        gallery.write(folder)
     write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
 
 
@@ -115,7 +118,9 @@ def _classes_hash(raw: dict[str, Any]) -> str:
     return digest_of([problem, list(raw["labels"])])
 
 
-def save_model(target: Path, method: Method, record: Record, *, keep_others: bool = False) -> None:
+def save_model(
+    target: Path, method: Method, record: Record, gallery: Gallery | None = None, *, keep_others: bool = False
+) -> None:
     """Write a complete model folder to `target`; an existing model is replaced, anything else is refused.
 
     Corrections of the existing model are kept. keep_others: whether files in the folder that no model has are kept.
@@ -126,7 +131,7 @@ def save_model(target: Path, method: Method, record: Record, *, keep_others: boo
         made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         os.chmod(made, 0o755)
     try:
-        write(made, method, record)
+        write(made, method, record, gallery)
         keep_corrections(target, made)
         if keep_others and target.is_dir():
             _copy_others(target, made)

@@ -29,6 +29,7 @@ from dca.model.among import Among, columns, competing, narrowed
 from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
+from dca.model.gallery import Gallery
 from dca.model.inputs import (
     Images,
     Labelled,
@@ -176,6 +177,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         method.temperature = found.temperature
         self._adopt(method, session, source.labels)
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, []
+        self.gallery_, self._training = None, source.train
         drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
         self.draw_ = [{**row, **known} for row, known in drawn]
         return self
@@ -313,16 +315,17 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             estimate=self.estimate_.to_dict() if self.estimate_ else {},
         )
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, *, gallery: bool = True) -> None:
         """Write the model: trained tensors, classes and options; backbone weights are not written.
 
         Args:
             folder: Folder of the model; an existing model is replaced, anything else is refused.
+            gallery: Also write thumbnails and features of the training images (`gallery.safetensors`).
 
         Raises:
             UserError: If the classifier is not fitted, or the folder cannot be written.
         """
-        checkpoint.save_model(Path(folder), self._require_fitted(), self.record())
+        checkpoint.save_model(Path(folder), self._require_fitted(), self.record(), self.gallery() if gallery else None)
 
     @classmethod
     def from_pretrained(
@@ -360,7 +363,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.draw_, model.results_, model.history_ = record.draw, record.results, []
         model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
-        model.lineage_ = record.lineage
+        model.lineage_, model.gallery_ = record.lineage, Gallery.load(path)
         return model
 
 

@@ -26,6 +26,7 @@ from dca.methods.head_changes import with_options
 from dca.methods.interface import Method
 from dca.model.checkpoint import draw_record, stored_label, weights_of
 from dca.model.fitted import Fitted
+from dca.model.gallery import Gallery
 from dca.model.record_checks import unreadable_names
 
 F = TypeVar("F", bound=Fitted)
@@ -62,7 +63,10 @@ def add_class(
     labels = [*model.classes_.tolist(), label]
     images_of = [{key: row[key] for key in ("name", "sha256")} for row in rows]
     done = {"change": "added", "label": stored_label(label), "name": words, "images": images_of}
-    return _edited(model, changed, labels, [*model.draw_, *rows], done)
+    other = _edited(model, changed, labels, [*model.draw_, *rows], done)
+    if (known := model.gallery()) is not None:
+        other.gallery_ = known.joined(Gallery.of(items, rows, session, method.clip))
+    return other
 
 
 @torch.no_grad()
@@ -147,7 +151,8 @@ def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], do
     other = copy.copy(model)
     other.settings = dict(model.settings)
     other._adopt(method, model._session, labels)
-    other.draw_ = draw
+    other.draw_, known = draw, model.gallery()
+    other.gallery_, other._training = known and known.of_draw(draw), ()
     before: Row = {"weights": hashlib.sha256(weights_of(model._require_fitted())).hexdigest()}
     if not same:
         before["results"], before["estimate"] = model.results_, model.estimate_.to_dict() if model.estimate_ else {}

@@ -35,25 +35,23 @@ class Refitter:
 
     Args:
         model: A fitted classifier.
-        gallery: The features of its training images; None if they were not saved.
 
     Attributes:
         obstacle: Why this model cannot be fitted again without its training images; "" if it can.
     """
 
-    def __init__(self, model: Classifier, gallery: Gallery | None) -> None:
-        self.model, self.gallery = model, gallery
-        self.obstacle = _obstacle(model, gallery)
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+        self.obstacle = _obstacle(model)
         self._store = MemoryStore()
         self._session = Session(device=str(model.method_.clip.device), store=self._store)
-        if gallery is not None and not self.obstacle:
+        gallery = model.gallery()
+        if gallery is not None:
             place = {sha256: row for row, sha256 in enumerate(gallery.sha256)}
-            self._own = [self._stored(place[row["sha256"]], row["name"]) for row in model.draw_]
-            self._store.add(facts_of(model.method_.clip), gallery.sha256, torch.as_tensor(gallery.features))
-
-    def _stored(self, row: int, name: str) -> StoredImage:
-        assert self.gallery is not None
-        return StoredImage(self.gallery.sha256[row], name, self.gallery.thumbnail(row))
+            self._images = {
+                sha256: StoredImage(sha256, gallery.names[n], gallery.jpegs[n]) for sha256, n in place.items()
+            }
+            self._store.add(facts_of(model.method_.clip), gallery.sha256, gallery.features)
 
     def refit(self, examples: Sequence[Example]) -> Classifier:
         """The model fitted on all images; an example replaces a training image of the same content.
@@ -81,7 +79,24 @@ class Refitter:
             **self._settings(),
         )
         other.learn(self._source(examples), self._session, selection=method.problem.selection)
+        other.gallery_ = self._gallery(examples).of_draw(other.draw_)
         return other
+
+    def _gallery(self, examples: Sequence[Example]) -> Gallery:
+        """The training images and the examples; their class indices are not those of the new model yet."""
+        own = self.model.gallery()
+        assert own is not None
+        replaced = {example.image.sha256 for example in examples}
+        kept = own.of_draw([row for row in self.model.draw_ if row["sha256"] not in replaced])
+        images = [example.image for example in examples]
+        added = Gallery(
+            _stacked(examples).view(len(examples), own.features.shape[1]),
+            (0,) * len(images),
+            tuple(image.sha256 for image in images),
+            tuple(image.name for image in images),
+            tuple(image.thumbnail for image in images),
+        )
+        return kept.joined(added)
 
     def _source(self, examples: Sequence[Example]) -> Dataset:
         """The training images of the model and the examples."""
@@ -89,8 +104,7 @@ class Refitter:
         wanted = [example.label for example in examples]
         labels, names, index = extended_classes(model.classes_.tolist(), problem.names, wanted)
         replaced = {example.image.sha256 for example in examples}
-        own = zip(self._own, model.draw_, strict=True)
-        kept = [Item(image, row["label"]) for image, row in own if image.sha256 not in replaced]
+        kept = [Item(self._images[row["sha256"]], row["label"]) for row in model.draw_ if row["sha256"] not in replaced]
         added = [Item(example.image, place) for example, place in zip(examples, index, strict=True)]
         train = (*kept, *added)
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
@@ -107,9 +121,9 @@ def _stacked(examples: Sequence[Example]) -> Tensor:
     return torch.stack([example.features for example in examples]) if examples else torch.empty(0, 0)
 
 
-def _obstacle(model: Classifier, gallery: Gallery | None) -> str:
+def _obstacle(model: Classifier) -> str:
     """Why a model cannot be fitted again from the stored features of its training images; "" if it can."""
-    method = model.method_
+    method, gallery = model.method_, model.gallery()
     if isinstance(method, TrainedMethod) or method.fits_others:
         return f"{method.name} is trained on the images themselves"
     if getattr(method.options, "views", 0):
