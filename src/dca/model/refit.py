@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,10 +48,8 @@ class Refitter:
         self._session = Session(device=str(model.method_.clip.device), store=self._store)
         gallery = model.gallery()
         if gallery is not None:
-            place = {sha256: row for row, sha256 in enumerate(gallery.sha256)}
-            self._images = {
-                sha256: StoredImage(sha256, gallery.names[n], gallery.jpegs[n]) for sha256, n in place.items()
-            }
+            rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
+            self._images = {row[0]: StoredImage(*row) for row in rows}
             self._store.add(facts_of(model.method_.clip), gallery.sha256, gallery.features)
 
     def refit(self, examples: Sequence[Example]) -> Classifier:
@@ -109,7 +108,7 @@ class Refitter:
         train = (*kept, *added)
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
 
-    def _settings(self) -> dict[str, object]:
+    def _settings(self) -> dict[str, Any]:
         """The options of the model; what was searched on validation images keeps the value that was found."""
         method = self.model.method_
         chosen = type(method).choose(self.model.settings)

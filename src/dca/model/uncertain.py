@@ -16,7 +16,7 @@ from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
 from dca.core.progress import Progress, silent
 from dca.data.dataset import ImageLike
-from dca.engine.evaluate import features_of
+from dca.engine.evaluate import classified, features_of
 from dca.methods.shared.prediction_sets import least_images, p_values, threshold_sets, with_best
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
@@ -62,7 +62,20 @@ class Uncertain(Fitted):
             >>> model.answers([item.image for item in sample.test]).probabilities.shape
             (10, 10)
         """
-        features, probs = self._seen(X, progress)
+        return self._answers(*self._seen(X, progress), coverage)
+
+    def answers_of(self, features: Tensor) -> Answers:
+        """Probabilities and p-values of encoded images.
+
+        Args:
+            features: Features (n, D) of `method_.encode`.
+
+        Returns:
+            Probabilities; p-values where the model has any.
+        """
+        return self._answers(features, classified(self._require_fitted(), features), None)
+
+    def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Answers:
         known = self._require_fitted().p_values(features[:0]) is not None or any("held_out" in r for r in self.draw_)
         return Answers(
             probs,

@@ -14,7 +14,7 @@ import sys
 import warnings
 from typing import Any, BinaryIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dca.data.decode import enable_heif, square, to_rgb
 
@@ -73,7 +73,7 @@ def answer(data: bytes, settings: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
     """The frames of one reply: facts as JSON, the pixels (3, S, S) for the encoder, and a small JPEG."""
     try:
         facts, pixels, small = decoded(data, settings)
-    except Refused as refused:
+    except RefusedError as refused:
         facts, pixels, small = {"status": refused.status, "error": str(refused)}, b"", b""
     except MemoryError:
         facts, pixels, small = {"status": 413, "error": "the image needs too much memory"}, b"", b""
@@ -82,7 +82,7 @@ def answer(data: bytes, settings: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
     return json.dumps(facts).encode(), pixels, small
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An image that is not decoded. status: the HTTP status of the answer."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -97,8 +97,8 @@ def decoded(data: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], byte
         opened = Image.open(io.BytesIO(data), formats=known)
     except Image.DecompressionBombError:
         raise too_large(settings["pixels"]) from None
-    except Image.UnidentifiedImageError:
-        raise Refused(415, f"not an image in a known format ({', '.join(known)})") from None
+    except UnidentifiedImageError:
+        raise RefusedError(415, f"not an image in a known format ({', '.join(known)})") from None
     with opened:
         if opened.width * opened.height > settings["pixels"]:
             raise too_large(settings["pixels"])
@@ -110,9 +110,9 @@ def decoded(data: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], byte
     return facts, pixels.tobytes(), small_jpeg(image)
 
 
-def too_large(pixels: int) -> Refused:
+def too_large(pixels: int) -> RefusedError:
     """The refusal of an image with too many pixels."""
-    return Refused(413, f"the image has more than {pixels / 1e6:g} million pixels")
+    return RefusedError(413, f"the image has more than {pixels / 1e6:g} million pixels")
 
 
 def small_jpeg(image: Image.Image) -> bytes:
