@@ -30,7 +30,7 @@ FORMATS = {
     "AVIF": ".avif",
     "HEIF": ".heic",
 }
-THUMBNAIL, QUALITY = 224, 82
+THUMBNAIL, QUALITY = 320, 82
 LENGTH = 4
 
 

@@ -230,16 +230,15 @@ class Workspace:
         }
 
     def _classes(self) -> list[dict[str, Any]]:
-        """Label, training images and corrections of each class; classes that wait for a refit come last."""
+        """Label, training images and waiting corrections of each class; classes that wait for a refit come last."""
         current = self.current
         images = Counter(row["label"] for row in current.model.draw_)
-        corrected = Counter(self.corrections.values())
-        known = [
-            {"label": label, "images": images[c], "corrections": corrected[label], "new": False}
-            for c, label in enumerate(current.labels)
+        waiting = Counter(dict(self.corrections.items() - current.applied.items()).values())
+        new = [label for label in waiting if label not in current.labels]
+        counts = [(label, images[c]) for c, label in enumerate(current.labels)] + [(label, 0) for label in new]
+        return [
+            {"label": label, "images": count, "pending": waiting[label], "new": label in new} for label, count in counts
         ]
-        new = [label for label in corrected if label not in current.labels]
-        return known + [{"label": label, "images": 0, "corrections": corrected[label], "new": True} for label in new]
 
 
 def accuracy(model: Classifier) -> dict[str, Any] | None:
