@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dca.cli.common import backbone_of_model, running
 from dca.core.errors import UserError
+
+if TYPE_CHECKING:
+    from dca.model.classifier import Classifier
+
+
+class Millions(click.FloatRange):
+    """A number that is given in millions."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number itself."""
+        return round(super().convert(value, param, ctx) * 10**6)
 
 
 @click.command()
@@ -29,10 +40,10 @@ from dca.core.errors import UserError
     help="Say 'none of these' for images whose p-value is below P.",
 )
 @click.option(
-    "--max-upload", type=click.FloatRange(min=0.001), default=20, show_default=True, help="Largest image file in MB."
+    "--max-upload", "upload_bytes", type=Millions(min=0.001), default=20, show_default=True, help="Largest file in MB."
 )
 @click.option(
-    "--max-pixels", type=click.FloatRange(min=0.001), default=50, show_default=True, help="Most pixels in millions."
+    "--max-pixels", "pixels", type=Millions(min=0.001), default=50, show_default=True, help="Most pixels in millions."
 )
 @click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Most images encoded at once.")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name that clients use; repeatable.")
@@ -41,18 +52,12 @@ from dca.core.errors import UserError
 @running
 def command(
     model: Path,
-    host: str,
-    port: int,
     tray: Path | None,
-    reject: float,
-    max_upload: float,
-    max_pixels: float,
-    batch: int,
-    names: tuple[str, ...],
     open_page: bool,
     backbone: str | None,
     device: str,
     precision: str,
+    **options: Any,
 ) -> None:
     """Serve MODEL as a page in the browser and as a JSON API.
 
@@ -74,31 +79,28 @@ def command(
 
     require_packages()
     from dca.model.classifier import Classifier
-    from dca.serve.options import MEGABYTE, ServeOptions
+    from dca.serve.options import ServeOptions
     from dca.serve.server import serve
-    from dca.serve.workspace import describe
 
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    options = ServeOptions(
-        host=host,
-        port=port,
-        token=os.environ.get("DCA_TOKEN", ""),
-        names=names,
-        reject=reject,
-        upload_bytes=round(max_upload * MEGABYTE),
-        pixels=round(max_pixels * MEGABYTE),
-        batch=batch,
-    )
+    chosen = ServeOptions(token=os.environ.get("DCA_TOKEN", ""), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
 
     def ready(address: str) -> None:
-        click.echo(f"{model}: {describe(classifier)}")
-        where = "this machine only; --host to change" if options.local else "the part after # is the token, keep it"
-        click.echo(f"{address}   ({where})   Ctrl-C to stop")
-        click.echo(f"corrections go to {shlex.quote(str(model / 'corrections'))}")
+        show(address, model, classifier, local=chosen.local)
         if open_page:
             click.launch(address)
 
-    serve(model, classifier, options, tray=tray, ready=ready)
+    serve(model, classifier, chosen, tray=tray, ready=ready)
+
+
+def show(address: str, model: Path, classifier: Classifier, *, local: bool) -> None:
+    """Print what is served, and where."""
+    from dca.serve.workspace import describe
+
+    where = "this machine only; --host to change" if local else "the part after # is the token: keep it to yourself"
+    click.echo(f"{model}: {describe(classifier)}")
+    click.echo(f"{address}   ({where})   Ctrl-C to stop")
+    click.echo(f"corrections go to {model / 'corrections'}")

@@ -50,7 +50,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             lock.acquire(blocking=False)
         except Timeout:
             hint: Hint = ["wait until it has ended", choose_output()]
-            raise UserError(f"another fit is writing {folder}", hint=hint) from None
+            raise UserError(f"another fit or server is writing {folder}", hint=hint) from None
     try:
         yield
     finally:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +73,7 @@ class Refitter:
             precision=model.precision,
             estimate=model.estimate,
             calibrate=model.calibrate,
-            **self._settings(),
+            **model.settings,
         )
         other.learn(self._source(examples), self._session, selection=method.problem.selection)
         other.gallery_ = self._gallery(examples).of_draw(other.draw_)
@@ -107,13 +105,6 @@ class Refitter:
         added = [Item(example.image, place) for example, place in zip(examples, index, strict=True)]
         train = (*kept, *added)
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
-
-    def _settings(self) -> dict[str, Any]:
-        """The options of the model; what was searched on validation images keeps the value that was found."""
-        method = self.model.method_
-        chosen = type(method).choose(self.model.settings)
-        settled = method.settled(chosen)
-        return dict(self.model.settings) if settled == chosen else dataclasses.asdict(settled)
 
 
 def _stacked(examples: Sequence[Example]) -> Tensor:

@@ -97,16 +97,17 @@ def bound_socket(options: ServeOptions) -> socket.socket:
     Raises:
         UserError: If it cannot.
     """
+    found = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot listen on {options.host} port {options.port}: {reason}", hint="choose another --port or --host"
-        ) from None
+        if found is not None:
+            found.close()
+        problem = f"cannot listen on {options.host} port {options.port}: {error.strerror or error}"
+        raise UserError(problem, hint="choose another --port or --host") from None
     return found
 
 
@@ -139,20 +140,26 @@ def serve(
     """
     options = with_token(options)
     with exclusive_lock(folder), bound_socket(options) as listening:
-        config = uvicorn.Config(
-            make_app(Service(folder, model, options, tray)),
-            http=limited_protocol(options),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            h11_max_incomplete_event_size=LARGEST_HEADER,
-            backlog=options.connections,
-        )
-        _Server(config, lambda: ready(address_of(listening, options))).run(sockets=[listening])
+        service = Service(folder, model, options, tray)
+        make_server(service, lambda: ready(address_of(listening, options))).run(sockets=[listening])
+
+
+def make_server(service: Service, ready: Callable[[], None]) -> uvicorn.Server:
+    """The server of a service. ready: called when it listens."""
+    options = service.options
+    config = uvicorn.Config(
+        make_app(service),
+        http=limited_protocol(options),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEADER,
+    )
+    return _Server(config, ready)
 
 
 class _Server(uvicorn.Server):
