@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from dca.core.actions import choose_address
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock
 from dca.model.classifier import Classifier
@@ -107,7 +108,7 @@ def bound_socket(options: ServeOptions) -> socket.socket:
         if found is not None:
             found.close()
         problem = f"cannot listen on {options.host} port {options.port}: {error.strerror or error}"
-        raise UserError(problem, hint="choose another --port or --host") from None
+        raise UserError(problem, hint=choose_address()) from None
     return found
 
 
