@@ -11,10 +11,10 @@ from torch import Tensor, nn
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported, which happens when they are first used
 pytest.importorskip("triton", reason="Triton is not available for this system")
 
-from dca.clip import kernels
 from dca.clip.kernels import activation, attention, norm
 from dca.clip.kernels.blocks_of_rows import ROWS, Span, divide
 from dca.clip.packing import Prompts, Sequences
+from dca.core import kernels
 
 CPU = torch.device("cpu")
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 2e-6}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}

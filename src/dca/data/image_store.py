@@ -160,9 +160,12 @@ class ImageStore:
         return sum(pixels.nbytes for pixels in self._pixels) + self.crops.nbytes
 
     def to(self, device: torch.device | str) -> Self:
-        """A store with its tensors on a device; this one stays as it is."""
+        """A store with its tensors on a device, its images in one piece of memory; this one stays as it is."""
         store = object.__new__(type(self))
-        store._fill([pixels.to(device) for pixels in self._pixels], self.crops.to(device))
+        ends = torch.cat([pixels.flatten() for pixels in self._pixels] or [self.crops.new_empty(0)]).to(device)
+        parts = torch.split(ends, [pixels.numel() for pixels in self._pixels])
+        moved = [part.view(pixels.shape) for part, pixels in zip(parts, self._pixels, strict=True)]
+        store._fill(moved, self.crops.to(device))
         return store
 
     def augment(

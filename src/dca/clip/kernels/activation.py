@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip.kernels import usable
+from dca.core.kernels import usable
 
 
 def activate(h: Tensor, *, quick: bool) -> Tensor:

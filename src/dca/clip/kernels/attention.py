@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dca.clip.kernels import usable
 from dca.clip.kernels.blocks_of_rows import RowBlocks
+from dca.core.kernels import usable
 
 # Sizes of a head that the kernel handles.
 HEADS = (16, 32, 64, 128)

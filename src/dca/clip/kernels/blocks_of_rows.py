@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dca.clip.kernels import power_of_two
+from dca.core.kernels import power_of_two
 
 # Rows of a block, unless one sequence is longer.
 ROWS = 64

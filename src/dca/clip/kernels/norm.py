@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip.kernels import usable
+from dca.core.kernels import usable
 
 
 def add_norm(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dca.clip.kernels import power_of_two
+from dca.core.kernels import power_of_two
 
 
 class Normed(NamedTuple):
