@@ -11,8 +11,7 @@ from dca.core.actions import Hint, allow_overwrite, choose_output
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, read_json, write_json, writing
 from dca.data.corrections import keep_corrections
-from dca.engine.held_out import FOLDS
-from dca.engine.resume import STATE, read_metrics
+from dca.engine.resume import FOLDS, STATE, read_metrics
 from dca.experiment.identity import TEST, differences
 from dca.model import checkpoint
 from dca.model.card import change_text

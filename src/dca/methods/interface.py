@@ -24,7 +24,9 @@ from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
 from dca.methods.class_changes import ClassChanges
+from dca.methods.grid import Grid
 from dca.methods.problem import Batch, HeldOut, Problem, Step, Steps, Support, describe_terms
+from dca.methods.published import Published
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
 from dca.methods.shared.heads import Head, tempered
@@ -49,7 +51,7 @@ __all__ = [
 TrainsOn = Literal["images", "features", "nothing"]
 
 
-class Method(ClassChanges, Uncertainty, nn.Module, ABC):
+class Method(ClassChanges, Uncertainty, Published, nn.Module, ABC):
     """Base class of all methods: owns its parameters and turns image features into probabilities.
 
     A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
@@ -338,7 +340,7 @@ class Method(ClassChanges, Uncertainty, nn.Module, ABC):
         return []
 
 
-class TrainedMethod(Stages, Method):
+class TrainedMethod(Stages, Grid, Method):
     """A method that the training loop trains: it turns a batch into loss terms.
 
     Args:
