@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MOST_REQUESTS, MOST_CLIENTS, MOST_MINUTES = 100_000, 200, 60
 
@@ -104,7 +105,7 @@ class Client:
         return int(lines[0].split()[1]), await self._reader.readexactly(length)
 
 
-async def load(port: int, images: list[bytes], clients: int, requests: int, seconds: float) -> dict[str, object]:
+async def load(port: int, images: list[bytes], clients: int, requests: int, seconds: float) -> dict[str, Any]:
     """So many requests, or as many as fit into the seconds, from so many clients at once."""
     waits: list[float] = []
     errors: list[int] = []
@@ -134,17 +135,26 @@ async def load(port: int, images: list[bytes], clients: int, requests: int, seco
     }  # fmt: skip
 
 
-def resident_mb(pid: int) -> float:
-    """Memory of a process and the processes that it started, in MB."""
-    total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
+def family(pid: int) -> Iterator[tuple[list[str], list[str]]]:
+    """`stat` (behind the name) and `statm` of a process and of the processes that it started, the process first."""
+    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
         try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if int(folder.name) == pid or parent == pid:
-                total += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            stat = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(place.name) == pid or int(stat[1]) == pid:
+                yield stat, (place / "statm").read_text().split()
         except (OSError, ValueError):
             continue
-    return round(total / 1e6, 1)
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a server with its decoding processes, in MB."""
+    return round(sum(int(memory[1]) for _, memory in family(pid)) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+
+
+def processor_seconds(pid: int) -> list[float]:
+    """Processor time of a server, and of its decoding processes together."""
+    times = [(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") for stat, _ in family(pid)]
+    return [times[0], sum(times[1:])]
 
 
 async def mean_batch(port: int) -> float:
@@ -155,13 +165,15 @@ async def mean_batch(port: int) -> float:
     return round(total / count, 1)
 
 
-async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str, object]:
+async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str, Any]:
     """The figures of one server."""
     images = photos(args.images, args.side)
     with running(model, batch) as server:
         await load(server.port, images, args.clients, args.clients * 2, 60)  # warm up
-        before = resident_mb(server.process.pid)
+        before, busy = resident_mb(server.process.pid), processor_seconds(server.process.pid)
         found = await load(server.port, images, args.clients, args.requests, 600)
+        spent = [end - start for start, end in zip(busy, processor_seconds(server.process.pid), strict=True)]
+        found["processor_ms_per_image"] = [round(1000 * part / found["requests"], 2) for part in spent]
         found |= {"batch": batch, "mean_batch": await mean_batch(server.port)}
         found["memory_mb"] = [before, resident_mb(server.process.pid)]
         if batch > 1 and args.minutes:
@@ -188,7 +200,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         model = args.model or fitted_model(Path(place))
         batched, single = (asyncio.run(measure(model, args, batch)) for batch in (args.batch, 1))
-    ratio = batched["images_per_second"] / single["images_per_second"]  # type: ignore[operator]
+    ratio = batched["images_per_second"] / single["images_per_second"]
     print(json.dumps({"batched": batched, "unbatched": single, "ratio": round(ratio, 2)}, indent=2))
 
 

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dca.model.classifier import Classifier
 from dca.serve.batching import Batcher
+from dca.serve.encoder import Encoder, encode
 from dca.serve.errors import RequestError
 from dca.serve.images import Held, HeldImages
 from dca.serve.metrics import Counter, Gauge, Histogram, rendered
@@ -83,6 +86,20 @@ def test_clients_that_have_gone_are_left_out():
 
     asyncio.run(run())
     assert seen == [1, 3]
+
+
+def test_all_cores_give_the_features_of_one_pass(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
+    method = Classifier.from_pretrained(closed_form, device="cpu").method_
+    size = method.clip.preprocess.size
+    pixels = list(np.random.default_rng(0).integers(0, 256, (7, 3, size, size), dtype=np.uint8))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    encoder = Encoder()
+    for count in (1, 2, 3, 7):
+        found, expected = encoder(method, pixels[:count]), encode(method, pixels[:count])
+        assert len(found) == count
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.frozen, other.frozen, atol=1e-5, rtol=1e-5)
+    encoder.close()
 
 
 def test_the_least_certain_image_comes_first():

@@ -94,16 +94,6 @@ class Snapshot:
 
 
 @torch.no_grad()
-def encode(method: Method, pixels: Sequence[NDArray[np.uint8]]) -> list[Encoded]:
-    """Features of images; pixels: uint8 (3, S, S) each."""
-    clip = method.clip
-    batch = clip.preprocess.normalize(torch.from_numpy(np.stack(pixels)).to(clip.device))
-    frozen = clip.encode_image(batch)
-    own = [None] * len(pixels) if method.frozen_images else list(method.encode(batch))
-    return [Encoded(*pair) for pair in zip(frozen, own, strict=True)]
-
-
-@torch.no_grad()
 def _method_features(method: Method, images: Sequence[Encoded]) -> Tensor:
     """Features (B, D) as `method.encode` gives them."""
     own = [image.own for image in images if image.own is not None]

@@ -12,23 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dca.data.corrections import Correction, read_corrections
 from dca.data.sources.walk import image_files
 from dca.model.classifier import Classifier
 from dca.serve.batching import Batcher
 from dca.serve.decoder import Decoders
+from dca.serve.encoder import Encoder, Pixels
 from dca.serve.errors import RequestError
 from dca.serve.images import Held, HeldImages
 from dca.serve.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, rendered
-from dca.serve.model_view import Answer, Encoded, encode
+from dca.serve.model_view import Answer, Encoded
 from dca.serve.options import ServeOptions
 from dca.serve.tray import doubts, labelling_order
 from dca.serve.workspace import Kept, Workspace
 
 log = logging.getLogger(__name__)
-Pixels = NDArray[np.uint8]
 
 
 class Service:
@@ -54,7 +53,8 @@ class Service:
         self.uploads = asyncio.Semaphore(options.uploads)
         self.metrics = Metrics(self)
         self._decoders = Decoders(model.method_.clip.preprocess, options)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-encode")
+        self._encoder = Encoder()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
         self._batcher = Batcher(self._see, options.batch, self._thread, self.metrics.batches.observe)
         self._filling: asyncio.Task[None] | None = None
         self._ordered: tuple[object, list[tuple[Held, Answer, float]]] = (None, [])
@@ -73,11 +73,12 @@ class Service:
         await self._batcher.stop()
         await self._decoders.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
     def _see(self, pixels: Sequence[Pixels]) -> list[tuple[Encoded, Answer]]:
         """Features of some images, and what the current model says about them."""
         current = self.space.current
-        encoded = encode(current.model.method_, pixels)
+        encoded = self._encoder(current.model.method_, pixels)
         return list(zip(encoded, current.answers(encoded), strict=True))
 
     async def seen(self, data: bytes, sha256: str, source: bytes | Path) -> tuple[Held, Answer]:
