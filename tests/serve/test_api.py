@@ -201,7 +201,7 @@ def test_images_that_are_not_held_must_be_sent_again(client: TestClient):
     assert "/api/predict" in told.json()["hint"]
 
 
-@pytest.mark.parametrize("label", ["", "  ", 7, None, "a\nb\x00", "x" * 81, ["fish"], "\ud800"])
+@pytest.mark.parametrize("label", ["", "  ", ".", "..", 7, None, "a\nb\x00", "x" * 81, ["fish"], "\ud800"])
 def test_labels_must_be_readable(client: TestClient, images: list[Path], label: Any):
     image = predict(client, images[0].read_bytes())["image"]
     content = json.dumps({"image": image, "label": label}).encode()

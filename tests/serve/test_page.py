@@ -50,6 +50,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Page]]:
             "request", lambda r: None if "127.0.0.1" in r.url or r.url.startswith("blob:") else faults.append(r.url)
         )
         page.goto(address)
+        page.wait_for_selector("#classes li, #token-form:not([hidden])")  # the script listens
         return page
 
     yield opened
@@ -101,9 +102,9 @@ def test_look_correct_refit_undo(live: Start, open_page: Callable[..., Page], im
 
 def test_everything_by_keyboard(live: Start, open_page: Callable[..., Page], images: list[Path], folder: Path):
     page = open_page(live().address)
-    with page.expect_file_chooser() as chooser:
-        page.keyboard.press("o")
-    chooser.value.set_files([str(path) for path in images[:4]])
+    page.on("filechooser", lambda chooser: chooser.set_files([str(path) for path in images[:4]]))
+    page.wait_for_timeout(200)  # until the browser knows that someone listens
+    page.keyboard.press("o")
     sync_api.expect(page.locator("#tray .thumb")).to_have_count(4)
     sync_api.expect(page.locator("#tray .thumb.current")).to_have_count(1)
     page.keyboard.press("ArrowRight")
@@ -170,8 +171,10 @@ def test_pasting_and_dropping(live: Start, open_page: Callable[..., Page], image
         sync_api.expect(page.locator("#shown")).not_to_have_attribute("src", before or "none")
 
 
-@pytest.mark.parametrize("viewport", [PHONE, {"width": 320, "height": 640}, WIDE], ids=["phone", "small phone", "wide"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    [(PHONE, "light"), (PHONE, "dark"), ({"width": 320, "height": 640}, "light"), (WIDE, "dark")],
+)
 def test_nothing_is_cut_off(
     live: Start, open_page: Callable[..., Page], images: list[Path], viewport: dict[str, int], scheme: str
 ):
@@ -195,6 +198,13 @@ def test_bad_files_are_named_and_nothing_breaks(
     said(page, "not an image in a known format")
     show(page, images[0])
     sync_api.expect(page.locator(".answer")).to_have_count(5)
+
+
+def test_none_of_these_is_said(live: Start, open_page: Callable[..., Page], images: list[Path]):
+    page = open_page(live(replace(OPTIONS, reject=1.01)).address)
+    show(page, images[0])
+    sync_api.expect(page.locator("#none")).to_contain_text("Perhaps none of these")
+    said(page, "Perhaps none of these")
 
 
 def test_the_token_is_asked_for_or_in_the_address(live: Start, open_page: Callable[..., Page], images: list[Path]):

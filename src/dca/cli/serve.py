@@ -79,13 +79,13 @@ def command(
 
     require_packages()
     from dca.model.classifier import Classifier
-    from dca.serve.options import ServeOptions
+    from dca.serve.options import TOKEN, ServeOptions
     from dca.serve.server import serve
 
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    chosen = ServeOptions(token=os.environ.get("DCA_TOKEN", ""), **options)
+    chosen = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
 
     def ready(address: str) -> None:

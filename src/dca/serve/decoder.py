@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from dca.clip import Preprocess
 from dca.serve.decode_worker import LENGTH
 from dca.serve.errors import RequestError
-from dca.serve.options import ServeOptions
+from dca.serve.options import TOKEN, ServeOptions
 
 WORKER = "dca.serve.decode_worker"
 
@@ -100,9 +101,11 @@ class Decoders:
         return Decoded(found["width"], found["height"], found["suffix"], shaped, thumbnail)
 
     async def _started(self) -> Process:
-        # -P: a file in the working folder must not be taken for a module.
+        # -P: a file in the working folder must not be taken for a module. The token is no business of a decoder.
+        command = [sys.executable, "-P", "-m", WORKER, self._settings]
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", WORKER, self._settings, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+            *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
         )
         self._all.add(process)
         return process

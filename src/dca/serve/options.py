@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 
 MEGABYTE = 10**6
+# The environment variable that may hold the token.
+TOKEN = "DCA_TOKEN"
 
 
 @dataclass(frozen=True, kw_only=True)

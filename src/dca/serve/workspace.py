@@ -108,7 +108,7 @@ class Workspace:
         Raises:
             RequestError: If it is no readable text, or too long.
         """
-        if not isinstance(label, str) or unreadable_names([label]):
+        if not isinstance(label, str) or unreadable_names([label]) or not fold(label):
             raise RequestError(422, "a label must be readable text")
         text = " ".join(label.split())
         if len(text) > LABEL_LENGTH or len(folder_name(text).encode()) > NAME_BYTES:

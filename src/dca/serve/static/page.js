@@ -77,17 +77,18 @@ function percent(share) {
 const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 
 let toastTimer;
-function say(text, bad = false) {
+// A line for everyone; one that the page shows elsewhere is for screen readers only.
+function say(text, { bad = false, seen = false } = {}) {
   const box = $("status");
   box.textContent = text;
-  box.className = `toast on${bad ? " bad" : ""}`;
+  box.className = `toast${seen ? "" : " on"}${bad ? " bad" : ""}`;
   clearTimeout(toastTimer);
   toastTimer = setTimeout(() => box.classList.remove("on"), bad ? 8000 : 4500);
 }
 
 function complain(error) {
   const hint = error.body && error.body.hint ? ` (${error.body.hint})` : "";
-  say(`${error.message}${hint}`, true);
+  say(`${error.message}${hint}`, { bad: true });
 }
 
 function imageOf(image, alt) {
@@ -253,12 +254,13 @@ async function predict(blob) {
   showAnswer();
   showTray();
   const best = answer.top[0];
-  say(answer.none_of_these ? `Perhaps none of these; nearest: ${best.label}` : `${best.label}, ${percent(best.probability)}`);
+  const doubt = answer.none_of_these ? "Perhaps none of these; nearest: " : "";
+  say(`${doubt}${best.label}, ${percent(best.probability)}`, { seen: true });
 }
 
 async function take(files) {
   const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
-  if (!images.length) return say("That is not an image", true);
+  if (!images.length) return say("That is not an image", { bad: true });
   if (images.length === 1) return change(() => predict(images[0]));
   return change(async () => {
     let added = 0;
@@ -315,7 +317,7 @@ function refit() {
     if (current && current.image === image) current.answer = { ...current.answer, ...told.after.answer };
     await refresh(true);
     showChange(told, image);
-    say(`Refitted in ${told.seconds.toFixed(2)} s`);
+    say(`Refitted in ${told.seconds.toFixed(2)} s`, { seen: true });
   });
 }
 
