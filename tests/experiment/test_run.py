@@ -159,7 +159,7 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     began = time.monotonic()
     while not state.exists() and process.poll() is None and time.monotonic() - began < 120:
         time.sleep(0.01)
-    with pytest.raises(UserError, match="another fit is writing"):
+    with pytest.raises(UserError, match="another fit or server is writing"):
         run(spec_of(spec, options), killed)
     assert process.poll() is None, "it was left in peace"
     time.sleep(random.uniform(0, 0.5))
@@ -304,7 +304,7 @@ def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
 
     def second(stage: str, done: int, total: int, note: str) -> None:
         if stage == "training" and not refused:
-            with pytest.raises(UserError, match="another fit is writing") as caught:
+            with pytest.raises(UserError, match="another fit or server is writing") as caught:
                 run(other, target, overwrite=overwrite)
             refused.append(caught.value)
 

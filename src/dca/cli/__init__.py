@@ -22,6 +22,7 @@ COMMANDS = {
     "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Predict the classes of images."),
+    "serve": ("dca.cli.serve", "Look at a model in the browser, correct it, refit it."),
     "check-labels": ("dca.cli.check_labels", "Find images whose labels look wrong."),
     "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),
     "remove-class": ("dca.cli.class_commands:remove", "Remove a class from a model."),
@@ -74,6 +75,7 @@ def group(traceback: bool) -> None:
     dca check-labels photos/                 are photos in the wrong folder?
     dca predict photos.dca new.jpg           which class is it?
     dca eval photos.dca more_photos/         how good is it?
+    dca serve photos.dca                     look, correct and refit in the browser
     """
 
 

@@ -76,6 +76,12 @@ if TYPE_CHECKING:
     help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "
     "with their settings for the protocol, and public images without their EXIF rotation.",
 )
+@click.option(
+    "--corrections",
+    default=None,
+    metavar="MODEL",
+    help="Also learn from the images that were corrected in `dca serve MODEL`; none leaves them out. [of the output]",
+)
 @click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
 @click.option(
     "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
@@ -101,6 +107,7 @@ def command(
     settings: tuple[str, ...],
     skip_bad: bool,
     pictures: bool,
+    corrections: str | None,
     overwrite: bool,
     gallery: bool,
     device: str,
@@ -120,6 +127,7 @@ def command(
     dca fit photos/ --hold-out 0.2
     dca fit photos/ --with dca
     dca fit photos/ --method gda --estimate
+    dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
     dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
@@ -129,8 +137,10 @@ def command(
 
     if trained is not None:
         method, settings = blended(method, trained, settings)
-    spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
+    if arguments["draw"] is None or corrections is not None:
+        arguments["corrections"] = corrections_of(corrections, target)
+    spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     with resumable(target), showing(quiet=quiet) as progress:
         place: dict[str, Any] = {"device": device, "overwrite": overwrite, "gallery": gallery}
         outcome = run(spec, target, skip_bad=skip_bad, pictures=pictures, progress=progress, **place)
@@ -140,6 +150,15 @@ def command(
         emit({"model": str(outcome.folder), **outcome.result})
     else:
         report(outcome, pictures)
+
+
+def corrections_of(given: str | None, target: Path) -> str | None:
+    """The model whose corrections are learned from: the given one, else the output if it has any."""
+    from dca.data.corrections import read_corrections
+
+    if given is not None:
+        return None if given == "none" else given
+    return str(target) if read_corrections(target) else None
 
 
 def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

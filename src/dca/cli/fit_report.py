@@ -18,13 +18,14 @@ REAL_WORK = 200
 def summary(result: Result, model: str) -> list[str]:
     """The result of a run as lines of text. model: folder of the model."""
     found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
+    corrected = result.get("corrections", 0)  # absent in runs of earlier versions
     public = f"recognised as {result['public']} ({result['split']}): settings published for it apply"
     trained = result["trained_parameters"]
     did = f"trained {counted(trained, 'parameter')}" if trained else "fitted"
     seconds, size = seconds_text(result["seconds"]), bytes_text(result["checkpoint_bytes"])
     return [
         _backbone(result),
-        f"{result['dataset']}: {found}",
+        f"{result['dataset']}: {found}{f', {corrected:,} of them corrected in dca serve' if corrected else ''}",
         *([public] if result["public"] else []),
         *_accuracies(result),
         *_findings(result["findings"], model),

@@ -140,6 +140,11 @@ def choose_precision(*names: str) -> Action:
     return _one_of("precision", names)
 
 
+def choose_address() -> Action:
+    """Listen somewhere else."""
+    return Action("choose another --port or --host", "choose another port or host")
+
+
 # Methods
 
 

@@ -31,7 +31,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_lock(folder: Path, what: str = "fit") -> Iterator[None]:
+def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
     """Make this process the only one that writes to `folder`, or to the file of that name.
 
     The lock is an advisory lock of the system on a hidden file beside the folder. It ends with the

@@ -25,7 +25,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from dca.core.actions import check_data, raise_pixel_limit, skip_unreadable
 from dca.core.errors import UserError
 from dca.core.wording import counted, printable
-from dca.data.dataset import ImageLike
+from dca.data.dataset import ImageLike, StoredImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +40,7 @@ JPEG_FACTOR = 3
 _JPEG = b"\xff\xd8\xff"
 _HEIF = (".heic", ".heif")
 _SPECIAL = "not a regular file (a pipe, socket or device)"
+_NO_PIXELS = "its pixels are not stored with the model"
 # What to do with an RGB image: one function, or one function per image.
 Apply = Callable[[Image.Image], T] | Sequence[Callable[[Image.Image], T]]
 
@@ -70,7 +71,7 @@ def open_image(image: ImageLike) -> Image.Image:
 def open_bytes(data: bytes) -> Image.Image:
     """The image in the bytes of a file, as `open_image` opens the file; raises UserError with the reason."""
     try:
-        _enable_heif()
+        enable_heif()
         with _lazy(io.BytesIO(data)) as opened:
             return _loaded(opened)
     except _UNREADABLE as error:
@@ -106,6 +107,37 @@ def may_turn(image: ImageLike) -> bool:
             return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
     except _UNREADABLE:
         return True
+
+
+def square(image: Image.Image, size: int, resize: int | None, resample: int) -> NDArray[np.uint8]:
+    """The square that an image tower takes: uint8 (3, size, size).
+
+    Args:
+        image: An image in memory.
+        size: Side of the square, cut from the middle.
+        resize: Length of the short side before cutting; None squeezes the image to a square.
+        resample: Pillow's filter number.
+
+    >>> square(Image.new("RGB", (40, 30)), 8, 8, 3).shape
+    (3, 8, 8)
+    """
+    image = to_rgb(image)
+    width, height = image.size
+    if resize is None:
+        image = image.resize((size, size), Image.Resampling(resample))
+    else:
+        short, long = min(width, height), max(width, height)
+        scaled = int(resize * long / short)
+        target = (resize, scaled) if width <= height else (scaled, resize)
+        image = image.resize(target, Image.Resampling(resample))
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def small_version(image: ImageLike) -> ImageLike:
+    """The thumbnail of a stored image, any other image as it is: enough to recognise a copy."""
+    return Image.open(io.BytesIO(image.thumbnail)) if isinstance(image, StoredImage) else image
 
 
 def is_image(file: Path) -> bool:
@@ -210,12 +242,14 @@ _UNREADABLE = (
 
 
 def _open(image: ImageLike, upright: bool = True) -> Image.Image:
+    if isinstance(image, StoredImage):
+        raise OSError(_NO_PIXELS)
     if not isinstance(image, Path):
         return to_rgb(image, upright=upright)
     if is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
-        _enable_heif()
+        enable_heif()
     with image.open("rb") as file, _lazy(file) as opened:
         return _loaded(opened, upright)
 
@@ -277,7 +311,7 @@ def is_special(path: Path | str) -> bool:
 
 
 @cache
-def _enable_heif() -> None:
+def enable_heif() -> None:
     """Register the HEIC format of phone photos with Pillow, if its package is installed."""
     try:
         import pillow_heif
@@ -322,6 +356,8 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
 
 
 def _name(image: ImageLike) -> str:
+    if isinstance(image, StoredImage):
+        return image.name
     if isinstance(image, Path):
         return printable(str(image))
     return f"{image.mode} image {image.width}x{image.height}"
@@ -337,6 +373,8 @@ def _reason(image: ImageLike, error: BaseException) -> str:
     if _is_bomb(error):
         most = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         return f"more than {most} million pixels, or {JPEG_FACTOR * most} in a plain JPEG (a decompression bomb?)"
+    if isinstance(image, StoredImage):
+        return _NO_PIXELS
     if isinstance(image, Path):
         if not os.path.exists(image):  # Path.exists raises on names that are too long
             return "a broken link" if os.path.islink(image) else "no such file"

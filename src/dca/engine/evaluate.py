@@ -103,7 +103,13 @@ def features_of(method: Method, images: Sequence[ImageLike], session: Session) -
     """Features (N, D) of `method.encode` on its device, and probabilities (N, C), of N images."""
     found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, "images")]
     features = torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
-    return features, _normalized(_classify(method, features))
+    return features, classified(method, features)
+
+
+@torch.no_grad()
+def classified(method: Method, features: Tensor) -> NDArray[np.float64]:
+    """Probabilities (N, C) of features (N, D) of `method.encode`; every row sums to one."""
+    return _normalized(_classify(method, features))
 
 
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:

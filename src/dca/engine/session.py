@@ -25,9 +25,9 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
 from dca.data.augment import LOW
-from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, attempt, decode, may_turn, unreadable
-from dca.data.feature_store import FeatureStore
+from dca.data.dataset import ImageLike, StoredImage
+from dca.data.decode import Unreadable, attempt, decode, may_turn, small_version, unreadable
+from dca.data.feature_store import Features, FeatureStore
 from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
@@ -58,9 +58,9 @@ class Session:
         True
     """
 
-    def __init__(self, *, device: str = "auto", store: FeatureStore | None = None, progress: Progress = silent) -> None:
+    def __init__(self, *, device: str = "auto", store: Features | None = None, progress: Progress = silent) -> None:
         self.device = resolve_device(device)
-        self.store = store if store is not None else FeatureStore()
+        self.store: Features = store if store is not None else FeatureStore()
         self.progress = progress
         self.upright = True
         self.time_notice = TimeNotice()
@@ -143,6 +143,8 @@ class Session:
             if key not in self._hashes:
                 self._hashes[key] = sha256_of(image)
             return self._hashes[key]
+        if isinstance(image, StoredImage):
+            return image.sha256
         known = self._in_memory.get(id(image))
         if known is None or known[0]() is not image:
             forget = partial(self._in_memory.pop, id(image))  # called with the dead reference, the default of pop
@@ -240,7 +242,7 @@ class Session:
             UserError: If images cannot be read; it names all of them.
         """
         contents = self.contents(images)
-        new = {c: image for c, image in zip(contents, images, strict=True) if c not in self._thumbnails}
+        new = {c: small_version(i) for c, i in zip(contents, images, strict=True) if c not in self._thumbnails}
         count = of_stage(self.progress, "comparing")
         made = decode(list(new.values()), thumbnail, progress=count, upright=self.upright)
         self._thumbnails.update(zip(new, made, strict=True))

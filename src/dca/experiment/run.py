@@ -18,6 +18,7 @@ from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
 from dca.core.progress import Progress, silent
 from dca.data.class_names import name_warnings
+from dca.data.corrections import CORRECTIONS, read_corrections, with_corrections
 from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
 from dca.data.protocols import Target, Task, harmonic_mean, make_task, training_part
@@ -191,7 +192,7 @@ def _task(
         return task_of(spec, dataset, targets), []
     dataset, targets = _loaded(spec, dataset, targets)
     clip = session.backbone(spec.backbone, spec.precision)
-    return readable_task(partial(task_of, spec), dataset, targets, session, clip)
+    return readable_task(partial(_task_of, spec), dataset, targets, session, clip)
 
 
 def _loaded(
@@ -200,12 +201,17 @@ def _loaded(
     """The data that a spec names; what is given is loaded already."""
     if targets is None:
         targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
-    return dataset if dataset is not None else as_dataset(spec.data, None), targets
+    dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+    return dataset if spec.corrections is None else _corrected(Path(spec.corrections), dataset), targets
 
 
 def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
     """The task of a spec: what is trained on, and what is tested."""
-    dataset, targets = _loaded(spec, dataset, targets)
+    return _task_of(spec, *_loaded(spec, dataset, targets))
+
+
+def _task_of(spec: Spec, dataset: Dataset, targets: Sequence[Dataset]) -> Task:
+    """The task of loaded data."""
     require_learnable(dataset)
     if spec.draw is not None:
         return _drawn_by_file(spec, dataset)
@@ -220,6 +226,22 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
     )
     require_transferable(spec, task)
     return task
+
+
+def _corrected(model: Path, dataset: Dataset) -> Dataset:
+    """The dataset with the corrections of a model folder among its training images."""
+    found = read_corrections(model)
+    if not found:
+        raise UserError(f"{model} holds no corrections", hint=omit("corrections"))
+    return with_corrections(dataset, found)
+
+
+def _count_corrections(spec: Spec, task: Task) -> int:
+    """How many of the training images are corrections."""
+    if spec.corrections is None:
+        return 0
+    place = Path(spec.corrections) / CORRECTIONS
+    return sum(isinstance(item.image, Path) and item.image.is_relative_to(place) for item in task.source.train)
 
 
 def _with_test_images(spec: Spec, dataset: Dataset) -> Dataset:
@@ -332,6 +354,7 @@ def _result(
         "shots": spec.shots,
         "draw": Path(spec.draw).name if spec.draw else None,
         "images": len(model.draw_),
+        "corrections": _count_corrections(spec, task),
         "held_out": spec.hold_out,
         "seed": spec.seed,
         "selection": task.selected_on,

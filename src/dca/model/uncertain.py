@@ -16,7 +16,7 @@ from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
 from dca.core.progress import Progress, shown
 from dca.data.dataset import ImageLike
-from dca.engine.evaluate import features_of, features_of_crops
+from dca.engine.evaluate import classified, features_of, features_of_crops
 from dca.methods.shared.prediction_sets import least_images, p_values, threshold_sets, with_best
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
@@ -78,6 +78,17 @@ class Uncertain(Fitted):
             UserError: As for `prediction_sets`.
         """
         return self._answers(*features_of_crops(self._require_fitted(), crops), coverage)
+
+    def answers_of(self, features: Tensor) -> Answers:
+        """Probabilities and p-values of encoded images.
+
+        Args:
+            features: Features (n, D) of `method_.encode`.
+
+        Returns:
+            Probabilities; p-values where the model has any.
+        """
+        return self._answers(features, classified(self._require_fitted(), features), None)
 
     @property
     def has_p_values(self) -> bool:
