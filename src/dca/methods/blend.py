@@ -11,7 +11,7 @@ trained method does not lower that loss by more than noise, b = 0 and the model 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -155,6 +155,14 @@ class Blend(Method):
         """The features of `encode`, where the image tower is unchanged."""
         own = self.closed.from_frozen(features)
         return own if self.trained is None else torch.cat([own, self.trained.from_frozen(features)], dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """Those of the trained method."""
+        return () if self.trained is None else self.trained.text_contexts()
+
+    def prompt_features(self) -> Tensor | None:
+        """Those of the trained method, or of the closed form if that is alone."""
+        return (self.trained or self.closed).prompt_features()
 
     def p_values(self, features: Tensor) -> Tensor | None:
         """Those of the closed form."""

@@ -14,7 +14,7 @@ images through the final visual tokens, and averages the M probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -199,6 +199,10 @@ class DCA(KeepsShots):
     def encode_text(self) -> Tensor:
         """u: unit text features, (M, C, D)."""
         return F.normalize(self.text.encode(self.clip), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The M contexts."""
+        return list(self.text.contexts)
 
     @property
     def shot_views(self) -> int:
