@@ -34,16 +34,17 @@ def explanation(
         path: Where to write the picture, a .png or .svg file.
         target: Class that the heat map belongs to.
     """
-    height = 1.35 + _SIDE + 0.25 + (0.35 + _SMALL + 0.55 if nearest else 0)
+    height = 1.35 + _SIDE + 0.25 + (0.25 + _SMALL + 0.5 if nearest else 0)
     with drawing(0.6 + 2 * (_SIDE + _GAP) + 2.6, height) as figure:
         name, probability = top[0]
-        style.headline(figure, f"{plain(name, 40)} ({percent(probability)})", "what the model sees, and why")
+        below = f"orange parts speak for {plain(target, 26)}, blue ones against it"
+        style.headline(figure, f"{plain(name, 40)} ({percent(probability)})", below)
         for place, (picture, words) in enumerate(((image, "what the model sees"), (heat, f"for {plain(target, 26)}"))):
             _picture(figure, picture, 0.3 + place * (_SIDE + _GAP), 1.2, _SIDE, words)
         _bars(figure, top, 0.3 + 2 * (_SIDE + _GAP), 1.2)
         style.note(figure, 0.3, 1.2 + _SIDE + 0.08, "orange speaks for the class, blue against it", size=8, color=MUTED)
         if nearest:
-            _row(figure, nearest, 1.2 + _SIDE + 0.6)
+            _row(figure, nearest, 1.2 + _SIDE + 0.5)
         return save(figure, path)
 
 
