@@ -31,6 +31,7 @@ from dca.methods.saved_state import state_problems
 from dca.methods.shared.frozen import shape_problems
 from dca.methods.shared.heads import Head
 from dca.methods.shared.product import ProductHead, Worth, product, weigh
+from dca.methods.uncertainty import CurvePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,10 @@ class Blend(Method):
     def expected_gain(self) -> tuple[int, float] | None:
         """That of the closed form if it is alone."""
         return self.closed.expected_gain() if self.trained is None else None
+
+    def learning_curve(self) -> list[CurvePoint]:
+        """That of the closed form if it is alone."""
+        return self.closed.learning_curve() if self.trained is None else []
 
     def notes(self) -> list[str]:
         """What the trained method brought."""
