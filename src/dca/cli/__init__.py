@@ -22,6 +22,8 @@ COMMANDS = {
     "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Predict the classes of images."),
+    "report": ("dca.cli.report", "Write a page about a model: accuracy, mistakes, what to do next."),
+    "compare": ("dca.cli.compare", "Compare models on the same images."),
     "explain": ("dca.cli.explain", "Show why a model says what it says about an image."),
     "check-labels": ("dca.cli.check_labels", "Find images whose labels look wrong."),
     "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),

@@ -17,6 +17,16 @@ from dca.core.errors import UserError
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
+    from dca.experiment.spec import Spec
+
+
+def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Raise before the fit if a page is asked for and cannot be made."""
+    if value:
+        from dca.report.page import need_jinja
+
+        need_jinja()
+    return value
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
@@ -77,6 +87,13 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
+@click.option(
+    "--open",
+    "open_it",
+    is_flag=True,
+    callback=require_pages,
+    help="Also write report.html into the model folder and open it; see: dca report.",
+)
 @overwrite_flag
 @running
 @quiet_flag
@@ -89,6 +106,7 @@ def command(
     settings: tuple[str, ...],
     overwrite: bool,
     gallery: bool,
+    open_it: bool,
     device: str,
     quiet: bool,
     as_json: bool,
@@ -104,7 +122,7 @@ def command(
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
-    dca fit photos/ --with dca
+    dca fit photos/ --with dca --open
     dca fit photos/ --method gda --estimate
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
@@ -123,6 +141,24 @@ def command(
         emit({"model": str(outcome.folder), **outcome.result})
     else:
         report(outcome)
+    if open_it:
+        open_report(outcome.folder, spec, device=device, quiet=quiet)
+
+
+def open_report(model: Path, spec: Spec, *, device: str, quiet: bool) -> None:
+    """Write the page of a finished run, with its test images if there are any, and open it."""
+    import dataclasses
+
+    from dca.cli.report import show, write_report
+    from dca.experiment.run import task_of
+
+    task, dataset = task_of(spec), None
+    if spec.protocol == "few-shot" and task.targets:
+        dataset = dataclasses.replace(task.source, train=(), val=(), test=task.targets[0].test)
+    with showing(quiet=quiet) as progress:
+        page = write_report(model, dataset, data=spec.data, device=device, backbone=spec.backbone, progress=progress)
+    click.echo(f"wrote {page}", err=True)
+    show(page)
 
 
 def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

@@ -35,8 +35,9 @@ from dca.model.record_checks import record_problems
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+REPORT = "report.html"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS})
+FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS})
 PARTIAL = ".partial"
 
 

@@ -66,6 +66,10 @@ class KeepsShots(TrainedMethod):
         """The stored text features."""
         return self.text_features if self.text_features.dim() == 3 else self.text_features[None]
 
+    def kept_features(self) -> tuple[Tensor, Tensor] | None:
+        """The stored features."""
+        return (self.shot_features, self.shots.labels()) if len(self.shot_features) else None
+
     @property
     def shot_views(self) -> int:
         """Augmented views of each image that are stored; 0 for the evaluation view."""

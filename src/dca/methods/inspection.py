@@ -1,4 +1,4 @@
-"""The text side of a finished method, for showing it: learned contexts, and the texts that images are compared with."""
+"""What a finished method shows of itself: learned contexts, texts that images are compared with, stored features."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-class Prompted:
-    """The part of `Method` that shows its texts; every function is optional."""
+class Inspection:
+    """The part of `Method` that can be looked at; every function is optional."""
 
     def text_contexts(self) -> Sequence[Tensor]:
         """Learned vectors that enter the text tower in the place of words.
@@ -23,5 +23,13 @@ class Prompted:
 
         Returns:
             Unit text features (M, C, D) of the M prompts, or None if the method has none of its own.
+        """
+        return None
+
+    def kept_features(self) -> tuple[Tensor, Tensor] | None:
+        """Training images as the image tower of this method sees them.
+
+        Returns:
+            Features (N, D) and classes (N,), or None if the method stores none.
         """
         return None
