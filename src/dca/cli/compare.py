@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,11 +27,18 @@ MOST = 10
     metavar="FILE",
     help="Also write an HTML page with the images on which the models disagree.",
 )
+@click.option("--backbone", default=None, help="Where the backbone of all these models is now, if it was moved.")
 @running
 @quiet_flag
 @json_flag
 def command(
-    places: tuple[str, ...], output: Path | None, device: str, precision: str, quiet: bool, as_json: bool
+    places: tuple[str, ...],
+    output: Path | None,
+    backbone: str | None,
+    device: str,
+    precision: str,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Compare models on the labelled images of DATA: paired differences to the first, disagreements, cost.
 
@@ -57,7 +64,8 @@ def command(
     dataset = as_dataset(data, None, measuring=True)
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)
-        loaded = [Classifier.from_pretrained(place, precision=precision, session=session) for place in models]
+        shared: dict[str, Any] = {"backbone": backbone, "precision": precision, "session": session}
+        loaded = [Classifier.from_pretrained(place, **shared) for place in models]
         found = compare(list(zip(names_of(models), loaded, strict=True)), dataset, progress=progress)
     if output is not None:
         write_page(found, output)

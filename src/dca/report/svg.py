@@ -29,6 +29,15 @@ def drawing(width: float, height: float, title: str, *children: object, class_: 
     return element("svg", *children, viewBox=box, role="img", aria_label=title, class_=class_)
 
 
+def short(text: str, most: int = 34) -> str:
+    """Text that fits into a drawing.
+
+    >>> short("a very long name", 8)
+    'a very …'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 @dataclass(frozen=True)
 class Scale:
     """A linear map from [low, high] to [start, end]."""

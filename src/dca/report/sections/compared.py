@@ -11,7 +11,7 @@ from dca.core.paired import HOW
 from dca.model.comparison import Compared, Comparison
 from dca.report.page import Section, signed
 from dca.report.sections.headline import Accuracy, chart
-from dca.report.svg import Scale, drawing, line, rect, words
+from dca.report.svg import Scale, drawing, line, rect, short, words
 
 
 def build(comparison: Comparison) -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ def differences(models: list[Compared]) -> Markup:
     parts = [line(x(0), 4, x(0), height - 20, "axis"), words(x(0), height - 5, "0 points", "middle")]
     for place, (model, one) in enumerate(zip(models, found, strict=True)):
         y = 8 + step * place
-        parts.append(words(4, y + 11, f"{model.name}: {signed(one.difference)}", "strong"))
+        parts.append(words(4, y + 11, f"{short(model.name)}: {signed(one.difference)}", "strong"))
         parts.append(line(x(one.low), y + 26, x(one.high), y + 26, "whisker"))
         parts += [line(x(end), y + 21, x(end), y + 31, "whisker") for end in (one.low, one.high)]
         parts.append(rect(x(one.difference) - 4, y + 22, 8, 8, "good"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ from dca.model.comparison import Comparison
 from dca.report.images import addresses
 from dca.report.page import Section
 
-# Images that are shown of each kind, and pixels of each.
-MOST, SIDE = 16, 120
+# Images that are shown of each kind, at most so many with the same answers, and pixels of each.
+MOST, ALIKE, SIDE = 16, 2, 120
 KINDS = ("only others are wrong", "the first is wrong and another is right", "all are wrong, differently")
 
 
@@ -19,11 +20,14 @@ def build(comparison: Comparison) -> Mapping[str, Any] | str:
     if not comparison.disagreements:
         return "The models give the same answer for every image."
     groups: list[dict[str, Any]] = [{"title": title, "rows": [], "count": 0} for title in KINDS]
+    seen = Counter[tuple[str, ...]]()
     for row in comparison.disagreements:
         hits = [hit for _, _, hit in row.answers]
         group = groups[0 if hits[0] else 1 if any(hits) else 2]
+        alike = (row.truth, *(label for label, *_ in row.answers))
         group["count"] += 1
-        if len(group["rows"]) < MOST:
+        seen[alike] += 1
+        if len(group["rows"]) < MOST and seen[alike] <= ALIKE:
             group["rows"].append(row)
     for group in groups:
         pictures = addresses([comparison.images[row.number] for row in group["rows"]], SIDE)

@@ -13,7 +13,7 @@ from dca.core.paired import paired_difference
 from dca.core.wording import counted
 from dca.report.page import Section, percent
 from dca.report.subject import Subject
-from dca.report.svg import Scale, drawing, element, line, rect, words
+from dca.report.svg import Scale, drawing, element, line, rect, short, words
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def chart(rows: list[Accuracy]) -> Markup:
     parts += [words(4, height - 5, "0"), words(width, height - 5, "100 %", "end")]
     for place, row in enumerate(rows):
         y = top + step * place
-        parts.append(words(4, y + 13, f"{row.name}: {percent(row.share)}", "strong"))
+        parts.append(words(4, y + 13, f"{short(row.name)}: {percent(row.share)}", "strong"))
         parts.append(rect(4, y + 20, scale(row.share) - 4, 14, "good" if row.main else "pale"))
         parts.append(line(scale(row.low), y + 27, scale(row.high), y + 27, "whisker"))
         parts += [line(scale(end), y + 22, scale(end), y + 32, "whisker") for end in (row.low, row.high)]
