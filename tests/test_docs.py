@@ -13,7 +13,7 @@ from dca.cli import main
 from dca.clip.places import HUB_IDS
 from dca.core.errors import UserError
 from dca.methods.interface import Method
-from dca.methods.registry import get_method
+from dca.methods.registry import all_methods, get_method
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
@@ -111,21 +111,30 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
         "DCA": "dca",
         "ProLIP": "prolip",
         "2SFS": "two_sfs",
+        "LAMM": "lamm",
+        "VPT": "vpt",
     }
     given = []
     for line in section.split("\n- ")[1:]:
         text = " ".join(line.split())
-        parts = re.split(r"(?=(?:MaPLe|PromptSRC): )", text) if "MaPLe:" in text else [text]
-        for part in parts:
-            names = [name for words, name in methods.items() if words in part.split("(")[0]]
-            names = (
-                ["maple"] if part.startswith("MaPLe: ") else ["promptsrc"] if part.startswith("PromptSRC: ") else names
-            )
-            for setting in re.findall(r"--set (\w+=[\w./^]+)", part):
-                kinds = [get_method(name) for name in names or ["tip_adapter_f"]]
-                assert any(_understood(kind, setting) for kind in kinds), (names, setting)
-                given.append(setting)
-    assert {"depth=3", "average_mean=6", "prototypes=augmented", "init=random", "names=raw", "crop_low=0.5"} <= {*given}
+        names = [name for words, name in methods.items() if words in text.split("(")[0]]
+        for setting in re.findall(r"--set (\w+=[\w./^]+)", text):
+            kinds = [get_method(name) for name in names or ["tip_adapter_f"]]
+            assert any(_understood(kind, setting) for kind in kinds), (names, setting)
+            given.append(setting)
+    wanted = {"prototypes=augmented", "init=random", "search=grid", "names=raw", "crop_low=0.5", "reading=printed"}
+    assert wanted <= {*given}
+
+
+def test_the_table_of_recipes_by_protocol_is_complete() -> None:
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^  \| `(\w+)` \| ([\w, -]+) \| .* \| (.*) \|$", page, re.MULTILINE)
+    listed = {(name, protocol): source for name, protocols, source in rows for protocol in protocols.split(", ")}
+    recipes = {(n, p): own for n, kind in all_methods().items() for p, own in kind.protocol_recipes.items()}
+    assert listed.keys() == recipes.keys()
+    for key, own in recipes.items():
+        ends = [end for end in re.findall(r"`\.*([^`]+)`", listed[key]) if own.source.endswith(end)]
+        assert ends, (key, own.source)
 
 
 def _understood(kind: type[Method], setting: str) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dca.engine.held_out import FOLDS
-from dca.engine.resume import STATE
+from dca.engine.resume import FOLDS, STATE
 from dca.methods import blend
 from dca.methods.shared.product import Worth
 

@@ -17,7 +17,7 @@ from PIL import Image
 from small_images import photo
 
 from dca.core.errors import UserError
-from dca.data.decode import Unreadable, attempt, decode, is_image, open_image, to_rgb
+from dca.data.decode import Unreadable, attempt, decode, is_image, may_turn, open_image, to_rgb
 from dca.data.hashing import sha256_of
 from dca.data.image_store import ImageStore, stream
 
@@ -247,3 +247,28 @@ def test_hash_is_of_the_file_or_of_the_pixels(tmp_path):
     image.save(tmp_path / "x.png")
     assert sha256_of(tmp_path / "x.png") == hashlib.sha256((tmp_path / "x.png").read_bytes()).hexdigest()
     assert sha256_of(image) == sha256_of(image.copy()) != sha256_of(image.transpose(Image.Transpose.TRANSPOSE))
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])  # Pillow always turns TIFF files
+def test_without_its_exif_rotation_an_image_is_as_it_is_stored(tmp_path, suffix):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo(1, size=(16, 8)).save(tmp_path / f"x.{suffix}", exif=exif)
+    photo(1, size=(16, 8)).save(tmp_path / f"plain.{suffix}")
+    found = decode([tmp_path / f"x.{suffix}"], lambda image: image, upright=False)[0]
+    assert found.size == (16, 8)
+    assert np.array_equal(found, open_image(tmp_path / f"plain.{suffix}"))
+    assert np.array_equal(to_rgb(found), found), "a later step turns it"
+    assert open_image(tmp_path / f"x.{suffix}").size == (8, 16)
+
+
+def test_only_a_jpeg_header_without_a_rotation_rules_one_out(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo().save(tmp_path / "turned.jpg", exif=exif)
+    photo().save(tmp_path / "plain.jpg")
+    photo().save(tmp_path / "plain.png")
+    (tmp_path / "text.jpg").write_text("no image")
+    names = ("plain.jpg", "turned.jpg", "plain.png", "text.jpg", "missing.jpg")
+    assert [may_turn(tmp_path / name) for name in names] == [False, True, True, True, True]
+    assert may_turn(photo())

@@ -21,8 +21,8 @@ from dca.data.feature_store import FeatureStore
 from dca.engine import held_out as module
 from dca.engine.evaluate import probabilities
 from dca.engine.fit import fit
-from dca.engine.held_out import FOLDS, PREDICTED, NothingHeldOutError, folds, held_out, number_of_folds
-from dca.engine.resume import METRICS, STATE
+from dca.engine.held_out import PREDICTED, NothingHeldOutError, folds, held_out, number_of_folds
+from dca.engine.resume import FOLDS, METRICS, STATE
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
 from dca.methods.interface import HeldOut

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dca.clip import CLIP
 from dca.clip.model import compute_digest
 from dca.core import seeds
 from dca.core.errors import UserError
+from dca.core.progress import silent
 from dca.data.dataset import Dataset
 from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats
 from dca.methods.interface import Batch, Problem
@@ -387,3 +389,71 @@ def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_
     one, other = straight.state_dict(), resumed.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_grid_is_the_authors_and_leaves_what_is_given(clip: CLIP) -> None:
+    problem = Problem(names=tuple(map(str, range(20))), shots=2)
+    points = CrossModal.candidates(CrossModalOptions(search="grid"), problem)
+    found = [(p.learning_rate, p.weight_decay, 2 * (p.batch_size or 0)) for p in points]
+    assert found == [(r, d, b) for r in (1e-3, 1e-4) for d in (0.0, 0.01, 1e-4) for b in (8, 32)]
+    assert len(CrossModal.candidates(CrossModalOptions(search="grid", form="partial"), problem)) == 9
+    given = CrossModal.candidates(CrossModalOptions(search="grid", learning_rate=0.5, batch_size=3), problem)
+    assert {(p.learning_rate, p.batch_size) for p in given} == {(0.5, 3)}
+    assert len(given) == 3
+    assert CrossModal.candidates(CrossModalOptions(), problem) == [CrossModalOptions()]
+    with pytest.raises(UserError, match="keep=last"):
+        CrossModalOptions(search="grid", keep="last")
+
+
+@pytest.mark.parametrize(("names", "templates", "sizes"), [(10, (), {4}), (2, (), {4}), (10, TWO, {4, 16})])
+def test_batches_of_more_sentences_than_there_are_are_left_out(
+    names: int, templates: tuple[str, ...], sizes: set[int]
+) -> None:
+    """EuroSAT has ten sentences, so that a batch of 32 needs more than there are."""
+    problem = Problem(names=tuple(map(str, range(names))), shots=4)
+    points = CrossModal.candidates(CrossModalOptions(search="grid", templates=templates), problem)
+    assert {p.batch_size for p in points} == sizes
+
+
+def searched(data: Dataset, folder: Path | None = None, progress: Any = None, **options: object) -> CrossModal:
+    model = Classifier(
+        "cross_modal", seed=3, backbone=make_clip(), epochs=1, warmup_epochs=0, init="random", tau=1.0, **options
+    )
+    return model.fit(data, folder=folder, progress=progress or silent).method_  # type: ignore[return-value]
+
+
+def test_the_first_best_point_on_validation_images_is_kept(sample: Dataset) -> None:
+    """Equal to the fit of that point alone; what is saved says which it was."""
+    data = dataclasses.replace(sample, val=sample.test)
+    points = [(r, d) for r in (1e-3, 1e-4) for d in (0.0, 0.01, 1e-4)]
+    alone = [searched(data, batch_size=4, learning_rate=r, weight_decay=d) for r, d in points]
+    wanted = max(range(6), key=lambda n: float(alone[n].validated))
+    assert len({float(method.validated) for method in alone}) > 1, "nothing to select"
+    found = searched(data, batch_size=4, search="grid")
+    assert (found.options.learning_rate, found.options.weight_decay) == points[wanted]
+    assert torch.equal(found.final_weight, alone[wanted].final_weight)
+    assert found.settled(CrossModalOptions(search="grid")).search == "none"
+    assert found.settled(CrossModalOptions(search="grid")).learning_rate == points[wanted][0]
+    assert found.notes() == []
+
+
+def test_without_validation_images_the_grid_is_one_fixed_point(sample: Dataset) -> None:
+    found, plain = (searched(dataclasses.replace(sample, val=()), search=search) for search in ("grid", "none"))
+    assert torch.equal(found.final_weight, plain.final_weight)
+    assert "no validation images" in found.notes()[0]
+
+
+def test_an_interrupted_search_continues(sample: Dataset, tmp_path: Path) -> None:
+    data = dataclasses.replace(sample, val=sample.test)
+
+    def told(stage: str, done: int, total: int, note: str) -> None:
+        if "candidate 4/" in note:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        searched(data, tmp_path, told, search="grid")
+    trained: list[str] = []
+    resumed = searched(data, tmp_path, lambda stage, done, total, note: trained.append(note), search="grid")
+    assert not [note for note in trained if "candidate 1/" in note and "epoch" in note]
+    straight = searched(data, search="grid")
+    assert torch.equal(resumed.final_weight, straight.final_weight)

@@ -149,6 +149,7 @@ def test_the_cache_sums_the_keys_of_each_class(counts: tuple[int, ...], alpha: f
     keys, text, f = units(len(labels), D, seed=1), units(C, D, seed=2), units(5, D, seed=3)
     head = CacheHead.of(text, keys, labels, 20.0, alpha, 2.5)
     expected = 20.0 * f @ text.T + alpha * cache_logits(f @ keys.T, labels, C, 2.5)
+    torch.testing.assert_close(head.logits(f), expected)
     torch.testing.assert_close(head(f), expected.softmax(-1))
 
 

@@ -46,7 +46,7 @@ def test_loss_and_probabilities_equal_the_equations(clip: CLIP, counts: tuple[in
     first = plain.visual.projection.weight.detach().flatten().tolist()
     with torch.no_grad():
         plain.visual.projection.weight.copy_(method.projection)
-        f = [towers.encode_image(plain, image).tolist() for image in images.view(0).double()]
+        f = [towers.encode_image(plain, image).tolist() for image in images.view(0, 0.5).double()]
         t = [towers.encode_text(plain, towers.embed(plain, f"a photo of a {name}.")).tolist() for name in CLASSES]
     logits = [[clip.tau * dot(x, t_c) for t_c in unit(t)] for x in unit(f)]
     moved = [a - b for a, b in zip(method.projection.double().flatten().tolist(), first, strict=True)]
@@ -57,7 +57,7 @@ def test_loss_and_probabilities_equal_the_equations(clip: CLIP, counts: tuple[in
     wanted = torch.tensor([softmax(row) for row in logits], dtype=torch.float64)
     torch.testing.assert_close(step.probabilities.double(), wanted, atol=1e-5, rtol=0)
     method.finish(images)
-    got = method.seal().classify(method.encode(images.view(0))).detach()
+    got = method.seal().classify(method.encode(images.view(0, 0.5))).detach()
     torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
 
 
@@ -98,7 +98,7 @@ def test_a_step_takes_all_images_and_one_view_of_each(clip: CLIP) -> None:
     assert batch.inputs.shape == (11, 3, clip.config.vision.width)
     assert (method.options.batch_size or 0) >= 11
     for v in range(3):
-        torch.testing.assert_close(batch.inputs[:, v], clip.unprojected_image(images.view(v)).detach())
+        torch.testing.assert_close(batch.inputs[:, v], clip.unprojected_image(images.view(v, 0.5)).detach())
 
 
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:

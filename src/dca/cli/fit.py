@@ -74,7 +74,8 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     type=click.Choice(SELECTIONS),
     default="strict",
     show_default=True,
-    help="Validation images that a method may select on: at most 4 per class, or those its authors used.",
+    help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "
+    "with their settings for the protocol, and public images without their EXIF rotation.",
 )
 @click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
 @click.option(
@@ -177,12 +178,15 @@ def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, 
 
 
 def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
-    """The options that `--set` gives, as values."""
+    """The options that `--set` gives, as values; also those that it sets to their defaults."""
     from dataclasses import asdict
 
     from dca.methods.registry import get_method
 
-    return asdict(get_method(method).choose(settings))
+    kind = get_method(method)
+    values, default = asdict(kind.choose(settings)), asdict(kind.Options())
+    named = {text.partition("=")[0].strip().replace("-", "_") for text in settings}
+    return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
 def report(outcome: Outcome) -> None:

@@ -119,7 +119,9 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 
     method = get_method(name)
     listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
-    row: dict[str, Any] = {**summary(method), "options": listed}
+    recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_recipes.items()}
+    row: dict[str, Any] = {**summary(method), "options": listed, "protocol_recipes": recipes}
+    row["explanations"] = method.explanations()
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
         return
@@ -138,3 +140,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         click.echo(f"      {option['help']} ({option['source']})")
     if method.unused_options():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")
+    for heading, lines in row["explanations"].items():
+        click.echo(f"\n{heading}:")
+        for line in lines:
+            click.echo(textwrap.fill(line, WIDEST, initial_indent="  ", subsequent_indent="      "))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip.config import TowerConfig
+from dca.clip.kernels.activation import activate
+from dca.clip.kernels.norm import add_norm
+from dca.clip.linear import Linear, compute_type
 
 # Maps the input (..., T, V) of a linear layer or norm to what is added to its output (..., T, W).
 Update = Callable[[Tensor], Tensor]
@@ -53,12 +56,33 @@ def updated(layer: nn.Module, x: Tensor, update: Update | None) -> Tensor:
     return y if update is None else y + update(x)
 
 
-class QuickGELU(nn.Module):
-    """x · sigmoid(1.702 x), the activation of OpenAI's checkpoints."""
+class Rows(NamedTuple):
+    """Rows x + added of the residual stream, (..., T, W): the next norm adds and norms in one pass."""
+
+    x: Tensor
+    added: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum."""
+        return self.x if self.added is None else self.x + self.added
+
+
+def normed(rows: Rows, norm: nn.LayerNorm, update: Update | None) -> tuple[Tensor, Tensor]:
+    """The sum of the rows, and its layer norm in the compute type with what an update adds."""
+    x, found = add_norm(rows.x, rows.added, norm, compute_type(rows.x))
+    return x, found if update is None else found + update(x)
+
+
+class Activation(nn.Module):
+    """QuickGELU, x · sigmoid(1.702 x), the activation of OpenAI's checkpoints; or GELU."""
+
+    def __init__(self, *, quick: bool = True) -> None:
+        super().__init__()
+        self.quick = quick
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape in, the same out."""
-        return x * torch.sigmoid(1.702 * x)
+        return activate(x, quick=self.quick)
 
 
 class Attention(nn.Module):
@@ -67,8 +91,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
 
     def split(self, x: Tensor) -> Tensor:
         """(..., T, W) -> (..., heads, T, W / heads)."""
@@ -91,15 +115,24 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             width = x.shape[-1]
-            weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(queries, weight[:width], bias[:width])
-            k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+            q = self.qkv.part(queries, slice(width))
+            k, v = self.qkv.part(x, slice(width, None)).chunk(2, dim=-1)
         if updates:
             q, k, v = (
                 value + updates[part](inputs) if part in updates else value
                 for part, value, inputs in zip(PARTS, (q, k, v), (queries, x, x), strict=True)
             )
         return self.split(q), self.split(k), self.split(v)
+
+    def together(self, x: Tensor, updates: BlockUpdates = NO_UPDATES) -> Tensor:
+        """Queries, keys and values side by side, heads not split: (..., T, W) -> (..., T, 3W)."""
+        y: Tensor = self.qkv(x)
+        if not any(part in updates for part in PARTS):
+            return y
+        return torch.cat([
+            value + updates[part](x) if part in updates else value
+            for part, value in zip(PARTS, y.chunk(3, dim=-1), strict=True)
+        ], dim=-1)  # fmt: skip
 
 
 class Block(nn.Module):
@@ -111,9 +144,9 @@ class Block(nn.Module):
         self.attn = Attention(config.width, config.heads)
         self.ln_2 = nn.LayerNorm(config.width, eps=config.eps)
         self.mlp = nn.Sequential(
-            nn.Linear(config.width, config.hidden),
-            QuickGELU() if config.activation == "quick_gelu" else nn.GELU(),
-            nn.Linear(config.hidden, config.width),
+            Linear(config.width, config.hidden),
+            Activation(quick=config.activation == "quick_gelu"),
+            Linear(config.hidden, config.width),
         )
 
     def forward(
@@ -124,26 +157,32 @@ class Block(nn.Module):
         The output of a tower depends on one row of its last block: with `rows` the queries and the MLP of
         the other rows are not computed. The selected rows attend to all keys.
         """
-        normed = updated(self.ln_1, x, updates.get("ln_1"))
-        if rows is None:
-            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, updates=updates), is_causal=causal)
+        return self.advance(Rows(x), causal=causal, only=rows, updates=updates).total()
+
+    def advance(
+        self, rows: Rows, *, causal: bool = False, only: slice | None = None, updates: BlockUpdates = NO_UPDATES
+    ) -> Rows:
+        """`forward` of rows whose last addition is left open, to the same; only: the rows that leave the block."""
+        x, inputs = normed(rows, self.ln_1, updates.get("ln_1"))
+        if only is None:
+            mixed = F.scaled_dot_product_attention(*self.attn.project(inputs, updates=updates), is_causal=causal)
         else:
-            mixed = F.scaled_dot_product_attention(*self.attn.project(normed, normed[..., rows, :], updates))
-            x = x[..., rows, :]
+            mixed = F.scaled_dot_product_attention(*self.attn.project(inputs, inputs[..., only, :], updates))
+            x = x[..., only, :]
         return self.finish(x, mixed, updates)
 
     def apart(self, x: Tensor) -> Tensor:
         """x: (B, T, W) -> (B, T, W), without attention: every row gets its own value instead of a mixture."""
-        values = 2 * x.shape[-1]
-        v = F.linear(self.ln_1(x), self.attn.qkv.weight[values:], self.attn.qkv.bias[values:])
-        return self.finish(x, self.attn.split(v))
+        x, inputs = normed(Rows(x), self.ln_1, None)
+        v = self.attn.qkv.part(inputs, slice(2 * x.shape[-1], None))
+        return self.finish(x, self.attn.split(v)).total()
 
-    def finish(self, x: Tensor, mixed: Tensor, updates: BlockUpdates = NO_UPDATES) -> Tensor:
+    def finish(self, x: Tensor, mixed: Tensor, updates: BlockUpdates = NO_UPDATES) -> Rows:
         """Residual around the attention output `mixed` (heads split), then the MLP."""
-        x = x + self.attn.merge(mixed, updates.get("out"))
+        x, inputs = normed(Rows(x, self.attn.merge(mixed, updates.get("out"))), self.ln_2, updates.get("ln_2"))
         fc, activation, proj = self.mlp
-        hidden = updated(fc, updated(self.ln_2, x, updates.get("ln_2")), updates.get("fc"))
-        return x + updated(proj, activation(hidden), updates.get("proj"))
+        hidden = updated(fc, inputs, updates.get("fc"))
+        return Rows(x, updated(proj, activation(hidden), updates.get("proj")))
 
 
 class Blocks(nn.ModuleList):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dca.clip.beside import beside
 from dca.clip.blocks import Update, updates_of_tower
 from dca.clip.config import CLIPConfig
 from dca.clip.preprocess import Preprocess
@@ -276,8 +277,12 @@ class CLIP(nn.Module):
         Raises:
             ValueError: If the name of an update is not that of a layer.
         """
+        learned = [contexts] if isinstance(contexts, Tensor) else list(contexts)
+        learned += [tokens for more in deep or () for tokens in more.values()]
         with self._autocast(dtype):
-            return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
+            if updates:
+                return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
+            return beside(learned, lambda: self.text.encode_prompts(contexts, names, deep).float())
 
     def encode_embedded(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
         """Text features of sequences that are embedded already.

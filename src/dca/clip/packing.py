@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip.ragged import constant, ragged
+from dca.clip.kernels.blocks_of_rows import RowBlocks, Span, divide
+from dca.clip.ragged import cached_tensors, constant, ragged
 
 NEVER = float("-inf")
 KeysValues = tuple[Tensor, Tensor]
@@ -56,11 +57,26 @@ def _unshared(head: int, lengths: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
+@cached_tensors(maxsize=32)
+def _row_blocks(numbers: tuple[int, ...], device: torch.device) -> RowBlocks:
+    """Tables for `kernels.attention`. numbers: last, M, M prefix lengths, lengths of the names (sequences if M = 0)."""
+    last, M, prefixes, names = bool(numbers[0]), numbers[1], numbers[2 : 2 + numbers[1]], numbers[2 + numbers[1] :]
+    if not M:
+        return divide([Span(0, names)], device, last=last)
+    starts, head = list(accumulate(prefixes, initial=0)), sum(prefixes)
+    named = [Span(head + m * sum(names), names, range(starts[m], starts[m + 1])) for m in range(M)]
+    return divide(named if last else [Span(0, prefixes), *named], device, last=last)
+
+
 class Sequences:
     """N whole sequences, each attending to itself alone."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.rows = ragged(tuple(lengths), device)
+        self.rows, self.device = ragged(tuple(lengths), device), device
+
+    def row_blocks(self, *, last: bool) -> RowBlocks:
+        """Tables of the attention kernel; last: for `attend_last`."""
+        return _row_blocks((last, 0, *self.rows.lengths), self.device)
 
     def replace(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Put tokens (L, W), or (N, L, W), in place of the L rows behind each SOS. x: (R, W)."""
@@ -89,7 +105,11 @@ class Prompts:
 
     def __init__(self, prefixes: Sequence[int], names: Sequence[int], device: torch.device) -> None:
         self.prefix, self.name = ragged(tuple(prefixes), device), ragged(tuple(names), device)
-        self.head, self.M = sum(prefixes), len(prefixes)
+        self.head, self.M, self.device = sum(prefixes), len(prefixes), device
+
+    def row_blocks(self, *, last: bool) -> RowBlocks:
+        """Tables of the attention kernel; last: for `attend_last`."""
+        return _row_blocks((last, self.M, *self.prefix.lengths, *self.name.lengths), self.device)
 
     def replace(self, x: Tensor, tokens: Sequence[Tensor | None]) -> Tensor:
         """Put tokens (L_m, W) in place of the context of prompt m, unless they are None. x: (R, W)."""

@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from dca.clip.blocks import NO_UPDATES, OUTSIDE, Blocks, TowerUpdates, updated
+from dca.clip.blocks import NO_UPDATES, OUTSIDE, Blocks, Rows, TowerUpdates, normed, updated
+from dca.clip.chunking import classes_at_once
 from dca.clip.config import TextConfig
+from dca.clip.linear import Linear, compute_type
 from dca.clip.packing import Prompts, Sequences
 from dca.clip.ragged import constant
+from dca.clip.text_attention import attend, attend_last
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class TextTower(nn.Module):
         self.positions = nn.Parameter(torch.empty(config.context_length, config.width))
         self.blocks = Blocks(config)
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
-        self.projection = nn.Linear(config.width, embed_dim, bias=False)
+        self.projection = Linear(config.width, embed_dim, bias=False)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token embeddings (R, W) of R ids, without positions."""
@@ -78,6 +82,7 @@ class TextTower(nn.Module):
         names: Sequence[Sequence[int]],
         deep: Sequence[Mapping[int, Tensor]] | None = None,
         updates: TowerUpdates | None = None,
+        at_once: int | None = None,
     ) -> Tensor:
         """Every class under every context: features (M, C, D).
 
@@ -86,6 +91,7 @@ class TextTower(nn.Module):
         names: ids of each class's own tokens, with EOT and without SOS.
         deep: for each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows at the
         input of that block. From the first block with tokens per class on, the prefix is no longer shared.
+        at_once: classes that are encoded together, as many as fit by default; see `chunking.py`.
         """
         updates = updates or {}
         if isinstance(contexts, Tensor) and contexts.dim() == 3 and deep is None:
@@ -97,7 +103,7 @@ class TextTower(nn.Module):
         own = [m for m in range(len(learned)) if m not in shared]
         found = {m: self._own(contexts[m], names, deep[m], updates) for m in own}
         if shared:
-            together = self._shared([contexts[m] for m in shared], names, [deep[m] for m in shared], updates)
+            together = self._chunks([contexts[m] for m in shared], names, [deep[m] for m in shared], updates, at_once)
             found |= dict(zip(shared, together, strict=True))
         return torch.stack([found[m] for m in range(len(learned))])
 
@@ -110,13 +116,31 @@ class TextTower(nn.Module):
             first = min(len(self.blocks) - 1, *(layer for layer, tokens in deep.items() if tokens.dim() == 3))
             x, layout = self._begin([context], names)
             before = {layer: [deep[layer]] for layer in deep if layer < first}
-            x = self._pass(x, layout, Changes(before, updates), range(first))
+            x = self._pass(Rows(x), layout, Changes(before, updates), range(first)).total()
             later = {layer: deep[layer] for layer in deep if layer >= first}
             return self._encode(layout.unshared(x), Sequences(lengths, x.device), Changes(later, updates), first)
         sos = self.embed([self.config.sot_id])
         tails = torch.split(self.embed(_joined(names)), [len(ids) for ids in names])
         rows = torch.cat([part for c, tail in enumerate(tails) for part in (sos, context[c], tail)])
         return self.encode_packed(rows, lengths, deep, updates)
+
+    def _chunks(
+        self,
+        contexts: Sequence[Tensor],
+        names: Sequence[Sequence[int]],
+        deep: Sequence[Mapping[int, Tensor]],
+        updates: TowerUpdates,
+        at_once: int | None,
+    ) -> Tensor:
+        """`_shared` of at most `at_once` classes at a time, each computed again for its gradient."""
+        like = contexts[0].new_empty(0, dtype=compute_type(contexts[0]))
+        most = at_once or classes_at_once([len(ids) for ids in names], len(contexts), self.config, like)
+        if most >= len(names):
+            return self._shared(contexts, names, deep, updates)
+        chunks = [names[start : start + most] for start in range(0, len(names), most)]
+        options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+        found = [checkpoint(self._shared, contexts, chunk, deep, updates, **options) for chunk in chunks]
+        return torch.cat(found, dim=1)
 
     def _shared(
         self,
@@ -150,27 +174,26 @@ class TextTower(nn.Module):
     def _encode(self, x: Tensor, layout: Sequences | Prompts, changes: Changes, first: int = 0) -> Tensor:
         """Packed rows with positions (..., R, W) through the blocks from `first` on -> features of EOTs (..., N, D)."""
         last = len(self.blocks) - 1
-        x = self._pass(x, layout, changes, range(first, last))
+        rows = self._pass(Rows(x), layout, changes, range(first, last))
         if last in changes.deep:
-            x = layout.replace(x, changes.deep[last])
+            rows = Rows(layout.replace(rows.total(), changes.deep[last]))
         block = list(self.blocks)[last]
         own = changes.updates.get(last, NO_UPDATES)
-        normed = updated(block.ln_1, x, own.get("ln_1"))
-        q, k, v = block.attn.project(normed, layout.last(normed), own)
-        x = block.finish(layout.last(x), layout.attend_last(q, k, v), own)
+        x, inputs = normed(rows, block.ln_1, own.get("ln_1"))
+        x = block.finish(layout.last(x), attend_last(block.attn, inputs, layout, own), own).total()
         outside = changes.updates.get(OUTSIDE, NO_UPDATES)
         feature: Tensor = self.projection(updated(self.ln_final, x, outside.get("ln_final")))
         return feature
 
-    def _pass(self, x: Tensor, layout: Sequences | Prompts, changes: Changes, layers: range) -> Tensor:
+    def _pass(self, rows: Rows, layout: Sequences | Prompts, changes: Changes, layers: range) -> Rows:
         """All packed rows (..., R, W) through some blocks."""
         for layer, block in zip(layers, list(self.blocks)[layers.start : layers.stop], strict=True):
             if layer in changes.deep:
-                x = layout.replace(x, changes.deep[layer])
+                rows = Rows(layout.replace(rows.total(), changes.deep[layer]))
             own = changes.updates.get(layer, NO_UPDATES)
-            parts = block.attn.project(updated(block.ln_1, x, own.get("ln_1")), updates=own)
-            x = block.finish(x, layout.attend(*parts), own)
-        return x
+            x, inputs = normed(rows, block.ln_1, own.get("ln_1"))
+            rows = block.finish(x, attend(block.attn, inputs, layout, own), own)
+        return rows
 
     def _positions(self, places: Sequence[int]) -> Tensor:
         """Position embeddings (R, W) of rows at these places of their sequences."""

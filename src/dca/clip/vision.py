@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dca.clip.blocks import NO_UPDATES, OUTSIDE, Block, Blocks, TowerUpdates, updated
+from dca.clip.blocks import NO_UPDATES, OUTSIDE, Block, Blocks, Rows, TowerUpdates, updated
 from dca.clip.config import VisionConfig
+from dca.clip.linear import Linear, compute_type, in_type
 from dca.clip.tokens import ExtraTokens
 
 CLS = slice(0, 1)
@@ -42,13 +44,23 @@ class VisionTower(nn.Module):
         self.ln_pre = nn.LayerNorm(width, eps=config.eps)
         self.blocks = Blocks(config)
         self.ln_post = nn.LayerNorm(width, eps=config.eps)
-        self.projection = nn.Linear(width, embed_dim, bias=False)
+        self.projection = Linear(width, embed_dim, bias=False)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> CLS and patches with positions (B, 1 + P, W), before ln_pre."""
-        patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        patches = self._patches(pixels)
         cls = self.cls.to(patches.dtype).expand(patches.shape[0], 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
+
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """Embedded patches (B, P, W). Patches do not overlap, so the convolution is one matrix product."""
+        size, dtype = self.config.patch_size, compute_type(pixels)
+        side = self.config.image_size // size
+        whole = pixels[..., : side * size, : side * size].to(dtype)
+        cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(
+            cut.reshape(-1, side * side, 3 * size * size), in_type(self.patch_embed.weight, dtype).flatten(1)
+        )
 
     def until_last(
         self,
@@ -63,15 +75,16 @@ class VisionTower(nn.Module):
         if tokens.before_norm:
             x, present = tokens.insert(x, 0, present)
         x = updated(self.ln_pre, x, updates.get(OUTSIDE, NO_UPDATES).get("ln_pre"))
-        last = len(self.blocks) - 1
+        rows, last = Rows(x), len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            if layer or not tokens.before_norm:
-                x, present = tokens.insert(x, layer, present)
+            if layer in tokens.layers and (layer or not tokens.before_norm):
+                x, present = tokens.insert(rows.total(), layer, present)
+                rows = Rows(x)
             if layer < last:
-                x = block(x, updates=updates.get(layer, NO_UPDATES))
+                rows = block.advance(rows, updates=updates.get(layer, NO_UPDATES))
                 if tap is not None:
-                    tap(f"visual.{layer}", x)
-        return x
+                    tap(f"visual.{layer}", rows.total())
+        return rows.total()
 
     def before_projection(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> the vectors (B, W) that the projection maps to features."""

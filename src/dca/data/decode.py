@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from dca.core.actions import check_data, skip_unreadable
 from dca.core.errors import UserError
@@ -59,16 +59,34 @@ def open_image(image: ImageLike) -> Image.Image:
         raise UserError(f"cannot read {_name(image)}: {_reason(image, error)}.") from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
     """An image in memory as 8-bit RGB.
 
-    The EXIF rotation is applied, transparent parts become white, and 16-bit grey is scaled to 8 bits.
-    The argument is not changed.
+    The EXIF rotation is applied unless `upright` is false, transparent parts become white, and 16-bit grey is scaled
+    to 8 bits. The result has no EXIF rotation left, and the argument is not changed.
 
     >>> to_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).getpixel((0, 0))
     (255, 255, 255)
     """
-    return _rgb(_upright(image))
+    if upright:
+        return _rgb(_upright(image))
+    stored = _rgb(image).copy()
+    stored.info = {}  # so that no later call turns it
+    return stored
+
+
+def may_turn(image: ImageLike) -> bool:
+    """Whether EXIF data may turn an image; false only where the header of a JPEG file has no rotation.
+
+    Other formats may hold EXIF data behind the pixels, and images in memory are cheap to read twice.
+    """
+    if not isinstance(image, Path) or is_special(image):
+        return True
+    try:
+        with Image.open(image) as opened:
+            return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except _UNREADABLE:
+        return True
 
 
 def is_image(file: Path) -> bool:
@@ -88,12 +106,14 @@ def decode(
     *,
     workers: int | None = None,
     progress: Count | None = None,
+    upright: bool = True,
 ) -> list[T]:
     """Open every image in threads and return `apply` of each RGB image, in order.
 
-    apply: one function, or one function per image. Raises one UserError that lists every unreadable file.
+    apply: one function, or one function per image. upright: apply EXIF rotations. Raises one UserError that lists
+    every unreadable file.
     """
-    outcomes = attempt(images, apply, workers=workers, progress=progress)
+    outcomes = attempt(images, apply, workers=workers, progress=progress, upright=upright)
     if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
         raise unreadable(faults, len(images))
     return [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
@@ -105,10 +125,11 @@ def attempt(
     *,
     workers: int | None = None,
     progress: Count | None = None,
+    upright: bool = True,
 ) -> list[T | Unreadable]:
     """Like `decode`, with an `Unreadable` in the place of each image that cannot be read."""
     outcomes: list[T | Unreadable] = []
-    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD):
+    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
         outcomes.append(outcome)
         if progress is not None:
             progress(len(outcomes), len(images))
@@ -116,13 +137,16 @@ def attempt(
 
 
 def in_order(
-    images: Sequence[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int
+    images: Sequence[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int, upright: bool = True
 ) -> Iterator[T | Unreadable]:
-    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order."""
+    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order.
+
+    upright: apply EXIF rotations.
+    """
 
     def work(image: ImageLike, function: Callable[[Image.Image], T]) -> T | Unreadable:
         try:
-            opened = _open(image)
+            opened = _open(image, upright)
         except _UNREADABLE as error:
             return Unreadable(image, _reason(image, error))
         return function(opened)
@@ -165,9 +189,9 @@ _UNREADABLE = (
 )
 
 
-def _open(image: ImageLike) -> Image.Image:
+def _open(image: ImageLike, upright: bool = True) -> Image.Image:
     if not isinstance(image, Path):
-        return to_rgb(image)
+        return to_rgb(image, upright=upright)
     if is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
@@ -177,7 +201,7 @@ def _open(image: ImageLike) -> Image.Image:
         if limit is not None and opened.width * opened.height > limit:
             raise Image.DecompressionBombError
         opened.load()
-        return to_rgb(opened)
+        return to_rgb(opened, upright=upright)
 
 
 def is_special(path: Path | str) -> bool:

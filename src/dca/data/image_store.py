@@ -35,6 +35,7 @@ def stream(
     *,
     workers: int | None = None,
     pin: bool = False,
+    upright: bool = True,
 ) -> Iterator[Tensor]:
     """Yield uint8 batches of any number of images, decoded ahead in threads.
 
@@ -49,6 +50,7 @@ def stream(
         progress: called with (images done, images in all).
         workers: number of threads; one per core by default.
         pin: put the batches in page-locked memory, for faster copies to a GPU.
+        upright: apply EXIF rotations.
 
     Yields:
         (B, 3, S, S), or (B, V, 3, S, S) for several views.
@@ -56,7 +58,7 @@ def stream(
     faults: list[Unreadable] = []
     batch: list[NDArray[np.uint8]] = []
     ahead = _BATCHES_AHEAD * batch_size
-    for done, outcome in enumerate(in_order(images, crop, workers=workers, ahead=ahead), 1):
+    for done, outcome in enumerate(in_order(images, crop, workers=workers, ahead=ahead, upright=upright), 1):
         if progress is not None:
             progress(done, len(images))
         if isinstance(outcome, Unreadable):
@@ -118,6 +120,7 @@ class ImageStore:
         crop: the model's evaluation crop, RGB image -> uint8 (3, S, S); applied to the original image.
         workers: number of threads; one per core by default.
         progress: called with (images done, images in all).
+        upright: apply EXIF rotations.
 
     Attributes:
         crops: uint8 (N, 3, S, S), the evaluation crops.
@@ -131,13 +134,14 @@ class ImageStore:
         *,
         workers: int | None = None,
         progress: Count | None = None,
+        upright: bool = True,
     ) -> None:
         limit = stored_side(len(images), image_size)
 
         def keep(image: Image.Image) -> tuple[Tensor, NDArray[np.uint8]]:
             return _chw(_shrunk(image, limit)), crop(image)
 
-        kept = decode(images, keep, workers=workers, progress=progress)
+        kept = decode(images, keep, workers=workers, progress=progress, upright=upright)
         crops = [evaluation for _, evaluation in kept]
         empty = torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8)
         self._fill([pixels for pixels, _ in kept], torch.from_numpy(np.stack(crops)) if crops else empty)
@@ -156,9 +160,12 @@ class ImageStore:
         return sum(pixels.nbytes for pixels in self._pixels) + self.crops.nbytes
 
     def to(self, device: torch.device | str) -> Self:
-        """A store with its tensors on a device; this one stays as it is."""
+        """A store with its tensors on a device, its images in one piece of memory; this one stays as it is."""
         store = object.__new__(type(self))
-        store._fill([pixels.to(device) for pixels in self._pixels], self.crops.to(device))
+        ends = torch.cat([pixels.flatten() for pixels in self._pixels] or [self.crops.new_empty(0)]).to(device)
+        parts = torch.split(ends, [pixels.numel() for pixels in self._pixels])
+        moved = [part.view(pixels.shape) for part, pixels in zip(parts, self._pixels, strict=True)]
+        store._fill(moved, self.crops.to(device))
         return store
 
     def augment(

@@ -71,7 +71,8 @@ def _normalized(probs: Tensor) -> NDArray[np.float64]:
 def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: str) -> Iterator[Tensor]:
     """Batches of pixels as the image tower takes them."""
     on_gpu = clip.device.type == "cuda"
-    for crops in stream(images, clip.preprocess.crop, BATCH, of_stage(session.progress, stage), pin=on_gpu):
+    count = of_stage(session.progress, stage)
+    for crops in stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 

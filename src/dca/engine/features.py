@@ -1,8 +1,9 @@
 """Features of the frozen backbone, stored per image and view.
 
 A feature belongs to an image's content and a view of it, not to a run: runs with other seeds, folds, shots and
-methods share it. View "evaluation" is the backbone's own crop; augmented view v of an image is one random crop,
-drawn from a stream that only the image's content and v decide, with the smallest share of the image in its key.
+methods share it; an image that is read without its EXIF rotation is another content. View "evaluation" is the
+backbone's own crop; augmented view v of an image is one random crop, drawn from a stream that only the image's content
+and v decide, with the smallest share of the image in its key.
 """
 
 from __future__ import annotations
@@ -72,14 +73,22 @@ def facts_of(clip: CLIP) -> dict[str, object]:
 
 
 def load(
-    store: FeatureStore, clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count
+    store: FeatureStore,
+    clip: CLIP,
+    images: Sequence[ImageLike],
+    contents: Sequence[str],
+    views: Views,
+    count: Count,
+    *,
+    upright: bool = True,
 ) -> Tensor:
     """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
-    contents: the content hash of each image. count: called with the images done and their total.
+    contents: the content key of each image, `Session.contents`. count: called with the images done and their total.
+    upright: apply EXIF rotations.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    rows = store.rows(facts_of(clip), keys, partial(_missing, clip, images, contents, views, count))
+    rows = store.rows(facts_of(clip), keys, partial(_missing, clip, images, contents, views, count, upright))
     if not images:
         return torch.zeros(0, clip.config.embed_dim)
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
@@ -96,13 +105,19 @@ def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
 
 @torch.no_grad()
 def _missing(
-    clip: CLIP, images: Sequence[ImageLike], contents: Sequence[str], views: Views, count: Count, places: Sequence[int]
+    clip: CLIP,
+    images: Sequence[ImageLike],
+    contents: Sequence[str],
+    views: Views,
+    count: Count,
+    upright: bool,
+    places: Sequence[int],
 ) -> Iterator[Tensor]:
     """Features at these places of the N · V views, image after image, in batches; every image is opened once."""
     wanted = [(n, [place % len(views) for place in own]) for n, own in groupby(places, lambda p: p // len(views))]
     wanted_images = [images[n] for n, _ in wanted]
     functions = [partial(_crops, clip, contents[n], views, numbers) for n, numbers in wanted]
-    for crops in _batches(wanted_images, functions, count):
+    for crops in _batches(wanted_images, functions, count, upright):
         yield clip.encode_image(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))).cpu()
 
 
@@ -111,12 +126,13 @@ def _crops(clip: CLIP, content: str, views: Views, places: Sequence[int], image:
 
 
 def _batches(
-    images: Sequence[ImageLike], functions: Sequence[Callable[[Image.Image], Tensor]], count: Count
+    images: Sequence[ImageLike], functions: Sequence[Callable[[Image.Image], Tensor]], count: Count, upright: bool
 ) -> Iterator[Tensor]:
     """Crops of all images in batches; one error names every image that cannot be read, after all were tried."""
     faults: list[Unreadable] = []
     waiting: list[Tensor] = []
-    for done, outcome in enumerate(in_order(images, functions, workers=None, ahead=AHEAD), 1):
+    opened = in_order(images, functions, workers=None, ahead=AHEAD, upright=upright)
+    for done, outcome in enumerate(opened, 1):
         count(done, len(images))
         if isinstance(outcome, Unreadable):
             faults.append(outcome)

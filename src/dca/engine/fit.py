@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from dca.clip import CLIP
-from dca.core.progress import Progress
+from dca.core.files import writing
+from dca.core.progress import Progress, silent
 from dca.data.dataset import Dataset
 from dca.data.protocols import Selection
 from dca.engine.loop import Tick, Trainer
-from dca.engine.resume import STATE, Row
+from dca.engine.resume import FOLDS, STATE, Row, write_metrics
 from dca.engine.session import Session
 from dca.engine.time_notice import Pace
 from dca.engine.training_images import TrainingImages
@@ -46,6 +48,9 @@ def fit(
 ) -> tuple[Method, list[Row]]:
     """Learn from all training images of `source`, in their order.
 
+    Of several candidates of a method (`TrainedMethod.candidates`) each is fitted, and the first one with the highest
+    accuracy on the validation images is kept.
+
     Args:
         kind: The method.
         chosen: Its options; values that are left open are filled in.
@@ -64,10 +69,60 @@ def fit(
     Raises:
         UserError: If options do not fit the problem, an image cannot be read, or training diverges.
     """
-    method = kind.build(clip, problem_of(source, seed, selection), chosen)
+    problem = problem_of(source, seed, selection)
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
     images = TrainingImages(source.train, session, clip, seed, validation, nested)
-    rows = _train(method, images, seed, folder, session.progress, session.time_notice.pace(session.progress, fits))
+    tried = kind.candidates(chosen, problem) if validation and issubclass(kind, TrainedMethod) else [chosen]
+    if len(tried) == 1:
+        return _fit(kind.build(clip, problem, tried[0]), images, seed, folder, session.progress, fits)
+    made = (kind.build(clip, problem, candidate) for candidate in tried)
+    return _best_of(made, len(tried), images, seed, folder, fits)
+
+
+def _best_of(
+    methods: Iterator[Method], count: int, images: TrainingImages, seed: int, folder: Path | None, fits: int
+) -> tuple[Method, list[Row]]:
+    """Fit all methods and return the first one with the highest accuracy on the validation images."""
+    best: tuple[float, Method, list[Row]] | None = None
+    for number, method in enumerate(methods, 1):
+        assert isinstance(method, TrainedMethod)
+        place = _place(folder, f"candidate-{number}-of-{count}")
+        progress = naming(images.session.progress, f"candidate {number}/{count}")
+        _, rows = _fit(method, images, seed, place, progress, fits * (count + 1 - number))
+        if best is None or method.validation_accuracy > best[0]:
+            best = method.validation_accuracy, method, rows
+    assert best is not None
+    if folder is not None:
+        write_metrics(folder, best[2])
+    return best[1:]
+
+
+def _place(folder: Path | None, name: str) -> Path | None:
+    """A folder for a fit that is part of a run, made if it is missing."""
+    if folder is None:
+        return None
+    place = folder / FOLDS / name
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def naming(progress: Progress, name: str) -> Progress:
+    """Progress that says which of several fits is running."""
+    if progress is silent:
+        return silent
+
+    def report(stage: str, done: int, total: int, note: str) -> None:
+        progress(stage, done, total, f"{name}  {note}".rstrip())
+
+    return report
+
+
+def _fit(
+    method: Method, images: TrainingImages, seed: int, folder: Path | None, progress: Progress, fits: int
+) -> tuple[Method, list[Row]]:
+    """Train one method and finish it."""
+    rows = _train(method, images, seed, folder, progress, images.session.time_notice.pace(progress, fits))
     method.finish(images)
     return method.seal(), rows
 

@@ -26,15 +26,15 @@ from dca.data.dataset import Dataset
 from dca.data.protocols import Selection
 from dca.engine.evaluate import probabilities
 from dca.engine.fit import fit
-from dca.engine.resume import STATE
+from dca.engine.resume import FOLDS, STATE
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
 from dca.methods.interface import HeldOut, Method, TrainedMethod
 from dca.methods.recipe import Recipe
 
 MOST_FOLDS = 5
-# The folder of the folds in an unfinished run, and what is kept there of a finished fold.
-FOLDS, PREDICTED = "folds", "predicted.safetensors"
+# What is kept of a finished fold.
+PREDICTED = "predicted.safetensors"
 Labels = NDArray[np.int64]
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dca.clip import CLIP
-from dca.core.progress import Progress
 from dca.data.dataset import Dataset
 from dca.data.protocols import Selection
-from dca.engine.fit import fit
+from dca.engine.fit import fit, naming
 from dca.engine.held_out import Folds
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
@@ -58,12 +57,3 @@ class NestedFits:
 
     def _named(self, kind: type[Method]) -> Session:
         return self.session.with_progress(naming(self.session.progress, kind.name))
-
-
-def naming(progress: Progress, name: str) -> Progress:
-    """Progress that says which method is being fitted."""
-
-    def report(stage: str, done: int, total: int, note: str) -> None:
-        progress(stage, done, total, f"{name}  {note}".rstrip())
-
-    return report

@@ -19,6 +19,8 @@ from dca.core.files import write_bytes
 from dca.methods.interface import Method
 
 METRICS, STATE = "metrics.jsonl", "training.safetensors"
+# The folder of fits that are parts of an unfinished run: folds of a cross-validation, candidates of a search.
+FOLDS = "folds"
 # What torch's SGD, Adam and AdamW remember of each parameter.
 OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 
@@ -47,7 +49,7 @@ class Snapshot:
         """Write the metrics so far, then the state: a reader may find more rows than epochs, never fewer."""
         metadata = {"epochs_done": str(self.epochs_done), "learning_rate": repr(self.rate)}
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        write_bytes(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_metrics(folder, rows)
         write_bytes(folder / STATE, save_tensors(tensors, metadata=metadata))
 
     @classmethod
@@ -90,6 +92,11 @@ def restore(folder: Path, method: Method, optimizer: torch.optim.Optimizer, epoc
             hint="delete that folder to start training again",
         ) from None
     return saved, rows
+
+
+def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
+    """Write `metrics.jsonl`, one row per epoch."""
+    write_bytes(folder / METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def read_metrics(folder: Path) -> list[Row]:

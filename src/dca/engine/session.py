@@ -18,13 +18,14 @@ from PIL import Image
 from torch import Tensor
 
 from dca.clip import CLIP
+from dca.core.choices import Selection
 from dca.core.device import compute_dtype, resolve_device
 from dca.core.errors import UserError
 from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
 from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, attempt, decode, unreadable
+from dca.data.decode import Unreadable, attempt, decode, may_turn, unreadable
 from dca.data.feature_store import FeatureStore
 from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
@@ -57,6 +58,7 @@ class Session:
         self.device = resolve_device(device)
         self.store = store if store is not None else FeatureStore()
         self.progress = progress
+        self.upright = True
         self.time_notice = TimeNotice()
         self._backbones: dict[str, CLIP] = {}
         self._hashes: dict[tuple[str, int, int], str] = {}
@@ -64,6 +66,7 @@ class Session:
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
+        self._turning: dict[str, bool] = {}
 
     def with_progress(self, progress: Progress) -> Self:
         """The same session with another receiver of progress.
@@ -76,6 +79,23 @@ class Session:
         """
         other = copy.copy(self)
         other.progress = progress
+        return other
+
+    def reading(self, public: str, selection: Selection) -> Self:
+        """The same session for the images of one dataset, with or without their EXIF rotation.
+
+        The official loaders of the public datasets ignore it, so those are read as they are stored where an
+        experiment follows the papers. All other images are turned upright.
+
+        Args:
+            public: Name of the public dataset, or "".
+            selection: "paper" or "strict".
+
+        Returns:
+            A session that shares everything else with this one.
+        """
+        other = copy.copy(self)
+        other.upright = not (public and selection == "paper")
         return other
 
     def backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
@@ -138,6 +158,40 @@ class Session:
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self.sha256, images))
 
+    def content(self, image: ImageLike) -> str:
+        """What decides the pixels of an image as this session reads it, for keys of stored values.
+
+        Args:
+            image: A file or an image in memory.
+
+        Returns:
+            `sha256`, or another 64 digits where an EXIF rotation may be left out.
+
+        Raises:
+            UserError: If the file cannot be read.
+        """
+        key = self.sha256(image)
+        if self.upright:
+            return key
+        if key not in self._turning:
+            self._turning[key] = may_turn(image)
+        return digest_of([key, "as stored"]) if self._turning[key] else key
+
+    def contents(self, images: Sequence[ImageLike]) -> list[str]:
+        """`content` of many images, several files at a time.
+
+        Args:
+            images: N files or images in memory.
+
+        Returns:
+            N keys.
+
+        Raises:
+            UserError: If a file cannot be read.
+        """
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(self.content, images))
+
     def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> ImageStore:
         """Decoded training images; recently used sets stay in memory, up to the budget of one store.
 
@@ -151,10 +205,11 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), str(self.device)])
+        key = digest_of([self.contents(images), clip.preprocess.to_dict(), str(self.device)])
         if key not in self._decoded:
             count = of_stage(self.progress, "reading")
-            made = ImageStore(images, clip.preprocess.size, clip.preprocess.crop, progress=count)
+            size, crop = clip.preprocess.size, clip.preprocess.crop
+            made = ImageStore(images, size, crop, progress=count, upright=self.upright)
             self._decoded[key] = made.to(self.device)
         self._decoded.move_to_end(key)
         while len(self._decoded) > 1 and sum(store.nbytes for store in self._decoded.values()) > BUDGET:
@@ -173,9 +228,10 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        contents = self.sha256_all(images)
+        contents = self.contents(images)
         new = {c: image for c, image in zip(contents, images, strict=True) if c not in self._thumbnails}
-        made = decode(list(new.values()), thumbnail, progress=of_stage(self.progress, "comparing"))
+        count = of_stage(self.progress, "comparing")
+        made = decode(list(new.values()), thumbnail, progress=count, upright=self.upright)
         self._thumbnails.update(zip(new, made, strict=True))
         found = np.empty((len(images), THUMB, THUMB, 3), dtype=np.uint8)
         for row, content in enumerate(contents):
@@ -209,7 +265,8 @@ class Session:
             UserError: If images cannot be read; it names all of them.
         """
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
-        return features.load(self.store, clip, images, self.sha256_all(images), wanted, of_stage(self.progress, stage))
+        contents, count = self.contents(images), of_stage(self.progress, stage)
+        return features.load(self.store, clip, images, contents, wanted, count, upright=self.upright)
 
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
         """Open images that were not opened before, so that unreadable ones are reported before training.

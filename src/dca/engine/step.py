@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
+from dca.clip.beside import towers_beside
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.methods.interface import Batch, Step, TrainedMethod
@@ -39,9 +40,10 @@ class Recording:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
-                compute_gradients(method, self.batch)
+                with towers_beside():
+                    compute_gradients(method, self.batch)
         torch.cuda.current_stream().wait_stream(aside)
-        with explain_capture_error(method), torch.cuda.graph(self.graph):
+        with explain_capture_error(method), torch.cuda.graph(self.graph), towers_beside():
             self.step = compute_gradients(method, self.batch)
         self.gradients = [(p, p.grad) for p in method.parameters()]
 

@@ -24,8 +24,9 @@ TEST = "test images"
 def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
+    session = session.reading(source.public, spec.selection)
     problem = problem_of(source, spec.seed, spec.selection)
-    resolved = kind.resolve(kind.choose(spec.options), problem)
+    resolved = kind.resolve(kind.choose(spec.settings), problem)
     return {
         "version": dca.__version__,
         "method": spec.method,
@@ -54,9 +55,9 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(session: Session, image: ImageLike) -> str:
-    """Hash of an image; empty where it cannot be read, which is reported before training."""
+    """Key of an image's content; empty where it cannot be read, which is reported before training."""
     try:
-        return session.sha256(image)
+        return session.content(image)
     except UserError:
         return ""
 

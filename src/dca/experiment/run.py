@@ -158,7 +158,7 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
         return _drawn_by_file(spec, dataset)
     dataset = _with_test_images(spec, dataset)
     require_shots(dataset, spec.shots)
-    validation = spec.kind.validation_for(spec.kind.choose(spec.options))
+    validation = spec.kind.validation_for(spec.kind.choose(spec.settings))
     if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
         source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
         return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
@@ -237,6 +237,7 @@ def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tup
 
 def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
     moved = retargeted(method, target)
+    session = session.reading(target.dataset, method.problem.selection)
     both = [ZeroShot.of(moved.clip, moved.problem), moved]
     images = [item.image for item in target.test]
     plain, fitted = probabilities(both, images, session, stage=f"testing on {target.name}")

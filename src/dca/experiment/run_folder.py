@@ -10,8 +10,7 @@ from typing import Any
 from dca.core.actions import Hint, allow_overwrite, choose_output
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, read_json, write_json, writing
-from dca.engine.held_out import FOLDS
-from dca.engine.resume import STATE, read_metrics
+from dca.engine.resume import FOLDS, STATE, read_metrics
 from dca.experiment.identity import TEST, differences
 from dca.model import checkpoint
 from dca.model.card import change_text

@@ -33,12 +33,14 @@ class Spec:
         seed: Decides the draw and the initial values.
         backbone: A short name, a hub id or a path.
         precision: "auto", "fp32" or "bf16".
-        selection: "strict" selects on at most 4 validation images per class, "paper" on what the authors' code used.
+        selection: "strict" selects on at most 4 validation images per class; "paper" on what the authors' code used,
+            with their settings for the protocol, and without the EXIF rotation of public images.
         hold_out: Test on this share of each class, where the data has no test part.
         draw: A file that lists exactly which images are drawn.
         estimate: Estimate the accuracy on the training images; methods that need no time for it always do.
         calibrate: Fit a temperature on the predictions that the estimate is made of.
-        options: Options of the method by name; those with their default values are dropped.
+        options: Options of the method by name; those with their default values are dropped. With the selection
+            "paper" the defaults of a protocol are those of the method's authors, where they have published some.
 
     Raises:
         UserError: If a name or value is wrong, or arguments contradict each other.
@@ -73,7 +75,7 @@ class Spec:
             "backbone": str(self.backbone),
             "draw": None if self.draw is None else str(self.draw),
             "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
-            "options": changed_options(kind, self.options),
+            "options": changed_options(kind, self.options, kind.recipe_for(self.protocol, self.selection)),
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
             "seed": whole_number("seed", self.seed, 0),
             "hold_out": float(self.hold_out),
@@ -110,6 +112,11 @@ class Spec:
         """The method's class."""
         return get_method(self.method)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's options that differ from its own defaults: the authors' for this protocol, and `options`."""
+        return {**self.kind.recipe_for(self.protocol, self.selection), **self.options}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -145,13 +152,13 @@ class Spec:
             precision=self.precision,
             estimate=self.estimate,
             calibrate=self.calibrate,
-            **self.options,
+            **self.settings,
         )
 
 
-def changed_options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from their defaults, checked, sorted by name."""
-    chosen, default = kind.choose(given), kind.Options()
+def changed_options(kind: type[Method], given: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from their defaults, which are those of the recipe first; checked, sorted by name."""
+    chosen, default = kind.choose({**recipe, **given}), kind.Options(**recipe)
     fields = sorted(f.name for f in dataclasses.fields(chosen))
     return {name: getattr(chosen, name) for name in fields if getattr(chosen, name) != getattr(default, name)}
 

@@ -18,17 +18,20 @@ the last state is. With `wise` = w the finished head is (1 - w) W + w W_0, W_0 t
 (WiSE-FT; the paper's w is 0.5). As in the authors' code, only heads are mixed, never towers.
 
 PAPER: rate, weight decay and batch are swept on the few-shot validation images (linear: 1e-3, 1e-4 ×
-0, 0.01, 1e-4 × 8, 32; partial: 1e-5, 1e-6, 1e-7 × 0, 1e-3, 1e-5 × 8); the defaults here are one
-point of each grid. The 50 warm-up iterations are one epoch here. An epoch has at least 100
-iterations, the interval after which the authors validate.
+0, 0.01, 1e-4 × 8, 32; partial: 1e-5, 1e-6, 1e-7 × 0, 1e-3, 1e-5 × 8), and the linear form starts at random
+weights. `search` = grid and `init` = random do the same; the defaults are one point of each grid and the text
+features. The 50 warm-up iterations are one epoch here. An epoch has at least 100 iterations, the interval after
+which the authors validate.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -38,10 +41,11 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.clip.vision import VisionTower, read_out
+from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
 from dca.methods.recipe import OptimizerName, ScheduleUnit
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, shape_problems
+from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, sentences_of, shape_problems
 from dca.methods.shared.heads import Head, LinearHead
 from dca.methods.shared.linear_steps import LinearSteps
 from dca.methods.shared.prompts import alphabetical
@@ -54,6 +58,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "linear": {"batch_size": 16, "learning_rate": 1e-4, "weight_decay": 0.01},
     "partial": {"batch_size": 4, "learning_rate": 1e-5, "weight_decay": 1e-3, "tau": math.exp(4.0)},
 }
+# The authors' grids, in their order.
+GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "linear": {"learning_rate": (1e-3, 1e-4), "weight_decay": (0.0, 0.01, 1e-4), "batch_size": (4, 16)},
+    "partial": {"learning_rate": (1e-5, 1e-6, 1e-7), "weight_decay": (0.0, 1e-3, 1e-5), "batch_size": (4,)},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,14 @@ class CrossModalOptions(FrozenOptions):
     form: Literal["linear", "partial"] = opt(
         "linear", "partial: the end of the image tower is trained, too", source="paper"
     )
-    init: Literal["zeroshot", "random"] = opt("zeroshot", "initial weights: text features, or random")
+    init: Literal["zeroshot", "random"] = opt(
+        "zeroshot", "initial weights: text features, or random as in the authors' script of the linear form"
+    )
+    search: Literal["none", "grid"] = opt(
+        "none",
+        "grid: as published, train every point of the authors' grid (linear 12, partial 9) and keep the best on "
+        "the validation images; rate, decay and batch that are given are not searched",
+    )
     keep: Literal["best", "last"] = opt("best", "keep the best state on validation images, or the last", source="paper")
     wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
     tau: float | None = opt(
@@ -84,6 +100,16 @@ class CrossModalOptions(FrozenOptions):
         None, "weight decay of every trained tensor; auto: 0.01, partial 1e-3", low=0, source="paper's grid"
     )
     schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search == "grid" and self.keep == "last":
+            raise UserError("search=grid compares the best states of its points, so keep=last cannot be combined")
+
+
+def batches_in_grid(sizes: Sequence[int], sentences: int, rows: int) -> list[int]:
+    """The batches that need fewer sentences and images than there are, as in the authors' code; else the smallest."""
+    return [size for size in sizes if size < min(sentences, rows)] or [min(sizes)]
 
 
 def repeats(rows: int, batch: int) -> int:
@@ -139,6 +165,35 @@ class CrossModal(FrozenMethod, TrainedMethod):
         batch, rows = chosen.batch_size or 1, 2 * len(problem.names) * problem.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
         return chosen.settled(epochs=max(epochs, 1))
+
+    @classmethod
+    def candidates(cls, chosen: CrossModalOptions, problem: Problem) -> list[CrossModalOptions]:
+        """The points of the grid, for values that are not given."""
+        if chosen.search == "none":
+            return [chosen]
+        axes = {name: own for name, own in GRIDS[chosen.form].items() if getattr(chosen, name) is None}
+        if "batch_size" in axes:
+            C = len(problem.names)
+            sentences = C * len(sentences_of(problem, chosen.templates, cls.imagenet_templates))
+            axes["batch_size"] = batches_in_grid(axes["batch_size"], sentences, 2 * C * problem.shots)
+        points = product(*axes.values())
+        return [dataclasses.replace(chosen, **dict(zip(axes, point, strict=True))) for point in points]
+
+    @property
+    def validation_accuracy(self) -> float:
+        """That of the state that was kept; -1 without validation images."""
+        return float(self.validated)
+
+    def settled(self, chosen: CrossModalOptions) -> CrossModalOptions:
+        """The point of the grid that was found."""
+        found = {name: getattr(self.options, name) for name in GRIDS[chosen.form]}
+        return dataclasses.replace(chosen, search="none", **found) if chosen.search == "grid" else chosen
+
+    def notes(self) -> list[str]:
+        """Whether a search had nothing to select on."""
+        if self.options.search == "none" or float(self.validated) >= 0:
+            return []
+        return ["search=grid had no validation images to select on, so one fixed point of the grid was trained."]
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: CrossModalOptions) -> None:
         super().__init__(clip, problem, chosen)

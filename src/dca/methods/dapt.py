@@ -60,8 +60,10 @@ class DAPTOptions(TextHeadOptions):
     visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
     beta_visual: float | None = opt(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
     beta_text: float | None = opt(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
-    # The authors take one augmented view, so their prototypes depend on a random crop.
-    prototypes: Literal["evaluation", "augmented"] = opt("evaluation", "view of the images in prototypes")
+    # The authors' prototypes depend on a random crop.
+    prototypes: Literal["evaluation", "augmented"] = opt(
+        "evaluation", "view of the images in prototypes; augmented: one random crop of each, as in DAPT's code"
+    )
 
 
 class DAPT(TextHead):

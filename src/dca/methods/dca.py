@@ -10,6 +10,12 @@ squared Euclidean distance d_e, separately for each prompt:
 
 Testing replaces d_e by the Mahalanobis distance d_m, whose covariances come from the training
 images through the final visual tokens, and averages the M probabilities.
+
+What the paper leaves open is decided by `reading` (docs/math.md): own, the default; printed, the sums above
+and the covariance about the mean x̄ of a class's images, exactly as printed; plots, means instead of sums and that
+covariance, with which α, β and γ can matter as little as in the paper's plots. In the reading `own` covariances are
+centred on the text feature u, so that Σ has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ: the image mean of the class
+enters the head, which is more than covariances alone. Any option that is given wins over the reading.
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ from dca.methods.shared.kept_shots import KeepsShots
 from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
+from dca.methods.shared.readings import POINTS, READINGS, Reading, decided_by
 from dca.methods.shared.shots import Shots, shots_problems
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
@@ -65,6 +72,7 @@ class DCAOptions(Recipe):
     """Settings of DCA; symbols as in the paper."""
 
     recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
+    reading: Reading = opt("own", "what is taken where the paper leaves it open: see the readings below")
     n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
     phrases: tuple[str, ...] = opt(
         PHRASES, "initial words of the contexts; further contexts are random", source="paper"
@@ -86,15 +94,19 @@ class DCAOptions(Recipe):
     intra_features: Literal["clip", "prompted"] = opt(
         "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", source="our reading"
     )
-    intra_reduction: losses.IntraReduction = opt(
-        "element", "reduction of L_in over images and dimensions", source="our reading"
+    intra_reduction: losses.IntraReduction | None = opt(
+        None, "reduction of L_in over images and dimensions; auto: by reading", source="our reading"
     )
-    separation_reduction: losses.SeparationReduction = opt("mean", "reduction of L_ts over pairs", source="our reading")
+    separation_reduction: losses.SeparationReduction | None = opt(
+        None, "reduction of L_ts over pairs; auto: by reading", source="our reading"
+    )
     separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
     covariance: Covariance = opt(
         "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
     )
-    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="our reading")
+    center: Literal["text", "visual"] | None = opt(
+        None, "centre of the covariance of a class; auto: by reading", source="our reading"
+    )
     gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="paper's table")
     gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="paper's table")
     normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
@@ -153,7 +165,7 @@ class DCA(KeepsShots):
 
     @classmethod
     def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
-        """Values by shots and dataset. The training loop finds the learning rate of the recipe `own`."""
+        """Values by reading, shots and dataset. The training loop finds the learning rate of the recipe `own`."""
         alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
         if chosen.recipe == "paper":
             if problem.dataset not in PAPER_TABLE:
@@ -171,8 +183,17 @@ class DCA(KeepsShots):
             "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
+            **decided_by(chosen.reading),
         }
         return chosen.settled(**auto)
+
+    @classmethod
+    def explanations(cls) -> dict[str, list[str]]:
+        """What each reading takes where the paper leaves it open, and why."""
+        lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in POINTS]
+        heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
+        alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
+        return {**super().explanations(), heading: [*lines, alpha]}
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: DCAOptions) -> None:
         super().__init__(clip, problem, chosen)
@@ -233,6 +254,8 @@ class DCA(KeepsShots):
     def step(self, batch: Batch) -> Step:
         """L_cls, α L_in and β L_ts of one batch."""
         chosen = self.options
+        assert chosen.intra_reduction is not None
+        assert chosen.separation_reduction is not None
         f, u = self.encode(batch.inputs), self.encode_text()
         logits = self._train_logits(f, u)
         terms = {"cls": losses.classification(logits, batch.labels)}
@@ -275,6 +298,7 @@ class DCA(KeepsShots):
         u, chosen = self.text_features, self.options
         if chosen.test_metric != "mahalanobis":
             return PromptHead.of(u, self.tau, chosen.test_metric, chosen.score, chosen.eps)
+        assert chosen.center is not None
         with naming_classes(self.problem.names):
             return MahalanobisHead.of(
                 u,

@@ -24,8 +24,10 @@ from dca.core.actions import set_option, show_method, then
 from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
 from dca.methods.class_changes import ClassChanges
+from dca.methods.grid import Grid
 from dca.methods.inspection import Inspection
 from dca.methods.problem import Batch, HeldOut, Problem, Step, Steps, Support, describe_terms
+from dca.methods.published import Published
 from dca.methods.recipe import Recipe
 from dca.methods.saved_state import copy_parameters, state_problems
 from dca.methods.shared.heads import Head, tempered
@@ -50,7 +52,7 @@ __all__ = [
 TrainsOn = Literal["images", "features", "nothing"]
 
 
-class Method(ClassChanges, Uncertainty, Inspection, nn.Module, ABC):
+class Method(ClassChanges, Uncertainty, Inspection, Published, nn.Module, ABC):
     """Base class of all methods: owns its parameters and turns image features into probabilities.
 
     A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is
@@ -339,7 +341,7 @@ class Method(ClassChanges, Uncertainty, Inspection, nn.Module, ABC):
         return []
 
 
-class TrainedMethod(Stages, Method):
+class TrainedMethod(Stages, Grid, Method):
     """A method that the training loop trains: it turns a batch into loss terms.
 
     Args:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,15 @@ from torch.nn import functional as F
 from dca.clip import CLIP, ExtraTokens
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step
+from dca.methods.published import ProtocolRecipe
 from dca.methods.shared.prompts import name_ids, random_tokens, require_room
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
+
+# One model, trained on 16 shots of all classes of ImageNet, for both protocols.
+TRANSFER = ProtocolRecipe(
+    {"depth": 3, "epochs": 2, "learning_rate": 0.0026},
+    "MaPLe's code: configs/trainers/MaPLe/vit_b16_c2_ep5_batch4_2ctx_cross_datasets.yaml",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,8 @@ class MaPLe(TextHead):
     paper = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
     trains_on = "images"
     Options = MaPLeOptions
+    # The defaults are its recipe for base-to-new.
+    protocol_recipes = MappingProxyType({"cross-dataset": TRANSFER, "domain-shift": TRANSFER})
     options: MaPLeOptions
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: MaPLeOptions) -> None:

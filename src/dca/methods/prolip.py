@@ -10,14 +10,15 @@ Without validation images λ falls with the number N of shots: λ = 1/N, or 1/N�
 sees all training images, each in one of its augmented views, whose x are computed once. The last W is kept. Since W
 belongs to no class, a finished model takes other classes by their names.
 
-PAPER: 300 views, of which step s takes the s-th of every image, with crops of (0.5, 1); here a step draws one of
-`views` of each image, with the crops of every method here, (0.08, 1). W is trained in float16 there, in float32 here.
-With validation images the authors search the rate and λ on a grid; here no image is selected on.
+PAPER: 300 views, of which step s takes the s-th of every image; here a step draws one of `views` of each image. W is
+trained in float16 there, in float32 here. With validation images the authors search the rate and λ on a grid; here no
+image is selected on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor, nn
@@ -26,11 +27,15 @@ from torch.nn import functional as F
 from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
+from dca.methods.published import ProtocolRecipe
 from dca.methods.recipe import OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, unit_mean
 from dca.methods.shared.name_head import NameHeadMethod
 
 Rule = Literal["1/N", "1/N^2"]
+CONFIGS = "ProLIP's code: configs/experiments"
+BASE_TO_NEW = ProtocolRecipe({"learning_rate": 1e-5}, f"{CONFIGS}/base_to_new_VITB16.yaml")
+DOMAIN_SHIFT = ProtocolRecipe({"learning_rate": 1e-5}, f"{CONFIGS}/DG_VITB16.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,13 @@ class ProLIPOptions(FrozenOptions):
     strength: float | None = opt(None, "λ, weight of ‖W - W₀‖²; auto: as `rule` says", low=0)
     views: int = opt(
         20, "augmented views per image that steps draw from; 0: the evaluation view", low=0, source="paper: 300"
+    )
+    crop_low: float = opt(
+        0.5,
+        "smallest share of the image in an augmented view; the largest is 1",
+        low=0.001,
+        high=1,
+        source="ProLIP's code",
     )
     epochs: int | None = opt(300, "passes over the training images; one is one step", low=0, source="ProLIP's code")
     batch_size: int | None = opt(None, "images per step; auto: all of them", low=1, source="paper")
@@ -66,6 +78,7 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
     trains_on = "features"
     term_words = describe_terms(near_clip="near CLIP's projection")
     Options = ProLIPOptions
+    protocol_recipes = MappingProxyType({"base-to-new": BASE_TO_NEW, "domain-shift": DOMAIN_SHIFT})
     options: ProLIPOptions
 
     @classmethod
@@ -85,8 +98,8 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
 
     def unprojected(self, support: Support) -> Tensor:
         """The vectors x of V views of every image, (N, V, E)."""
-        views = self.options.views
-        return by_image(support.map(self.clip.unprojected_image, views=views), views)
+        views, crop_low = self.options.views, self.options.crop_low
+        return by_image(support.map(self.clip.unprojected_image, views=views, crop_low=crop_low), views)
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """The vectors x of V views of each image, (N, V, E), and labels (N,)."""

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from dca.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, describe_terms
+from dca.methods.published import ProtocolRecipe
 from dca.methods.shared.prompts import name_ids, random_tokens, require_room, sentences, start_context
 from dca.methods.shared.text_head import TextHead, TextHeadOptions
 
@@ -46,6 +48,12 @@ BEFORE = {
 IN_PHOTOS = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the": "cool"}
 MATERIALS = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
 LATE_DATASETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
+CONFIGS = "PromptSRC's code: configs/trainers/PromptSRC/vit_b16_c2_ep20_batch4_4+4ctx"
+BASE_TO_NEW = ProtocolRecipe({"epochs": 20, "average_mean": 15.0, "average_spread": 1.0}, f"{CONFIGS}.yaml")
+# One model, trained on 16 shots of all classes of ImageNet, for both protocols.
+TRANSFER = ProtocolRecipe(
+    {"depth": 3, "epochs": 20, "average_mean": 6.0, "average_spread": 10.0}, f"{CONFIGS}_cross_datasets.yaml"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +118,9 @@ class PromptSRC(TextHead):
     trains_on = "images"
     Options = PromptSRCOptions
     term_words = describe_terms(text="drift of texts", image="drift of images", logits="drift of answers")
+    protocol_recipes = MappingProxyType(
+        {"base-to-new": BASE_TO_NEW, "cross-dataset": TRANSFER, "domain-shift": TRANSFER}
+    )
     options: PromptSRCOptions
     average: Tensor | None
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.clip import CLIP
-from dca.clip.blocks import QuickGELU
+from dca.clip.blocks import Activation
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, describe_terms
@@ -98,7 +98,7 @@ class TCP(TextHead):
         D, W, M = clip.config.embed_dim, clip.config.text.width, chosen.n_tokens
         hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
-        self.meta = nn.Sequential(linear(clip, D, hidden, stream), QuickGELU(), linear(clip, hidden, M * W, stream))
+        self.meta = nn.Sequential(linear(clip, D, hidden, stream), Activation(), linear(clip, hidden, M * W, stream))
         sentence = chosen.sentence or STUDENTS.get(problem.dataset, "{}.")
         before, after = sentence.split("{}")
         self.name_ids = name_ids(clip, problem.names, after, before)

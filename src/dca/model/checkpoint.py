@@ -24,8 +24,7 @@ from dca.core.actions import choose_backbone, choose_output, fit_first, list_met
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, digest_of, read_json, utf8, write_bytes, write_json, writing
 from dca.data.dataset import Item
-from dca.engine.held_out import FOLDS
-from dca.engine.resume import METRICS, STATE
+from dca.engine.resume import FOLDS, METRICS, STATE
 from dca.engine.session import Session
 from dca.methods.interface import Method, Problem
 from dca.methods.registry import get_method

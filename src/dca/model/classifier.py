@@ -164,6 +164,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         require_learnable(source)
         kind = get_method(self.method)
         chosen = kind.choose(self.settings)
+        own, session = session, session.reading(source.public, selection)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
         shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
@@ -175,7 +176,7 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
         )
         method.temperature = found.temperature
-        self._adopt(method, session, source.labels)
+        self._adopt(method, own, source.labels)
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, []
         self.gallery_, self._training = None, source.train
         drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
@@ -221,9 +222,10 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         return found.tolist()[0] if is_single_image(X) else found
 
     def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool
+        self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool, public: str = ""
     ) -> NDArray[np.float64]:
-        return probabilities([method], images, self._session.with_progress(progress), stored=stored)[0]
+        session = self._session.with_progress(progress).reading(public, method.problem.selection)
+        return probabilities([method], images, session, stored=stored)[0]
 
     def evaluate(
         self,
@@ -256,10 +258,10 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
         classes = competing(matched, dataset, method, among)
         if classes is None:
-            probs = self._probabilities(method, images, progress, stored=True)
+            probs = self._probabilities(method, images, progress, stored=True, public=dataset.public)
         else:
             small = narrowed(method, classes, dataset)
-            probs = self._probabilities(small or method, images, progress, stored=True)
+            probs = self._probabilities(small or method, images, progress, stored=True, public=dataset.public)
             probs = probs if small else columns(probs, classes)
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
         report = evaluation(probs, np.array(truth), labels)

@@ -49,6 +49,11 @@ def crop_option() -> Any:
     return opt(CROP_LOW, "smallest share of the image in an augmented view; the authors' is 0.5", low=0.001, high=1)
 
 
+def sentences_of(problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN) -> Sequence[str]:
+    """The sentences of every class: those given, else CLIP's for ImageNet, else that of the dataset."""
+    return templates or (imagenet if problem.dataset == "imagenet" else (problem.template,))
+
+
 def class_texts(
     clip: CLIP,
     problem: Problem,
@@ -58,7 +63,7 @@ def class_texts(
 ) -> Tensor:
     """Text features of every sentence and class, not normalised: (T, C, D). names: instead of the problem's words."""
     names = [name.replace("_", " ") for name in problem.names] if names is None else names
-    sentences = templates or (imagenet if problem.dataset == "imagenet" else (problem.template,))
+    sentences = sentences_of(problem, templates, imagenet)
     with torch.no_grad():
         return torch.stack([clip.encode_text([s.replace("{}", name) for name in names]) for s in sentences])
 

@@ -168,8 +168,8 @@ class CacheHead(Head):
             order=classes.argsort(),
         )
 
-    def __call__(self, f: Tensor) -> Tensor:
-        """Image features f (B, D) -> probabilities (B, C)."""
+    def logits(self, f: Tensor) -> Tensor:
+        """Text and cache of image features f (B, D), before the softmax: (B, C)."""
         near = (f @ self.keys + self.offset).exp()
         sums, start = [], 0
         for classes, each in self.sizes:
@@ -177,7 +177,11 @@ class CacheHead(Head):
             sums.append(torch.unflatten(own, 1, (classes, each)).sum(dim=-1))
             start += classes * each
         cache = torch.cat(sums, dim=1).index_select(1, self.order)
-        return (F.linear(f, self.text) + cache).softmax(dim=-1)
+        return F.linear(f, self.text) + cache
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D) -> probabilities (B, C)."""
+        return self.logits(f).softmax(dim=-1)
 
     @property
     def numbers_per_image(self) -> int:

@@ -52,7 +52,7 @@ def intra_class(
 
 
 def text_separation(text: Tensor, *, reduction: str = "mean", pairs: Tensor | None = None) -> Tensor:
-    """L_ts, Eq. 13: minus the squared distances between all text features.
+    """L_ts, Eq. 12: minus the squared distances between all text features.
 
     text: (n, D). Closed form of -Σ_{i≠j} ‖u_i - u_j‖² = -2 (n Σ‖u_i‖² - ‖Σ u_i‖²): the term
     pushes the mean text feature to zero. pairs: (P, 2) places to use instead of all pairs.

@@ -1,0 +1,90 @@
+"""Settings of the authors for single protocols."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dca.cli.fit import options_of
+from dca.core.choices import PROTOCOLS, Protocol
+from dca.data.dataset import Dataset
+from dca.experiment.run import run
+from dca.experiment.spec import Spec
+from dca.methods.registry import all_methods, get_method
+
+TRANSFER = {
+    "maple": {"depth": 3, "epochs": 2, "learning_rate": 0.0026},
+    "promptsrc": {"depth": 3, "epochs": 20, "average_mean": 6.0, "average_spread": 10.0},
+}
+EXPECTED: dict[str, dict[Protocol, dict[str, Any]]] = {
+    "maple": {"cross-dataset": TRANSFER["maple"], "domain-shift": TRANSFER["maple"]},
+    "promptsrc": {
+        "base-to-new": {"epochs": 20, "average_mean": 15.0, "average_spread": 1.0},
+        "cross-dataset": TRANSFER["promptsrc"],
+        "domain-shift": TRANSFER["promptsrc"],
+    },
+    "prolip": {"base-to-new": {"learning_rate": 1e-5}, "domain-shift": {"learning_rate": 1e-5}},
+}
+
+
+def spec(name: str, protocol: str, **given: Any) -> Spec:
+    return Spec(**{"data": "x", "method": name, "protocol": protocol, "selection": "paper", **given})  # type: ignore[arg-type]
+
+
+def test_recipes_by_protocol_are_those_of_the_authors_files() -> None:
+    for name, kind in all_methods().items():
+        for protocol in PROTOCOLS:
+            wanted = EXPECTED.get(name, {}).get(protocol, {})
+            assert kind.recipe_for(protocol, "paper") == wanted, (name, protocol)
+            assert kind.recipe_for(protocol, "strict") == {}
+            kind.choose(wanted)
+        assert all(own.source.endswith(".yaml") for own in kind.protocol_recipes.values())
+
+
+@pytest.mark.parametrize("name", ["maple", "promptsrc"])
+def test_an_experiment_takes_them_with_the_selection_paper_only(name: str) -> None:
+    for protocol, wanted in EXPECTED[name].items():
+        found = spec(name, protocol)
+        assert found.settings == wanted
+        assert found.options == {}
+        assert spec(name, protocol, selection="strict").settings == {}
+    assert spec(name, "few-shot").settings == {}
+
+
+def test_options_that_are_given_win_even_with_the_value_of_a_default() -> None:
+    found = spec("maple", "domain-shift", options={"depth": 9, "epochs": 2})
+    assert found.options == {"depth": 9}
+    assert found.settings == {**TRANSFER["maple"], "depth": 9}
+    again = spec("maple", "domain-shift", options=found.options)
+    assert again == found
+    assert again.id == found.id
+    assert found == spec("maple", "domain-shift", options=options_of("maple", ("depth=9",)))
+    assert found != spec("maple", "domain-shift")
+    assert spec("maple", "domain-shift", options=options_of("maple", ())) == spec("maple", "domain-shift")
+
+
+@pytest.mark.parametrize(("selection", "mean"), [("paper", 15.0), ("strict", 0.6)])
+def test_a_run_trains_with_them(
+    selection: str, mean: float, sample: Dataset, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Few-shot averaging is around epoch 30 of 50, which is 0.6 of one epoch."""
+    options = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
+    found = spec("promptsrc", "base-to-new", selection=selection, shots=1, backbone=str(tiny_folder), options=options)
+    outcome = run(found, tmp_path / "model", dataset=sample, device="cpu")
+    assert outcome.classifier is not None
+    chosen = outcome.classifier.method_.options
+    assert (chosen.epochs, chosen.average_mean) == (1, pytest.approx(mean))
+    identity = json.loads((tmp_path / "model" / "spec.json").read_text(encoding="utf-8"))["identity"]
+    assert identity["options"]["average_mean"] == pytest.approx(mean)
+
+
+def test_the_command_lists_them_with_their_source(dca: Any) -> None:
+    shown = " ".join(dca("methods", "show", "maple").out.split())
+    assert "settings of its authors in other protocols, taken with --selection paper:" in shown
+    assert "domain-shift: depth=3 epochs=2 learning_rate=0.0026 (MaPLe's code: configs/trainers/MaPLe/" in shown
+    row = json.loads(dca("methods", "show", "promptsrc", "--json").out)
+    assert row["protocol_recipes"]["base-to-new"]["options"] == EXPECTED["promptsrc"]["base-to-new"]
+    assert get_method("gda").explanations() == {}

@@ -1,0 +1,98 @@
+"""The studies under benchmarks/ that compare settings on the same test images, here on a few drawn images."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dca.clip import CLIP
+from dca.methods.dca import DCA, DCAOptions
+from dca.methods.head_changes import with_options
+from dca.methods.interface import Problem
+from oracles.images import Images
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def test_a_difference_is_paired_and_its_interval_is_over_images(load: Load) -> None:
+    paired = load("paired")
+    ours = np.array([[True, False, False, True], [True, False, True, True]])
+    theirs = np.array([[True, True, False, True], [True, True, False, True]])
+    each = np.array([0.0, 1.0, -0.5, 0.0])  # mean over the two seeds
+    half = 1.959963984540054 * np.sqrt(((each - each.mean()) ** 2).sum() / 3) / 2
+    assert paired.difference(ours, theirs) == pytest.approx((12.5, 12.5 - 100 * half, 12.5 + 100 * half))
+    assert paired.accuracy(theirs)[0] == pytest.approx(75)
+    page = "a\n<!-- x.py -->\nold\n<!-- end -->\nb\n"
+    assert paired.filled(page, "x.py", "new") == "a\n<!-- x.py -->\nnew\n<!-- end -->\nb\n"
+    with pytest.raises(SystemExit, match="no marks of y"):
+        paired.filled(page, "y.py", "new")
+
+
+def test_the_heads_of_the_centre_study_are_what_they_are_called(load: Load, clip: CLIP) -> None:
+    images = Images((3, 3, 3))
+    method = DCA.build(clip, Problem(names=("cat", "dog", "x"), shots=3), DCAOptions())
+    method.finish(images)
+    heads = load("centre_study").heads_of(method.seal())
+    f = method.encode(torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))).detach()
+    for name, options in (
+        ("text alone", {"test_metric": "euclidean"}),
+        ("centre text", {"center": "text"}),
+        ("centre visual", {"center": "visual"}),
+    ):
+        torch.testing.assert_close(heads[name](f), with_options(method, options).classify(f))
+    x, u = method.encode(images.pixels).detach(), method.encode_text().detach()
+    means = F.normalize(torch.stack([x[images.labels == c].mean(0) for c in range(3)]), dim=-1)
+    for name, vectors in (("image means", means[None]), ("text + means", F.normalize(u + means, dim=-1))):
+        distances = (f[None, :, None] - vectors[:, None]).square().sum(-1)
+        wanted = (clip.tau / (distances + 1e-6)).softmax(-1).mean(0)
+        torch.testing.assert_close(heads[name](f), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "part"),
+    [
+        ("centre_study", [], "| photos | 2 | 30 |"),
+        ("published_options_study", ["--method", "gda", "--method", "tip_adapter_f"], "| `gda` | `crop_low=0.08` |"),
+    ],
+)
+def test_a_study_prints_its_tables_and_writes_its_figures(
+    script: str,
+    more: list[str],
+    part: str,
+    load: Load,
+    photos: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study, file, page = load(script), tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text(f"<!-- benchmarks/{script}.py -->\n<!-- end -->\n", encoding="utf-8")
+    common = ["--shots", "2", "--seed", "1", "--epochs", "1", "--backbone", str(tiny_folder), "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", [script, str(photos), *common, "--json", str(file), *more])
+    assert study.main() == 0
+    printed = capsys.readouterr().out
+    assert part in printed
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert all(row["n"] == 30 for row in rows)
+    monkeypatch.setattr("sys.argv", [script, "--show", str(file), "--page", str(page)])
+    assert study.main() == 0
+    assert capsys.readouterr().out == printed
+    assert printed.strip() in page.read_text(encoding="utf-8")
+    docs = (BENCHMARKS.parent / "docs").glob("*.md")
+    assert any(f"<!-- benchmarks/{script}.py -->\n" in text.read_text(encoding="utf-8") for text in docs)
