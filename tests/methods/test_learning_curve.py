@@ -70,3 +70,17 @@ def test_the_curve_ends_where_the_gain_says() -> None:
     assert points[3].accuracy - points[2].accuracy == pytest.approx(gain)
     assert [point.shots for point in curve(make(4), choose(make(4)))] == [2, 4, 8, 16]
     assert curve(make(3), choose(make(3))) == []
+
+
+def test_halves_of_copies_say_nothing() -> None:
+    """Two different images per class, each eight times: no half can leave one out."""
+    rng = torch.Generator().manual_seed(5)
+    y = torch.arange(3).repeat_interleave(16)
+    groups = torch.arange(6).repeat_interleave(8)
+    x = F.normalize(torch.randn(6, 12, dtype=torch.float64, generator=rng), dim=-1)[groups]
+    text = F.normalize(torch.randn(3, 12, dtype=torch.float64, generator=rng), dim=-1)
+    gaussian = TextGaussian.of(x, y, text, groups)
+    experts = Experts(gaussian, 10.0, KernelRidge(x, y, 3, groups, 2.0))
+    assert gaussian.leaves_out
+    assert expected_gain(experts, choose(experts)) is None
+    assert curve(experts, choose(experts)) == []

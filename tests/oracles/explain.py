@@ -1,29 +1,38 @@
-"""Occlusion, literally: blur one window of the image after another and see what the log-odds lose."""
+"""Occlusion, literally: blur the window around one patch after another and see what the log-odds lose."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from dca.methods.interface import Method
-from dca.model.explain import NEIGHBOURS, blurred, grid, log_odds, mix
+from dca.model.explain import blurred, mix
 
 
 @torch.no_grad()
 def occlusion(method: Method, pixels: Tensor, target: int) -> Tensor:
-    """Loss of log-odds (G, G) when the window around each patch is blurred; arguments as for `relevance`."""
-    side = grid(method)
-    blur = blurred(pixels, pixels.shape[-1] // side)
-    whole = log_odds(method.classify(method.encode(pixels)), target)
-    lost = torch.zeros(side, side, dtype=torch.float64)
+    """Loss of log-odds (G, G) when the 3 x 3 patches around each patch are blurred; arguments as for `relevance`."""
+    vision = method.clip.config.vision
+    side = vision.image_size // vision.patch_size
+    blur = blurred(pixels, vision.patch_size)
+    whole, lost = _odds(method, pixels, target), torch.zeros(side, side, dtype=torch.float64)
     for row in range(side):
         for column in range(side):
             weights = torch.ones(1, side, side)
-            top, left = max(row - NEIGHBOURS, 0), max(column - NEIGHBOURS, 0)
-            weights[:, top : row + NEIGHBOURS + 1, left : column + NEIGHBOURS + 1] = 0
-            mixed = mix(pixels, blur, weights)
-            lost[row, column] = (whole - log_odds(method.classify(method.encode(mixed)), target)).double()
+            for r in range(side):
+                for c in range(side):
+                    if abs(r - row) <= 1 and abs(c - column) <= 1:
+                        weights[0, r, c] = 0
+            lost[row, column] = whole - _odds(method, mix(pixels, blur, weights), target)
     return lost
+
+
+def _odds(method: Method, pixels: Tensor, target: int) -> float:
+    """Log-odds of a class for one image."""
+    probabilities = method.classify(method.encode(pixels))[0].tolist()
+    return math.log(probabilities[target]) - math.log(sum(p for c, p in enumerate(probabilities) if c != target))
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from html_structure import structure
-
 from dca import Classifier, Session
 from dca.model.comparison import compare
 from dca.model.inputs import as_dataset
 from dca.report.comparison_page import comparison_page
 from dca.report.subject import zero_shot_of
+from report.html_structure import structure
 
 
 def test_the_page_shows_differences_and_images(model: Classifier, hostile_photos: Path, session: Session) -> None:

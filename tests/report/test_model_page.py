@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from html_structure import structure
 
 from dca import Classifier, Session, UserError
 from dca.core.files import read_json
@@ -16,6 +15,7 @@ from dca.report.model_page import model_page
 from dca.report.page import Section, render
 from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
 from dca.report.subject import Predictions, Subject, about, left_out
+from report.html_structure import structure
 
 MOST_BYTES = 3_000_000
 

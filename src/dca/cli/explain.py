@@ -49,8 +49,8 @@ def command(
 ) -> None:
     """Explain what MODEL says about IMAGE: probabilities, nearest training images, and a heat map.
 
-    The heat map says what blurring a part of the image would take from the odds of the class: orange parts
-    speak for it, blue ones against it. It explains the model, not the world: a model that knows ships by the
+    The heat map says what blurring a part of the image takes from the odds of the class: orange parts speak
+    for it, blue ones against it. It explains the model, not the world: a model that knows ships by the
     water lights up the water.
 
     \b

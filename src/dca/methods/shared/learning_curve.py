@@ -24,12 +24,11 @@ DRAWS = 4
 
 def expected_gain(experts: Experts, numbers: Numbers) -> tuple[int, float] | None:
     """Twice as many images per class, and what they would bring; None where there are too few to tell."""
-    shots = _shots(experts)
-    if shots < LEAST_SHOTS or not experts.gaussian.leaves_out:
+    half = _half_error(experts, numbers, DRAWS)
+    if half is None:
         return None
     error = _error(experts, numbers)
-    factor = _factor(error, _half_error(experts, numbers, DRAWS))
-    return round(2 * shots), error * (1 - factor)
+    return round(2 * _shots(experts)), error * (1 - _factor(error, half))
 
 
 def curve(experts: Experts, numbers: Numbers) -> list[CurvePoint]:
@@ -37,16 +36,15 @@ def curve(experts: Experts, numbers: Numbers) -> list[CurvePoint]:
 
     Empty where there are too few images to tell.
     """
-    shots = _shots(experts)
-    if shots < LEAST_SHOTS or not experts.gaussian.leaves_out:
+    shots, half = _shots(experts), _half_error(experts, numbers, DRAWS)
+    if half is None:
         return []
-    error, half = _error(experts, numbers), _half_error(experts, numbers, DRAWS)
+    error = _error(experts, numbers)
     points = [CurvePoint(shots / 2, 1 - half), CurvePoint(shots, 1 - error)]
-    if shots / 2 >= LEAST_SHOTS:
-        halves = [_part(experts, rows, numbers) for rows in _halves(experts.labels, experts.gaussian.groups, 0)]
-        quarters = [_half_error(part, choose(part), 2) for part in halves if part.gaussian.leaves_out]
-        if quarters:
-            points.insert(0, CurvePoint(shots / 4, 1 - sum(quarters) / len(quarters)))
+    halves = [_part(experts, rows, numbers) for rows in _halves(experts.labels, experts.gaussian.groups, 0)]
+    found = [_half_error(part, choose(part), 2) for part in halves if part.gaussian.leaves_out]
+    if quarters := [one for one in found if one is not None]:
+        points.insert(0, CurvePoint(shots / 4, 1 - sum(quarters) / len(quarters)))
     factor = _factor(error, half)
     return [*points, *(CurvePoint(shots * 2**k, 1 - error * factor**k, expected=True) for k in (1, 2))]
 
@@ -56,12 +54,17 @@ def _shots(experts: Experts) -> float:
     return len(experts.labels) / max(int((experts.gaussian.counts > 0).sum()), 1)
 
 
-def _half_error(experts: Experts, numbers: Numbers, draws: int) -> float:
-    """Left-out error with half of the images, the mean over so many draws of two halves."""
+def _half_error(experts: Experts, numbers: Numbers, draws: int) -> float | None:
+    """Left-out error with half of the images, the mean over so many draws of two halves.
+
+    None where there are too few images, or too many copies among them, to leave any out of a half.
+    """
+    if _shots(experts) < LEAST_SHOTS or not experts.gaussian.leaves_out:
+        return None
     labels, groups = experts.labels, experts.gaussian.groups
     parts = [_part(experts, rows, numbers) for seed in range(draws) for rows in _halves(labels, groups, seed)]
     errors = [_error(part, choose(part)) for part in parts if part.gaussian.leaves_out]
-    return sum(errors) / len(errors)
+    return sum(errors) / len(errors) if errors else None
 
 
 def _factor(error: float, half: float) -> float:

@@ -24,7 +24,10 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     shown = found.mistakes[:MOST]
     near = subject.nearest(shown, NEAREST)
     pictures = subject.thumbnails(shown, SIDE)
-    rows = [_row(subject, n, picture, own) for n, picture, own in zip(shown, pictures, near, strict=True)]
+    rows = []
+    for n, picture, own in zip(shown, pictures, near, strict=True):
+        rows.append(_row(subject, n, picture, own))
+        subject.progress("explaining", len(rows), len(shown), "")
     return {
         "rows": rows,
         "count": len(found.mistakes),

@@ -42,14 +42,10 @@ def chart(points: Sequence[CurvePoint]) -> Markup:
         where = " ".join(f"{x(p.shots):.1f},{y(p.accuracy):.1f}" for p in some)
         parts.append(element("polyline", points=where, class_=look))
     for point in points:
-        look = "hollow" if point.expected else "good"
-        dot = {"cx": x(point.shots), "cy": y(point.accuracy), "r": 4.5, "class_": look}
-        parts.append(
-            element("circle", element("title", f"{point.shots:g} per class: {percent(point.accuracy)}"), **dot)
-        )
-        above = y(point.accuracy) > 34
-        at = y(point.accuracy) - 10 if above else y(point.accuracy) + 20
-        parts.append(words(x(point.shots), at, f"{100 * point.accuracy:.0f}", "middle strong"))
+        said = f"{point.shots:.3g} per class: {percent(point.accuracy)}"
+        dot = {"cx": x(point.shots), "cy": y(point.accuracy), "r": 4.5}
+        parts.append(element("circle", element("title", said), **dot, class_="hollow" if point.expected else "good"))
+        parts.append(words(x(point.shots), y(point.accuracy) - 10, f"{100 * point.accuracy:.0f}", "middle strong"))
         parts.append(words(x(point.shots), 214, f"{point.shots:.3g}", "middle"))
     parts.append(words((left + right) / 2, 234, "photos per class", "middle"))
     parts.append(words(left + 6, 190, "right, %"))
