@@ -18,7 +18,9 @@ from dca.methods.registry import all_methods, get_method
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 # Commands that need a network, a public dataset, minutes or a package manager.
-NOT_HERE = re.compile(r"^(pip|make|find|dca demo|dca datasets|dca cache|python -m dca_pretrain)\b|--backbone")
+NOT_HERE = re.compile(
+    r"^(pip|make|find|dca demo|dca datasets|dca cache|dca push|python -m|python out)\b|--backbone|--web"
+)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -49,7 +51,7 @@ def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.Mo
     return tmp_path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/report.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/export.md", "docs/report.md"])
 def test_commands_of_the_page_work(page: str, desk: Path) -> None:
     typed = [command for command in commands(page) if not NOT_HERE.search(command)]
     assert len(typed) >= 3

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dca.engine.session import Session
     from dca.experiment.run import Outcome, run
     from dca.experiment.spec import Spec
+    from dca.export.folder import export_onnx
     from dca.methods.interface import Method, TrainedMethod
     from dca.methods.recipe import Recipe
     from dca.methods.registry import all_methods as list_methods
@@ -35,6 +36,7 @@ __all__ = [
     "TrainedMethod",
     "UserError",
     "__version__",
+    "export_onnx",
     "list_methods",
     "load_dataset",
     "opt",
@@ -56,6 +58,7 @@ _HOMES = {
     "Spec": "dca.experiment.spec:Spec",
     "TrainedMethod": "dca.methods.interface:TrainedMethod",
     "UserError": "dca.core.errors:UserError",
+    "export_onnx": "dca.export.folder:export_onnx",
     "list_methods": "dca.methods.registry:all_methods",
     "load_dataset": "dca.data:load_dataset",
     "opt": "dca.core.options:opt",

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
 from dca.clip import CLIP, Update
+from dca.clip.blocks import Rows
 from oracles.text import encode_padded, encode_prompts_padded
 
 
@@ -75,10 +76,10 @@ def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
     deep = torch.randn(3, width, generator=generator)
     got = clip.text.encode_packed(x.flatten(0, 1), [7, 7], {1: deep})
 
-    h = clip.text.blocks[0](x + clip.text.positions[:7], causal=True)
+    h = clip.text.blocks[0](Rows(x + clip.text.positions[:7]), causal=True).total()
     h = torch.cat([h[:, :1], deep.expand(2, -1, -1), h[:, 4:]], dim=1)
     for block in list(clip.text.blocks)[1:]:
-        h = block(h, causal=True)
+        h = block(Rows(h), causal=True).total()
     torch.testing.assert_close(got, clip.text.projection(clip.text.ln_final(h[:, -1])))
 
 
@@ -100,7 +101,7 @@ def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, own: tuple[int, 
             if layer in deep:
                 tokens = deep[layer][c] if layer in own else deep[layer]
                 h = torch.cat([h[:, :1], tokens[None], h[:, 4:]], dim=1)
-            h = block(h, causal=True)
+            h = block(Rows(h), causal=True).total()
         expected.append(clip.text.projection(clip.text.ln_final(h[:, -1]))[0])
     torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=0)
     weights, learned = torch.randn(got.shape, generator=generator), [context, *deep.values()]

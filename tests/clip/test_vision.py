@@ -6,6 +6,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.clip import CLIP, ExtraTokens
+from dca.clip.blocks import Rows
 
 
 def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
@@ -26,7 +27,7 @@ def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
     for layer, block in enumerate(tower.blocks):
         if layer in extra.layers and not (layer == 0 and extra.before_norm):
             x, count = put(x, extra.layers[layer], count), len(extra.layers[layer])
-        x = block(x)
+        x = block(Rows(x)).total()
     return tower.projection(tower.ln_post(x[:, 0]))
 
 
@@ -80,7 +81,8 @@ def test_patches_pass_the_last_block_one_by_one(clip: CLIP) -> None:
     rows, last = clip.image_rows(pixels), clip.visual.blocks[-1]
     for image in range(2):
         for patch in range(clip.config.vision.patches):
-            alone = clip.visual.ln_post(last(rows[image, None, patch + 1 : patch + 2]))[0, 0]
+            one = Rows(rows[image, None, patch + 1 : patch + 2])
+            alone = clip.visual.ln_post(last(one).total())[0, 0]
             torch.testing.assert_close(patches[image, patch], alone, atol=1e-5, rtol=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dca"
 FLAG_OR_COMMAND = re.compile(
     r"(?<![\w-])--[a-z]|(?<![\w-])-[oq](?![\w-])"
-    r"|\bdca (fit|eval|predict|check-labels|(add|remove|rename)-class|methods|datasets|cache|doctor|demo)\b"
+    r"|\bdca (fit|eval|predict|check-labels|(add|remove|rename)-class|export|push|methods|datasets|cache|doctor|demo)\b"
 )
 
 

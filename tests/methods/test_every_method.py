@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_clip
+from conftest import make_clip, short_recipe
 from dca.clip import CLIP
 from dca.clip.model import compute_digest
 from dca.core import options
@@ -21,20 +21,10 @@ from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 
 METHODS = sorted(all_methods())
-SHORT = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8}
-
-
-def recipe(name: str, **more: object) -> dict[str, object]:
-    """Settings of a short fit; a method that fits another one in folds is given fewer epochs."""
-    settings = {**SHORT, **more}
-    if get_method(name).fits_others:
-        settings["epochs"] = min(settings["epochs"], 2)  # type: ignore[type-var]
-        return {"folds": 2, "trained_options": [f"{key}={value}" for key, value in settings.items()]}
-    return settings if get_method(name).trains_on != "nothing" else {}
 
 
 def short(name: str, **more: object) -> Classifier:
-    return Classifier(name, seed=3, backbone=make_clip(), **recipe(name, **more))
+    return Classifier(name, seed=3, backbone=make_clip(), **short_recipe(name, **more))
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -95,7 +85,7 @@ def mini() -> CLIP:
 def test_it_beats_chance_by_far(name: str, sample: Dataset, mini: CLIP) -> None:
     known = vars(get_method(name).Options())
     few = {option: 2 for option in ("views", "train_views") if option in known}
-    settings: dict[str, Any] = {**recipe(name, epochs=6), **few}
+    settings: dict[str, Any] = {**short_recipe(name, epochs=6), **few}
     model = Classifier(name, shots=4, seed=1, backbone=mini, device="cpu", **settings).fit(sample)
     assert model.evaluate(sample).accuracy > 3 / len(sample.names)
 

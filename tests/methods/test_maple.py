@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.blocks import Rows
 from dca.core.errors import UserError
 from dca.engine.loop import rate_at
 from dca.methods.interface import Problem
@@ -116,10 +117,10 @@ def test_replaced_outputs_do_not_matter_and_kept_ones_do() -> None:
     """Noise on what block 0 of a tower makes of its tokens, with and without tokens at block 1."""
     clip, images = make_clip(), Images((1, 1, 1, 1))
 
-    def noise(module: torch.nn.Module, inputs: object, output: Tensor) -> Tensor:
-        noisy = output.clone()
+    def noise(module: torch.nn.Module, inputs: object, output: Rows) -> Rows:
+        noisy = output.total().clone()
         noisy[:, -2:] += torch.randn_like(noisy[:, -2:])
-        return noisy
+        return Rows(noisy)
 
     for depth, same in [(2, True), (1, False)]:
         method = build(clip, depth=depth)
@@ -151,7 +152,7 @@ def test_deep_text_tokens_hide_what_came_before_them(clip: CLIP) -> None:
 def test_the_sequence_keeps_its_length_beyond_the_depth() -> None:
     clip, lengths = make_clip(), []
     for block in clip.visual.blocks:
-        block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+        block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].x.shape[1]))
     for depth in (1, 2, 3):
         build(clip, depth=depth).encode(Images((1, 1)).pixels)
     assert lengths == [1 + PATCHES + 2] * 9

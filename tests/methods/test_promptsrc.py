@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.blocks import Rows
 from dca.core.errors import UserError
 from dca.data.dataset import Dataset
 from dca.methods.interface import Problem
@@ -134,18 +135,18 @@ def test_without_visual_tokens_the_image_term_is_zero(clip: CLIP, monkeypatch: p
     assert terms["logits"] == pytest.approx(0, abs=1e-6)
 
 
-def noisy(output: Tensor, rows: slice) -> Tensor:
+def noisy(output: Tensor, rows: slice) -> Rows:
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
     changed = output.clone()
     changed[:, rows] = noise[:, rows]
-    return changed
+    return Rows(changed)
 
 
 def test_visual_tokens_replace_what_the_block_before_made_of_theirs(clip: CLIP) -> None:
     """Noise in the token rows of block 0 is gone at block 1; without tokens there it is not."""
     images, deep, shallow = Images((1, 1, 0, 0)), loud(build(clip)), loud(build(clip, depth=1))
     expected = [m.encode(images.pixels).detach() for m in (deep, shallow)]
-    handle = next(iter(clip.visual.blocks)).register_forward_hook(lambda m, i, o: noisy(o, slice(-4, None)))
+    handle = next(iter(clip.visual.blocks)).register_forward_hook(lambda m, i, o: noisy(o.total(), slice(-4, None)))
     try:
         got = [m.encode(images.pixels).detach() for m in (deep, shallow)]
     finally:
@@ -160,9 +161,9 @@ def test_text_tokens_replace_what_the_block_before_made_of_theirs(clip: CLIP, mo
     block = next(iter(clip.text.blocks))
     finish = block.finish
 
-    def disturbed(x: Tensor, *more: Any) -> Tensor:
+    def disturbed(x: Tensor, *more: Any) -> Rows:
         """SOS is the first of the packed rows, the context of four tokens follows."""
-        return noisy(finish(x, *more)[None], slice(1, 5))[0]
+        return Rows(noisy(finish(x, *more).total()[None], slice(1, 5)).x[0])
 
     monkeypatch.setattr(block, "finish", disturbed)
     got = [m.encode_text().detach() for m in (deep, shallow)]
@@ -176,7 +177,7 @@ def test_beyond_the_depth_tokens_flow_on(clip: CLIP, depth: int) -> None:
     """CLS, 16 patches and 4 tokens at every block, whatever the depth."""
     lengths: list[int] = []
     hooks = [
-        block.register_forward_pre_hook(lambda m, inputs: lengths.append(inputs[0].shape[1]))
+        block.register_forward_pre_hook(lambda m, inputs: lengths.append(inputs[0].x.shape[1]))
         for block in clip.visual.blocks
     ]
     build(clip, depth=depth).encode(Images((1,)).pixels)

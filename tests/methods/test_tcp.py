@@ -8,6 +8,7 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.clip import CLIP
+from dca.clip.blocks import Rows
 from dca.core.errors import UserError
 from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.interface import Problem
@@ -117,10 +118,10 @@ def test_what_the_tokens_replace_does_not_matter(clip: CLIP, monkeypatch: pytest
     block = list(clip.text.blocks)[1]
     finish, disturbed = block.finish, slice(1, 5)
 
-    def noisy(x: Tensor, *more: Any) -> Tensor:
-        output = finish(x, *more).clone()
+    def noisy(x: Tensor, *more: Any) -> Rows:
+        output = finish(x, *more).total().clone()
         output[disturbed] = torch.randn(output[disturbed].shape, generator=torch.Generator().manual_seed(0))
-        return output
+        return Rows(output)
 
     monkeypatch.setattr(block, "finish", noisy)  # the last block before the tokens come in
     torch.testing.assert_close(method.encode_text().detach(), expected, atol=1e-6, rtol=0)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.clip import CLIP, VIT_B_16, ExtraTokens
+from dca.clip.blocks import Rows
 from dca.clip.weights import blank
 from dca.core.errors import UserError
 from dca.methods.interface import Problem
@@ -120,10 +121,10 @@ def test_replaced_outputs_do_not_matter_and_kept_ones_do(placement: str) -> None
     """Noise on what block 0 makes of its tokens is lost where block 1 has tokens of its own, and only there."""
     clip, images = make_clip(), Images((1, 1, 1, 1))
 
-    def noise(module: torch.nn.Module, inputs: object, output: Tensor) -> Tensor:
-        noisy = output.clone()
+    def noise(module: torch.nn.Module, inputs: object, output: Rows) -> Rows:
+        noisy = output.total().clone()
         noisy[:, rows_of_tokens(method)] += torch.randn_like(noisy[:, rows_of_tokens(method)])
-        return noisy
+        return Rows(noisy)
 
     for depth, same in [(2, True), (1, False)]:
         method = build(clip, placement=placement, depth=depth, tokens=3)
@@ -138,7 +139,7 @@ def test_replaced_outputs_do_not_matter_and_kept_ones_do(placement: str) -> None
 def test_the_sequence_keeps_its_length_beyond_the_depth(placement: str, depth: int) -> None:
     clip, lengths = make_clip(), []
     for block in clip.visual.blocks:
-        block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+        block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].x.shape[1]))
     build(clip, placement=placement, depth=depth, tokens=5).encode(Images((1, 1)).pixels)
     assert lengths == [1 + PATCHES + 5] * 3
 

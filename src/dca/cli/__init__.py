@@ -29,6 +29,8 @@ COMMANDS = {
     "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),
     "remove-class": ("dca.cli.class_commands:remove", "Remove a class from a model."),
     "rename-class": ("dca.cli.class_commands:rename", "Rename a class of a model."),
+    "export": ("dca.cli.export", "Write a model as ONNX, for programs without torch and for the browser."),
+    "push": ("dca.cli.push", "Send a model to the Hugging Face hub."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),

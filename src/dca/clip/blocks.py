@@ -150,19 +150,13 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, *, causal: bool = False, rows: slice | None = None, updates: BlockUpdates = NO_UPDATES
-    ) -> Tensor:
-        """x: (B, T, W) -> (B, T, W), or (B, N, W) if `rows` selects N rows.
-
-        The output of a tower depends on one row of its last block: with `rows` the queries and the MLP of
-        the other rows are not computed. The selected rows attend to all keys.
-        """
-        return self.advance(Rows(x), causal=causal, only=rows, updates=updates).total()
-
-    def advance(
         self, rows: Rows, *, causal: bool = False, only: slice | None = None, updates: BlockUpdates = NO_UPDATES
     ) -> Rows:
-        """`forward` of rows whose last addition is left open, to the same; only: the rows that leave the block."""
+        """Rows (B, T, W) -> (B, T, W), or (B, N, W) if `only` selects N rows.
+
+        The output of a tower depends on one row of its last block: with `only` the queries and the MLP of
+        the other rows are not computed. The selected rows attend to all keys.
+        """
         x, inputs = normed(rows, self.ln_1, updates.get("ln_1"))
         if only is None:
             mixed = F.scaled_dot_product_attention(*self.attn.project(inputs, updates=updates), is_causal=causal)

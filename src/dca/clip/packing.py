@@ -122,7 +122,9 @@ class Prompts:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Every row attends to its prompt up to itself: (..., heads, R, d)."""
         before, own = self._split(q, k, v)
-        begun = F.scaled_dot_product_attention(before[0], before[1], before[2], is_causal=True)
+        # With one leading dimension: the fused kernels, and ONNX, take no more than four dimensions.
+        flat = [part.flatten(0, -4) for part in before]
+        begun = F.scaled_dot_product_attention(flat[0], flat[1], flat[2], is_causal=True).view_as(before[0])
         named = attend_with_prefix(own[0], (own[1], own[2]), (before[1], before[2]), self.prefix.empty)
         return torch.cat([self.prefix.pack(begun), self.name.pack(named).flatten(-3, -2)], dim=-2)
 

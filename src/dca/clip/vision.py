@@ -21,7 +21,7 @@ Tap = Callable[[str, Tensor], None]
 
 def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
     """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-    feature: Tensor = projection(ln_post(last(x, rows=CLS)[:, 0]))
+    feature: Tensor = projection(ln_post(last(Rows(x), only=CLS).total()[:, 0]))
     return feature
 
 
@@ -81,7 +81,7 @@ class VisionTower(nn.Module):
                 x, present = tokens.insert(rows.total(), layer, present)
                 rows = Rows(x)
             if layer < last:
-                rows = block.advance(rows, updates=updates.get(layer, NO_UPDATES))
+                rows = block(rows, updates=updates.get(layer, NO_UPDATES))
                 if tap is not None:
                     tap(f"visual.{layer}", rows.total())
         return rows.total()
@@ -104,7 +104,8 @@ class VisionTower(nn.Module):
         *_, last = self.blocks
         place = len(self.blocks) - 1
         # All rows for a tap, which may read any of them.
-        x = last(x, rows=CLS if tap is None else None, updates=updates.get(place, NO_UPDATES))
+        only = CLS if tap is None else None
+        x = last(Rows(x), only=only, updates=updates.get(place, NO_UPDATES)).total()
         if tap is not None:
             tap(f"visual.{place}", x)
         feature: Tensor = self.projection(

@@ -75,6 +75,11 @@ def choose_output(what: str = "another folder") -> Action:
     return Action(f"choose {what} with -o DIR", f"choose {what} with folder=DIR")
 
 
+def choose_folder(argument: str) -> Action:
+    """Write into another folder, which the command line takes as this option."""
+    return Action(f"choose another folder with {_flag(argument)} DIR", "choose another folder")
+
+
 def allow_overwrite() -> Action:
     """Replace what is at the output."""
     return Action("replace it with --overwrite", "replace it with overwrite=True")
@@ -99,6 +104,15 @@ def omit(*arguments: str) -> Action:
     ('leave out --hold-out', 'leave out hold_out')
     """
     return Action(f"leave out {' and '.join(map(_flag, arguments))}", f"leave out {' and '.join(arguments)}")
+
+
+def set_flag(argument: str) -> Action:
+    """Switch an argument on, given by its Python name.
+
+    >>> set_flag("int8").cli, set_flag("int8").python
+    ('use --int8', 'use int8=True')
+    """
+    return Action(f"use {_flag(argument)}", f"use {argument}=True")
 
 
 def set_option(name: str, value: Any) -> Action:
@@ -223,6 +237,11 @@ def resume_fit() -> Action:
 def change_label_only() -> Action:
     """Rename a class without giving CLIP another name to read."""
     return Action("change only its label with --label-only", "change only its label with label_only=True")
+
+
+def set_token() -> Action:
+    """Give the hub an access token."""
+    return Action("log in with `hf auth login`, or set HF_TOKEN", "log in with `hf auth login`, or give token=TOKEN")
 
 
 def measure() -> Action:

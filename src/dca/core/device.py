@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from dca.core.actions import choose_device, choose_precision
 from dca.core.errors import UserError
@@ -45,6 +46,13 @@ def _no_cuda() -> str:
     if torch.version.cuda is None:
         return "no CUDA device here (this build of torch has no CUDA)"
     return "no CUDA device here (torch finds no GPU with a working driver)"
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device; to a GPU it is copied while the GPU goes on with earlier work."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:

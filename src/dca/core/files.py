@@ -114,6 +114,21 @@ def atomic_replace(made: Path, target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextmanager
+def folder_in_one_rename(target: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` when the block ends; nothing is left of it after an error."""
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        os.chmod(made, 0o755)
+    try:
+        yield made
+        atomic_replace(made, target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
 def cache_folder() -> Path:
     """The user's cache folder: DCA_CACHE, or else the place of this system for caches."""
     if given := os.environ.get("DCA_CACHE"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dca.core.device import send
 from dca.core.kernels import usable
 
 LOW = 0.08  # smallest share of the image that a crop covers; the largest is 1
@@ -102,7 +103,7 @@ def _by_kernel(images: Sequence[Tensor], crops: Crops, size: int, tallest: int, 
     places = torch.tensor([(image.storage_offset(), *image.shape[1:]) for image in images])
     signed = torch.where(crops.flip, -crops.width, crops.width)
     table = torch.cat([places, torch.stack([crops.top, crops.left, crops.height, signed], 1)], dim=1)
-    return kernel(whole, table.to(first.device, non_blocking=True), size, tallest, widest)
+    return kernel(whole, send(table, first.device), size, tallest, widest)
 
 
 def resize_weights(lengths: Tensor, size: int, longest: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.actions import set_option, show_method
-from dca.core.device import threads_for
+from dca.core.device import send, threads_for
 from dca.core.errors import UserError
 from dca.engine.resume import Row, Snapshot, restore
 from dca.engine.schedule import Stage, advance, batches, make_optimizer, rate_at, stage_at
@@ -256,7 +256,7 @@ class Trainer:
         )
 
     def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        on_device = indices.to(self._labels.device)
+        on_device = send(indices, self._labels.device)
         if self._features is not None:
             inputs = self._features[on_device]
         else:

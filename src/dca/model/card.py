@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import dca
 from dca.clip.places import hub_id
-from dca.core.wording import counted
+from dca.core.wording import counted, fold
 from dca.model.estimate import Estimate
 
 if TYPE_CHECKING:
     from dca.model.checkpoint import Record
 
 LIBRARY = "dca-prompt"
+# Where a model is, in the card of a model that is not on the hub.
+HERE = "path/to/this/folder"
 
 
 def model_card(record: Record) -> str:
@@ -26,6 +29,8 @@ def model_card(record: Record) -> str:
         f"library_name: {LIBRARY}",
         "pipeline_tag: image-classification",
         *([f"base_model: {base}"] if base else []),
+        f"tags: [clip, few-shot, {record.method}]",
+        *_index(record, f"{title} ({record.method})"),
         "---",
         "",
         f"# {title}: {len(record.labels)} classes, {record.method} on {source}",
@@ -38,7 +43,7 @@ def model_card(record: Record) -> str:
         "",
         "```python",
         "from dca import Classifier",
-        'model = Classifier.from_pretrained("path/to/this/folder")',
+        f'model = Classifier.from_pretrained("{HERE}")',
         'model.predict("photo.jpg")',
         "```",
         "",
@@ -48,6 +53,29 @@ def model_card(record: Record) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _index(record: Record, title: str) -> list[str]:
+    """The figures in the hub's format, `model-index`; empty if there are none. JSON values are YAML."""
+    results = []
+    if (accuracy := record.results.get("accuracy")) is not None:
+        name = str(record.results.get("dataset") or "test images")
+        results.append(_result(name, "test", "Accuracy", accuracy))
+    if record.estimate:
+        found = Estimate.from_dict(record.estimate)
+        results.append(_result("training images", "train", f"Accuracy, estimated by {found.how}", found.accuracy))
+    index = [{"name": title, "results": results}]
+    return [f"model-index: {json.dumps(index, ensure_ascii=False)}"] if results else []
+
+
+def _result(dataset: str, split: str, metric: str, value: float) -> dict[str, Any]:
+    """One figure of a `model-index`; the value is a fraction."""
+    slug = fold(dataset).replace(" ", "-") or "images"
+    return {
+        "task": {"type": "image-classification", "name": "Image Classification"},
+        "dataset": {"type": slug, "name": dataset, "split": split},
+        "metrics": [{"type": "accuracy", "name": metric, "value": value}],
+    }
 
 
 def _shots(record: Record) -> str:

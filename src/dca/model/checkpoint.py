@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ from dca.clip import CLIP
 from dca.core import options
 from dca.core.actions import choose_backbone, choose_output, fit_first, list_methods, resume_fit
 from dca.core.errors import UserError
-from dca.core.files import atomic_replace, digest_of, read_json, utf8, write_bytes, write_json, writing
+from dca.core.files import digest_of, folder_in_one_rename, read_json, utf8, write_bytes, write_json, writing
 from dca.data.dataset import Item
 from dca.engine.resume import FOLDS, METRICS, STATE
 from dca.engine.session import Session
@@ -125,18 +123,10 @@ def save_model(
     keep_others: whether files in the folder that no model has are kept.
     """
     require_replaceable(target)
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        os.chmod(made, 0o755)
-    try:
+    with folder_in_one_rename(target) as made:
         write(made, method, record, gallery)
         if keep_others and target.is_dir():
             _copy_others(target, made)
-        atomic_replace(made, target)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def _copy_others(source: Path, target: Path) -> None:

@@ -30,6 +30,7 @@ from dca.model.backbone import backbone_of
 from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
 from dca.model.gallery import Gallery
+from dca.model.hub import HubModel, HubOptions, model_folder
 from dca.model.inputs import (
     Images,
     Labelled,
@@ -45,7 +46,7 @@ from dca.model.parameters import Parameters
 from dca.model.uncertain import Uncertain
 
 
-class Classifier(Parameters, ClassEdits, Uncertain):
+class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
     """A few-shot image classifier.
 
     Args:
@@ -317,36 +318,59 @@ class Classifier(Parameters, ClassEdits, Uncertain):
             estimate=self.estimate_.to_dict() if self.estimate_ else {},
         )
 
-    def save_pretrained(self, folder: str | Path, *, gallery: bool = True) -> None:
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        gallery: bool = True,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
         """Write the model: trained tensors, classes and options; backbone weights are not written.
 
         Args:
-            folder: Folder of the model; an existing model is replaced, anything else is refused.
+            save_directory: Folder of the model; an existing model is replaced, anything else is refused.
             gallery: Also write thumbnails and features of the training images (`gallery.safetensors`).
+            push_to_hub: Also send the model to the Hugging Face hub; see `push_to_hub`.
+            repo_id: The repository; by default it has the name of the folder.
+            **push_to_hub_kwargs: Further arguments of `push_to_hub`.
+
+        Returns:
+            The address of the commit on the hub; None if nothing was sent.
 
         Raises:
-            UserError: If the classifier is not fitted, or the folder cannot be written.
+            UserError: If the classifier is not fitted, the folder cannot be written, or the hub does not take it.
         """
-        checkpoint.save_model(Path(folder), self._require_fitted(), self.record(), self.gallery() if gallery else None)
+        method, folder = self._require_fitted(), Path(save_directory)
+        checkpoint.save_model(folder, method, self.record(), self.gallery() if gallery else None)
+        return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs) if push_to_hub else None
 
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | Path,
+        pretrained_model_name_or_path: str | Path,
         *,
         backbone: str | Path | CLIP | None = None,
         device: str = "auto",
         precision: str = "auto",
         session: Session | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
     ) -> Self:
-        """Read a model that `save_pretrained` or an experiment wrote.
+        """Read a model that `save_pretrained` or an experiment wrote, or one from the Hugging Face hub.
 
         Args:
-            folder: The model folder.
+            pretrained_model_name_or_path: The model folder, or a hub repository, "user/name".
             backbone: Backbone of the model; by default found by its recorded name and hash.
             device: "auto", "cpu", "cuda", ...
             precision: "auto", "fp32" or "bf16".
             session: Backbones shared with other models; its device is used instead of `device`.
+            revision: Branch, tag or commit of the hub repository.
+            token, cache_dir, local_files_only, force_download: As in `huggingface_hub.snapshot_download`.
 
         Returns:
             A fitted classifier with the settings of the original one: `fit` uses them again.
@@ -354,8 +378,9 @@ class Classifier(Parameters, ClassEdits, Uncertain):
         Raises:
             UserError: If the folder holds no complete model, or the backbone cannot be loaded or is a different one.
         """
-        path = Path(folder)
         require_usable(device, precision)
+        hub = HubOptions(revision, token, cache_dir, local_files_only, force_download)
+        path = model_folder(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
         source, clip = backbone_of(path, record, backbone, session, precision)

@@ -1,0 +1,101 @@
+"""dca export: a model for programs without torch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, showing
+from dca.core.wording import bytes_text, counted
+
+if TYPE_CHECKING:
+    from dca.export.folder import Exported
+    from dca.export.measure import Int8Cost
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--onnx", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write."
+)
+@click.option("--int8", is_flag=True, help="Store the backbone's weights in 8 bits, and measure what that costs.")
+@click.option("--web", is_flag=True, help="Add a page that classifies images in the browser. Needs npm once.")
+@click.option("--data", default=None, help="Labelled images to measure on.  [default: images of the built-in sample]")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export.")
+@backbone_of_model
+@quiet_flag
+@json_flag
+def command(
+    model: Path,
+    folder: Path,
+    int8: bool,
+    web: bool,
+    data: str | None,
+    overwrite: bool,
+    backbone: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write MODEL as an ONNX program from images to probabilities, and compare it with the original.
+
+    DIR gets model.onnx (8-bit images in, probabilities out, any batch size), classes.json (classes and
+    preprocessing) and predict.py, which needs only onnxruntime, pillow and numpy.
+
+    \b
+    dca export photos.dca --onnx out/
+    dca export photos.dca --onnx small/ --int8 --data more_photos/
+    dca export photos.dca --onnx site/ --web && python -m http.server -d site/
+    """
+    from dca.export.folder import export_onnx, require_free
+    from dca.export.program import need_onnx
+    from dca.model.classifier import Classifier
+
+    need_onnx()
+    require_free(folder, overwrite=overwrite)
+    found = Classifier.from_pretrained(model, backbone=backbone, device="cpu", precision="fp32")
+    with showing(quiet=quiet) as progress:
+        done = export_onnx(found, folder, int8=int8, web=web, data=data, overwrite=overwrite, progress=progress)
+    warn(done)
+    if as_json:
+        emit(done.to_dict())
+        return
+    for line in summary(done, int8=int8, web=web):
+        click.echo(line)
+
+
+def warn(done: Exported) -> None:
+    """Say on stderr if the difference to torch is more than rounding."""
+    from dca.export.measure import ROUNDING
+
+    if done.parity.difference > ROUNDING:
+        click.echo(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
+
+
+def summary(done: Exported, *, int8: bool, web: bool) -> list[str]:
+    """What was written, how exact it is, and what to do next."""
+    size = sum(size for name, size in done.sizes.items() if name.startswith("model.onnx"))
+    others = [name for name in done.sizes if name in ("classes.json", "predict.py", "index.html")]
+    lines = [f"{done.folder / 'model.onnx'} {bytes_text(size)}, {', '.join(others)}"]
+    before = " before 8 bits" if int8 else ""
+    lines.append(f"max |Δp| vs torch {done.parity.difference:.1e} on {counted(done.parity.images, 'image')}{before}")
+    if done.cost is not None:
+        lines += cost_lines(done.cost)
+    where = shlex.quote(str(done.folder))
+    if web:
+        lines.append(f"next  python -m http.server -d {where}   then open http://127.0.0.1:8000")
+    else:
+        lines.append(f"next  python {shlex.quote(str(done.folder / 'predict.py'))} photo.jpg")
+    return lines
+
+
+def cost_lines(cost: Int8Cost) -> list[str]:
+    """What 8 bits cost."""
+    same = f"same answer on {cost.same:,} of {counted(cost.images, 'image')}, max |Δp| {cost.difference:.2g}"
+    if cost.accuracy is None or cost.accuracy_int8 is None:
+        return [f"int8: {same}", "  the cost in accuracy is not known: give labelled images with --data"]
+    lost = 100 * (cost.accuracy - cost.accuracy_int8)
+    figures = f"accuracy {percent(cost.accuracy_int8)} instead of {percent(cost.accuracy)} ({-lost:+.1f} points)"
+    return [f"int8: {figures}; {same}"]

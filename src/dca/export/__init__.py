@@ -1,0 +1,1 @@
+"""A finished model for programs without torch: an ONNX file, a script, a page for the browser."""

@@ -1,0 +1,139 @@
+"""Classify images with an exported model; needs only onnxruntime, pillow and numpy.
+
+    python predict.py photo.jpg other.jpg
+    python predict.py photos/*.jpg --json
+
+`model.onnx` and `classes.json` are read from the folder of this file. In a program of your own:
+
+    from predict import Model
+    Model("path/to/this/folder").predict(["photo.jpg"])    # probabilities (1, C), columns as in classes.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+BATCH = 32
+ERRORS = 3  # least severity that onnxruntime reports
+
+
+class Model:
+    """An exported model.
+
+    folder: holds `model.onnx` and `classes.json`. threads: of onnxruntime; 0 takes one per core.
+    """
+
+    def __init__(self, folder: str | Path, *, threads: int = 0) -> None:
+        folder = Path(folder)
+        about = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
+        self.labels: list[Any] = about["labels"]
+        self.preprocess: dict[str, Any] = about["preprocess"]
+        self.session = open_session(folder / "model.onnx", threads=threads)
+
+    def predict(self, images: Sequence[str | Path | Image.Image]) -> NDArray[np.float32]:
+        """Probabilities (N, C) of N images, columns in the order of `labels`."""
+        found = [run(self.session, batch) for batch in batches(images, self.preprocess)]
+        return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *found])
+
+
+def open_session(file: str | Path, *, threads: int = 0) -> Any:
+    """The onnxruntime session of an ONNX file, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = ERRORS
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def run(session: Any, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Probabilities (B, C) of crops (B, S, S, 3)."""
+    found: NDArray[np.float32] = session.run(["probabilities"], {"images": crops})[0]
+    return found
+
+
+def batches(images: Sequence[str | Path | Image.Image], preprocess: Mapping[str, Any]) -> Iterator[NDArray[np.uint8]]:
+    """The images as crops (B, S, S, 3), at most `BATCH` at once."""
+    for start in range(0, len(images), BATCH):
+        yield np.stack([crop(image, preprocess) for image in images[start : start + BATCH]])
+
+
+def crop(image: str | Path | Image.Image, preprocess: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """The square that the model takes, uint8 (S, S, 3): resize the short side, cut the centre."""
+    if not isinstance(image, Image.Image):
+        with Image.open(image) as opened:
+            opened.load()
+            return crop(opened, preprocess)
+    rgb = to_rgb(image)
+    size, resize, filtering = preprocess["size"], preprocess["resize"], Image.Resampling(preprocess["resample"])
+    if resize is None:
+        rgb = rgb.resize((size, size), filtering)
+    else:
+        short, long = min(rgb.size), max(rgb.size)
+        scaled = int(resize * long / short)
+        rgb = rgb.resize((resize, scaled) if rgb.width <= rgb.height else (scaled, resize), filtering)
+    left, top = (rgb.width - size) // 2, (rgb.height - size) // 2
+    return np.asarray(rgb.crop((left, top, left + size, top + size)))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Eight-bit RGB: EXIF rotation applied, transparent parts white, 16-bit grey scaled to 8 bits."""
+    with suppress(ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError):  # damaged EXIF data
+        image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(eight_bits(np.asarray(image), image.mode)).convert("RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def eight_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
+    """Grey values of more than 8 bits in 0..255: by the range of the mode that holds them, else by their own."""
+    wide = np.nan_to_num(values.astype(np.float64))
+    low, high = float(wide.min()), float(wide.max())
+    ranges = (65535.0,) if mode.startswith("I;16") else (255.0, 65535.0) if mode == "I" else (1.0, 255.0, 65535.0)
+    for top in ranges:
+        if low >= 0 and high <= top:
+            low, high = 0.0, top
+            break
+    return np.rint((wide - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predict the images that the command line names; 1 if some of them cannot be read."""
+    parser = argparse.ArgumentParser(description="Classify images.")
+    parser.add_argument("images", nargs="+", help="image files")
+    parser.add_argument("--json", action="store_true", help="print all probabilities as JSON")
+    given = parser.parse_args(arguments)
+    model = Model(Path(__file__).resolve().parent)
+    rows, faults = [], 0
+    for path in given.images:
+        try:
+            (found,) = model.predict([path])
+        except Exception as error:  # decoders raise almost anything on bytes that are no image
+            faults += 1
+            sys.stderr.write(f"{os.fspath(path)}: {error}\n")
+            continue
+        best = int(found.argmax())
+        rows.append({"path": path, "label": model.labels[best], "p": float(found[best]), "all": found.tolist()})
+    if given.json:
+        sys.stdout.write(json.dumps({"labels": model.labels, "items": rows}, indent=2) + "\n")
+    else:
+        sys.stdout.writelines(f"{row['path']}  {row['label']}  {row['p']:.3f}\n" for row in rows)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""One exported model for all tests of the export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from conftest import make_clip
+from dca.data.dataset import Dataset
+from dca.data.sources.sample import load_sample
+from dca.export.folder import Exported, export_onnx
+from dca.model.classifier import Classifier
+
+
+@pytest.fixture(scope="session")
+def hundred() -> Dataset:
+    """The sample with 2 training and 10 test images per class, 100 in all."""
+    return load_sample(per_class_train=2, per_class_test=10, size=48)
+
+
+class Finished(NamedTuple):
+    """A classifier and its export."""
+
+    model: Classifier
+    done: Exported
+
+    @property
+    def folder(self) -> Path:
+        return self.done.folder
+
+
+@pytest.fixture(scope="session")
+def exported(hundred: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The default method on the tiny backbone, exported."""
+    model = Classifier(seed=3, backbone=make_clip(), device="cpu").fit(hundred)
+    return Finished(model, export_onnx(model, tmp_path_factory.mktemp("export") / "out", data=hundred))
