@@ -46,11 +46,12 @@ def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.Mo
     for name in ("new.jpg", "a.jpg", "b.jpg"):
         shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
     monkeypatch.setattr("dca.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/export.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/export.md", "docs/report.md"])
 def test_commands_of_the_page_work(page: str, desk: Path) -> None:
     typed = [command for command in commands(page) if not NOT_HERE.search(command)]
     assert len(typed) >= 3
@@ -78,6 +79,14 @@ def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
     names: dict[str, object] = {}
     exec(block, names)
     assert names["numbered"].classes_.tolist() == [0, 1]  # type: ignore[attr-defined]
+
+
+def test_python_of_the_page_about_reports_runs(desk: Path) -> None:
+    assert main(["fit", "photos/", "-q"]) == 0
+    (block,) = blocks("docs/report.md", "python")
+    exec(block, {})
+    assert "<title>photos</title>" in (desk / "page.html").read_text(encoding="utf-8")
+    assert (desk / "why.png").stat().st_size > 1000
 
 
 def test_makefile_has_the_targets_that_pages_name() -> None:

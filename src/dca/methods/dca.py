@@ -20,7 +20,7 @@ enters the head, which is more than covariances alone. Any option that is given 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -220,6 +220,10 @@ class DCA(KeepsShots):
     def encode_text(self) -> Tensor:
         """u: unit text features, (M, C, D)."""
         return F.normalize(self.text.encode(self.clip), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The M contexts."""
+        return list(self.text.contexts)
 
     @property
     def shot_views(self) -> int:

@@ -33,10 +33,12 @@ from dca.model.record_checks import record_problems
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
-# The folder of pictures of how the model did.
-PICTURES = "pictures"
+# The folder of pictures of how the model did, and its page.
+PICTURES, REPORT = "pictures", "report.html"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS, CORRECTIONS, PICTURES})
+FILES = frozenset({
+    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PICTURES),
+})  # fmt: skip
 PARTIAL = ".partial"
 
 

@@ -99,6 +99,14 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
     )
 
 
+def measured_items(dataset: Dataset) -> tuple[Item, ...]:
+    """The images that a model is measured on: those of the test part, else validation, else training."""
+    items = dataset.test or dataset.val or dataset.train
+    if not items:
+        raise UserError("no labelled images to measure on")
+    return items
+
+
 @dataclass(frozen=True)
 class Matched:
     """Images to measure on, with the class indices of the model.
@@ -113,15 +121,13 @@ class Matched:
 
 
 def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str], public: str = "") -> Matched:
-    """The dataset's test images (else validation, else training images), and its classes among those of the model.
+    """The dataset's `measured_items`, and its classes among those of the model.
 
     labels, names: the model's classes. public: name of the public dataset it was fitted on. Classes are matched by
     WordNet id where both have one, else by label, then by name; see `match_labels`.
     Raises UserError with the classes that the model does not know.
     """
-    items = dataset.test or dataset.val or dataset.train
-    if not items:
-        raise UserError("no labelled images to measure on")
+    items = measured_items(dataset)
     if dataset.names == tuple(names):  # in public datasets two classes may have the same name
         return Matched(list(items), tuple(range(len(names))), False)
     own, theirs = wordnet_ids(labels, public), wordnet_ids(dataset.labels, keys=dataset.keys)
