@@ -92,6 +92,12 @@ if TYPE_CHECKING:
     help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
+@click.option(
+    "--classes-per-step",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Of very many classes, let only so many compete in a step of DCA: less memory, approximate.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
 @click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
 @pictures_flag
@@ -105,6 +111,7 @@ def command(
     trained: str | None,
     output: Path | None,
     settings: tuple[str, ...],
+    classes_per_step: int | None,
     skip_bad: bool,
     pictures: bool,
     corrections: str | None,
@@ -135,6 +142,8 @@ def command(
     from dca.experiment.run import run
     from dca.experiment.spec import Spec
 
+    if classes_per_step is not None:
+        settings = (*settings, f"classes_per_step={classes_per_step}")
     if trained is not None:
         method, settings = blended(method, trained, settings)
     target = output or default_output(data)
