@@ -262,7 +262,7 @@ class DCA(KeepsShots):
         assert chosen.intra_reduction is not None
         assert chosen.separation_reduction is not None
         some = self._sampled(batch)
-        f, u = self.encode(batch.inputs), self.encode_text(some and some.places)
+        f, u = self.encode(batch.inputs), self.encode_text(some.places if some else None)
         logits = self._train_logits(f, u)
         terms = {"cls": losses.classification(logits, some.labels if some else batch.labels)}
         if chosen.alpha:

@@ -35,7 +35,7 @@ class SampledClasses:
         Returns:
             The classes.
         """
-        present = labels.unique().cpu()
+        present = torch.unique(labels).cpu()
         others = torch.ones(total, dtype=torch.bool)
         others[present] = False
         left = others.nonzero().flatten()
