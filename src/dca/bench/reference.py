@@ -6,6 +6,7 @@ Written plainly, after the structure of CoOp's code, as what the fast implementa
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -58,8 +59,9 @@ class UsualDCA(DCA):
         """f: unit image features (B, D)."""
         return image_features(self, pixels)
 
-    def encode_text(self) -> Tensor:
-        """u: unit text features (M, C, D)."""
+    def encode_text(self, places: Sequence[int] | None = None) -> Tensor:
+        """u: unit text features (M, C, D), of all classes."""
+        assert places is None
         return text_features(self)
 
 
