@@ -102,6 +102,12 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
+@click.option(
+    "--classes-per-step",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Of very many classes, let only so many compete in a step of DCA: less memory, approximate.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
 @click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
 @pictures_flag
@@ -160,12 +166,15 @@ def spec_of(
     method: str,
     trained: str | None,
     settings: tuple[str, ...],
+    classes_per_step: int | None,
     corrections: str | None,
     **arguments: Any,
 ) -> Spec:
     """The experiment that the arguments describe."""
     from dca.experiment.spec import Spec
 
+    if classes_per_step is not None:
+        settings = (*settings, f"classes_per_step={classes_per_step}")
     if trained is not None:
         method, settings = blended(method, trained, settings)
     if arguments["draw"] is None or corrections is not None:
