@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,18 @@ def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_pat
     monkeypatch.setattr("dca.engine.session.SLOW", -1.0)
     session.sha256_all([tmp_path / "a.jpg"] * 3)
     assert seen[2:] == [("hashing", n, 3) for n in (1, 2, 3)]
+
+
+def test_crops_are_kept_from_the_second_time_on(clip: CLIP, sample: Dataset) -> None:
+    session, calls = Session(device="cpu"), []
+    images = [item.image for item in sample.test[:4]]
+
+    def decoded() -> Iterator[torch.Tensor]:
+        calls.append(1)
+        yield torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+
+    for expected in (1, 2, 2, 2):
+        assert [batch.shape for batch in session.crops_again(images, clip, decoded)] == [(4, 3, 8, 8)]
+        assert len(calls) == expected
+    list(session.crops_again(images[:3], clip, decoded))
+    assert len(calls) == 3

@@ -45,7 +45,19 @@ def measure_fit(data: str, backbone: str, device: str, epochs: int | None, shots
 
 def _fit(name: str, data: str, backbone: str, device: str, more: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
-        common = ["fit", data, "--method", "dca", "--backbone", backbone, "--device", device, "-q", "--no-gallery"]
+        common = [
+            "fit",
+            data,
+            "--method",
+            "dca",
+            "--backbone",
+            backbone,
+            "--device",
+            device,
+            "-q",
+            "--no-gallery",
+            "--no-pictures",
+        ]
         return Result(name, 1000 * seconds_of([*common, *more, "-o", f"{folder}/model"]))
 
 

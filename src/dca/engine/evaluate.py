@@ -77,7 +77,11 @@ def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: st
     """Batches of pixels as the image tower takes them."""
     on_gpu = clip.device.type == "cuda"
     count = of_stage(session.progress, stage)
-    for crops in stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright):
+
+    def decoded() -> Iterator[Tensor]:
+        return stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright)
+
+    for crops in session.crops_again(images, clip, decoded):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Session:
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
+        self._crops: dict[str, list[Tensor]] = {}
+        self._seen_once: set[str] = set()
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
         self._turning: dict[str, bool] = {}
 
@@ -228,6 +230,35 @@ class Session:
         while len(self._decoded) > 1 and sum(store.nbytes for store in self._decoded.values()) > BUDGET:
             self._decoded.popitem(last=False)
         return self._decoded[key]
+
+    def crops_again(
+        self, images: Sequence[ImageLike], clip: CLIP, decoded: Callable[[], Iterator[Tensor]]
+    ) -> Iterable[Tensor]:
+        """Evaluation crops of images; a set that is asked for a second time is kept in memory from then on.
+
+        A single evaluation so keeps nothing, and runs of a study that test on the same images decode them twice.
+
+        Args:
+            images: The images.
+            clip: The backbone whose preprocessing is used.
+            decoded: Decodes them: batches (b, 3, S, S), uint8.
+
+        Returns:
+            The batches.
+        """
+        size = 3 * clip.preprocess.size**2 * len(images)
+        if size > BUDGET // 2:
+            return decoded()
+        key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), self.upright])
+        if key in self._crops:
+            return self._crops[key]
+        if key not in self._seen_once:
+            self._seen_once.add(key)
+            return decoded()
+        if size + sum(batch.nbytes for batches in self._crops.values() for batch in batches) > BUDGET:
+            self._crops.clear()
+        self._crops[key] = list(decoded())
+        return self._crops[key]
 
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
