@@ -80,6 +80,14 @@ def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
     assert names["numbered"].classes_.tolist() == [0, 1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("page", ["docs/estimators.md"])
+def test_python_of_the_page_runs(page: str, desk: Path) -> None:
+    """Its blocks follow each other in one program."""
+    names: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(block, names)
+
+
 def test_makefile_has_the_targets_that_pages_name() -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = {c.split()[1] for page in [*PAGES, "CONTRIBUTING.md"] for c in commands(page) if c.startswith("make ")}
