@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow docs lint format clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,10 @@ test: lint
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# Warnings are errors; the variable silences only an advertisement of mkdocs-material.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: setup
 	$(BIN)/ruff check src tests
 	$(BIN)/ruff format --check src tests
@@ -36,4 +40,4 @@ format: setup
 	$(BIN)/ruff format src tests
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dca-demo
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache dca-demo
