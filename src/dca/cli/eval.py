@@ -29,7 +29,7 @@ CHARTS = ("confusion.png", "reliability.png", "classes.png")
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @click.option(
     "--min-accuracy",
     type=click.FloatRange(0, 1),

@@ -29,7 +29,7 @@ NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("images", nargs=-1, required=True)
+@click.argument("images", nargs=-1, required=True, type=click.Path())
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows, safe to open in a spreadsheet.")
 @click.option(
