@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow docs lint format clean
+.PHONY: setup demo test test-slow docs release-check lint format clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ test-slow: setup
 # Warnings are errors; the variable silences only an advertisement of mkdocs-material.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds sdist and wheel, checks them, and installs the wheel into an empty environment, where it runs `dca demo`.
+release-check: setup
+	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 lint: setup
 	$(BIN)/ruff check src tests
