@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow docs release-check lint format clean
+.PHONY: setup demo test test-slow test-browser docs release-check lint format clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,13 @@ demo: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+# The page in a real browser. Debian's chromium is used where it is installed, else one that playwright fetches.
+CHROMIUM := $(or $(DCA_CHROMIUM),$(shell command -v chromium chromium-browser google-chrome 2>/dev/null | head -n 1))
+test-browser: setup
+	@if [ -n "$(CHROMIUM)" ]; then echo "browser: $(CHROMIUM)"; else $(BIN)/playwright install chromium || \
+		echo "no Chromium: install Debian's chromium, or set DCA_CHROMIUM=PATH; these tests are skipped"; fi
+	$(BIN)/python -m pytest tests/serve/test_page.py -rs
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

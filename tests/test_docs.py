@@ -22,7 +22,7 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 # (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/data/test_data_docs.py.)
 NOT_HERE = re.compile(
     r"^(pip|make|find|curl|docker|python -m|python out|python benchmarks|--json|dca (demo|datasets|cache|push|serve))\b"
-    r"|--backbone|--web|--open|eurosat/|task_res"
+    r"|--backbone|--web|eurosat/|task_res"
 )
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0")
 
@@ -51,6 +51,10 @@ def run_command(command: str) -> None:
         arguments = ["photos/train/" if argument == "photos/" else argument for argument in arguments]
     if "photos.dca" in arguments and not Path("photos.dca").exists():
         assert main(["fit", "photos/"]) == 0
+    if "--corrections" in arguments:  # what a server would have written
+        folder = Path("photos.dca/corrections/dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile("photos/test/dog/1.png", folder / "1.png")
     assert main([*arguments, *extra(arguments)]) == 0, command
 
 
@@ -82,6 +86,7 @@ def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.Mo
     for name in ("new.jpg", "a.jpg", "b.jpg"):
         shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
     monkeypatch.setattr("dca.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -121,11 +126,11 @@ def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
     assert names["numbered"].classes_.tolist() == [0, 1]  # type: ignore[attr-defined]
 
 
-# Those of the README and the quickstart are above; tests/methods/test_outside.py and tests/data/test_data_docs.py have
-# their own; the code in the page about export needs the hub.
+# Those of the README, the quickstart and the page about reports have tests of their own here, others in
+# tests/methods/test_outside.py and tests/data/test_data_docs.py; the code in the page about export needs the hub.
 ELSEWHERE = {
     *("README.md", "docs/quickstart.md", "docs/add-a-method.md", "docs/datasets.md", "docs/protocols.md"),
-    *("docs/your-own-images.md", "docs/export.md"),
+    *("docs/your-own-images.md", "docs/export.md", "docs/report.md"),
 }
 
 
@@ -137,6 +142,14 @@ def test_python_of_the_page_runs(page: str, desk: Path) -> None:
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
         exec(block, names)
+
+
+def test_python_of_the_page_about_reports_runs(desk: Path) -> None:
+    assert main(["fit", "photos/", "-q"]) == 0
+    (block,) = blocks("docs/report.md", "python")
+    exec(block, {})
+    assert "<title>photos</title>" in (desk / "page.html").read_text(encoding="utf-8")
+    assert (desk / "why.png").stat().st_size > 1000
 
 
 def test_makefile_has_the_targets_that_pages_name() -> None:

@@ -210,3 +210,17 @@ def test_fitting_in_another_precision_moves_no_other_model(sample: Dataset) -> N
     before = model.predict_proba(sample.test[0].image)
     Classifier("gda", backbone=clip, device="cpu", precision="bf16", views=0).fit(sample)
     assert np.array_equal(model.predict_proba(sample.test[0].image), before)
+
+
+def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_path: Path, monkeypatch):
+    seen: list[tuple[str, int, int]] = []
+    session = Session(device="cpu", progress=lambda stage, done, total, note: seen.append((stage, done, total)))
+    session.backbone(tiny_folder)
+    session.backbone(tiny_folder)
+    assert seen == [("backbone", 0, 1), ("backbone", 1, 1)]
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    assert len(seen) == 2
+    monkeypatch.setattr("dca.engine.session.SLOW", -1.0)
+    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    assert seen[2:] == [("hashing", n, 3) for n in (1, 2, 3)]

@@ -34,11 +34,12 @@ from dca.core.options import opt
 from dca.methods.interface import HeldOut, Support
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
 from dca.methods.shared.heads import Head
-from dca.methods.shared.learning_curve import expected_gain
+from dca.methods.shared.learning_curve import curve, expected_gain
 from dca.methods.shared.left_out_answers import LeftOutAnswers
 from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, kernel_over, left_out_logits, text_gain
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.uncertainty import CurvePoint
 
 # Most images that say what is familiar, where there are too many for the kernel of the head.
 FAMILIAR = 3000
@@ -141,6 +142,10 @@ class ClosedForm(FrozenMethod):
     def expected_gain(self) -> tuple[int, float] | None:
         """By leave-one-out on halves of the training images."""
         return expected_gain(self.experts, self.chosen)
+
+    def learning_curve(self) -> list[CurvePoint]:
+        """By leave-one-out on parts of the training images."""
+        return curve(self.experts, self.chosen)
 
     def notes(self) -> list[str]:
         """Whether the class names help."""

@@ -99,11 +99,17 @@ def _letters() -> frozenset[int]:
 
 
 def plain(text: str, most: int = 28) -> str:
-    """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long."""
+    """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long.
+
+    A longer one loses its middle: names of a group ("Boeing 737-700", "Boeing 737-800") often differ at the end.
+    """
     words = " ".join(text.split())
     kept = "".join(c for c in words if unicodedata.category(c)[0] != "C")
     kept = "".join(c if ord(c) in _letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
-    return kept if len(kept) <= most else kept[: most - 1].rstrip() + "…"
+    if len(kept) <= most:
+        return kept
+    tail = most // 3
+    return kept[: most - 1 - tail].rstrip() + "…" + kept[len(kept) - tail :].lstrip()
 
 
 @contextmanager
