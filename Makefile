@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-browser lint format clean
+.PHONY: setup demo test test-slow test-browser docs release-check lint format clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,14 @@ test-browser: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# Warnings are errors; the variable silences only an advertisement of mkdocs-material.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds sdist and wheel, checks them, and installs the wheel into an empty environment, where it runs `dca demo`.
+release-check: setup
+	$(BIN)/python -m pytest -m slow tests/test_release.py
+
 lint: setup
 	$(BIN)/ruff check src tests
 	$(BIN)/ruff format --check src tests
@@ -43,4 +51,4 @@ format: setup
 	$(BIN)/ruff format src tests
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dca-demo
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache dca-demo

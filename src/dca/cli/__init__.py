@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from traceback import format_exc
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from dca.cli.common import Group
 from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.actions import Hint, set_option
 from dca.core.errors import UserError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
@@ -37,6 +41,7 @@ COMMANDS = {
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
     "bench": ("dca.cli.bench", "Measure speed and memory beside a plain reference."),
     "doctor": ("dca.cli.doctor", "Show what is installed and what will be used."),
+    "completion": ("dca.cli.completion", "Print the script that completes dca in bash, zsh or fish."),
     "demo": ("dca.cli.demo", "See it work on built-in images, in a minute or two."),
 }
 
@@ -59,6 +64,14 @@ class Lazy(Group):
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute or "command")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of a first word, without importing a command."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        own = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=COMMANDS[name][1]) for name in names), *own]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of commands, without importing any."""

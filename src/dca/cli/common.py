@@ -39,7 +39,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named by the first argument."""
         known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        # Words that are being completed are not answered with an error.
+        if args and args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise self.unknown(args)
         return super().resolve_command(ctx, args)
 

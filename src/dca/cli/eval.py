@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @click.option(
     "--min-accuracy",
     type=click.FloatRange(0, 1),

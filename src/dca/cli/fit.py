@@ -20,6 +20,7 @@ from dca.cli.common import (
     say_how_to_draw,
     showing,
 )
+from dca.cli.completion import complete_method
 from dca.cli.fit_report import summary
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
 from dca.core.errors import UserError
@@ -39,13 +40,20 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
-@click.argument("data")
-@click.option("--method", default=DEFAULT_METHOD, show_default=True, help="Name of the method; see: dca methods.")
+@click.argument("data", type=click.Path())
+@click.option(
+    "--method",
+    default=DEFAULT_METHOD,
+    show_default=True,
+    shell_complete=complete_method,
+    help="Name of the method; see: dca methods.",
+)
 @click.option(
     "--with",
     "trained",
     default=None,
     metavar="METHOD",
+    shell_complete=complete_method,
     help="Also train this method, such as dca, and take it in where it helps; --set then sets its options.",
 )
 @click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("images", nargs=-1, required=True)
+@click.argument("images", nargs=-1, required=True, type=click.Path())
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to name per image.")
 @click.option(
     "-o",

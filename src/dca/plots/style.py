@@ -43,14 +43,24 @@ _MORE_FONTS = (
 )
 
 
-def need_matplotlib() -> None:
-    """Raise a UserError if matplotlib is not installed."""
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError(
-            "charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
-        ) from None
+        return False
+    return True
+
+
+def no_charts() -> UserError:
+    """The error where matplotlib is missing."""
+    return UserError("charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'")
+
+
+def need_matplotlib() -> None:
+    """Raise a UserError if matplotlib is not installed."""
+    if not can_draw():
+        raise no_charts()
 
 
 def require_drawable(path: Path | str) -> None:
