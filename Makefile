@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo-installed
 
 .PHONY: setup demo test test-slow test-browser docs release-check lint format clean
 
@@ -17,7 +18,13 @@ $(STAMP): pyproject.toml ci/constraints.txt
 	$(BIN)/python -m pip install -q --no-deps -c ci/constraints.txt open_clip_torch
 	touch $(STAMP)
 
-demo: setup
+# What the demonstration needs is a small part of what the tests need.
+$(DEMO): pyproject.toml ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -e $(STAMP) || $(BIN)/python -m pip install -q -c ci/constraints.txt -e '.[report]'
+	touch $(DEMO)
+
+demo: $(DEMO)
 	$(BIN)/dca demo --overwrite
 
 test: lint
