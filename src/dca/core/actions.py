@@ -156,6 +156,11 @@ def show_method(name: str) -> Action:
     )
 
 
+def show_specification() -> Action:
+    """Show what a sweep specification may hold."""
+    return Action("see its keys with `dca sweep --help`", "see its keys with `help(dca.studies.spec_file)`")
+
+
 # Data
 
 
