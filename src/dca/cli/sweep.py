@@ -257,7 +257,7 @@ def table(counts: Counts) -> Table:
         f"{len(counts.running):,}",
         f"{len(counts.failed):,}",
         f"{counts.retried:,}",
-        "-" if left is None else about_text(left),
+        about_text(left) if left else "-",
     )
     for cell, began in counts.running.values():
         drawn.add_row("", "", "", "", "", f"{cell.label}  {seconds_text(time.monotonic() - began)}")
