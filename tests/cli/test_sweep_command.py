@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dca.cli import sweep as command
-from dca.studies.local_engine import Event
+from dca.studies.engine import Event
 from dca.studies.spec_file import load_study
 from dca.studies.sweep import Counts
 from dca.studies.worker import Report

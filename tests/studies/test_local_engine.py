@@ -23,7 +23,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_done_again(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one thread, as in this process: equal to the last bit
     killed = False
     kinds: list[str] = []
-    for event in carry_out(jobs_of(study.cells), tmp_path / "runs", None, ["cpu"], retries=1):
+    for event in carry_out(jobs_of(study.cells), tmp_path / "runs", None, device="cpu", workers=1, retries=1):
         kinds.append(event.kind)
         if event.kind == "finished" and not killed:  # the next job has been given out, or is about to be
             killed = True
@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_done_again(
 
 
 def test_closing_ends_the_workers(study: Study, tmp_path: Path):
-    events = carry_out(jobs_of(study.cells), tmp_path, None, ["cpu"])
+    events = carry_out(jobs_of(study.cells), tmp_path, None, device="cpu", workers=1, retries=1)
     assert next(events).kind == "started"
     assert multiprocessing.active_children() != []
     events.close()  # type: ignore[attr-defined]
@@ -73,7 +73,8 @@ def scripted(
     start = lambda self, device: local_engine._Process(still, Pipe(answers), device)  # type: ignore[arg-type] # noqa: E731
     monkeypatch.setattr(local_engine._Pool, "_start", start)
     monkeypatch.setattr(local_engine, "wait", lambda pipes, timeout: pipes[:1])
-    events = carry_out(jobs_of(cells), Path("runs"), None, devices, retries=2)
+    monkeypatch.setattr(local_engine, "devices_for", lambda *_: devices)
+    events = carry_out(jobs_of(cells), Path("runs"), None, device="cuda", workers=None, retries=2)
     return [(event.kind, event.cell.id) for event in events if event.cell is not None and event.kind != "started"]
 
 

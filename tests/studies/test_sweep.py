@@ -8,8 +8,8 @@ import pytest
 
 from dca.studies import sweep as sweeps
 from dca.studies.cell import Cell
+from dca.studies.engine import Event
 from dca.studies.index import RunIndex
-from dca.studies.local_engine import Event
 from dca.studies.spec_file import Study, study_of
 from dca.studies.sweep import Counts, missing, plan, sweep
 from dca.studies.worker import Report, Worker
@@ -19,14 +19,14 @@ from dca.studies.worker import Report, Worker
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are carried out here, without retries."""
 
-    def carry_out(jobs: Any, runs: Path, root: Path | None, devices: Any, *, retries: int) -> Any:
+    def carry_out(jobs: Any, runs: Path, root: Path | None, **_: Any) -> Any:
         worker = Worker(runs, root, "cpu")
         for job in jobs:
             cells = {cell.id: cell for cell in job.cells}
             for report in worker.carry_out(job):
                 yield Event("failed" if report.error else "finished", cells[report.id], report)
 
-    monkeypatch.setattr(sweeps, "carry_out", carry_out)
+    monkeypatch.setitem(sweeps.ENGINES, "local", carry_out)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dca.core.errors import UserError
-    from dca.studies.local_engine import Event
+    from dca.studies.engine import Event
     from dca.studies.sweep import Counts, Plan
 
 MOST_LISTED = 40
@@ -40,7 +40,13 @@ class Display(Protocol):
     show_default=True,
     help="Folder of the results, one folder per cell.",
 )
-@click.option("--engine", type=click.Choice(["local"]), default="local", show_default=True, help="Where cells run.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where cells run: processes of this machine, or an existing Ray cluster.",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes at once. [as many as fit]")
 @click.option(
     "--retries",
@@ -64,7 +70,6 @@ class Display(Protocol):
 def command(
     spec: str,
     runs: Path,
-    engine: str,
     dry_run: bool,
     backbone: str | None,
     quiet: bool,

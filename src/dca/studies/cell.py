@@ -29,6 +29,9 @@ class Cell:
     head: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     @cached_property
     def id(self) -> str:
         """`Spec.id`; followed by 8 digits of the head's hash where the head has other options."""

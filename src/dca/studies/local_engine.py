@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -22,27 +21,11 @@ import torch
 
 from dca.core.device import resolve_device
 from dca.studies.cell import Cell, Job
+from dca.studies.engine import PULSE, Event, Queue
 from dca.studies.worker import Report, Worker
 
 # GPU memory that is set aside for one worker: training with a ViT-B/16 at batch size 32 fits into it.
 WORKER_BYTES = 8 * 2**30
-# Seconds between two looks at the clock while nothing ends.
-PULSE = 1.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that a sweep shows.
-
-    Attributes:
-        kind: "started" and "finished" of a cell, "retry" or "failed" if it did not end well, "pulse" for the clock.
-        cell: The cell; None for "pulse".
-        report: How it ended, where it did.
-    """
-
-    kind: str
-    cell: Cell | None = None
-    report: Report | None = None
 
 
 @dataclass(eq=False)
@@ -82,22 +65,26 @@ def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
 
 
 def carry_out(
-    jobs: Iterable[Job], runs: Path, root: Path | None, devices: Sequence[str], *, retries: int = 1
+    jobs: Sequence[Job], runs: Path, root: Path | None, *, device: str, workers: int | None, retries: int
 ) -> Iterator[Event]:
-    """Carry out jobs in one process per entry of `devices`.
+    """Carry out jobs in processes of this machine.
 
     Args:
         jobs: What to do.
         runs: Folder of the results.
         root: Folder that holds the public datasets.
-        devices: Device of each worker.
+        device: "auto", "cpu", "cuda", ...
+        workers: Number of processes; see `devices_for`.
         retries: How often a cell that failed is tried again. A worker that runs out of GPU memory beside others on
             the same GPU is ended, and its cells are tried again without counting.
 
     Yields:
         Events as they happen. Closing the generator ends the workers.
+
+    Raises:
+        UserError: If the device cannot be used.
     """
-    pool = _Pool(jobs, runs, root, devices, retries)
+    pool = _Pool(jobs, runs, root, devices_for(device, workers, len(jobs)), retries)
     try:
         yield from pool.events()
     finally:
@@ -110,8 +97,7 @@ class _Pool:
     def __init__(
         self, jobs: Iterable[Job], runs: Path, root: Path | None, devices: Sequence[str], retries: int
     ) -> None:
-        self._queue, self._tries = deque(jobs), dict[str, int]()
-        self._runs, self._root, self._retries = runs, root, retries
+        self._queue, self._runs, self._root = Queue(jobs, retries), runs, root
         self._threads = max(1, (os.cpu_count() or 1) // len(devices))
         self._workers = [self._start(device) for device in devices]
 
@@ -129,7 +115,7 @@ class _Pool:
         while True:
             for worker in self._workers:
                 if worker.job is None and self._queue:
-                    yield from self._give(worker, self._queue.popleft())
+                    yield from self._give(worker, self._queue.next())
             busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
             if not busy:
                 return
@@ -158,26 +144,16 @@ class _Pool:
         cell = worker.open.pop(report.id)
         if report.memory and self._retire(worker, cell):
             return
-        yield self._judged(cell, report)
+        yield self._queue.judged(cell, report)
         if following := next(iter(worker.open.values()), None):
             yield Event("started", following)
-
-    def _judged(self, cell: Cell, report: Report) -> Event:
-        """The event for a report; a cell that failed is queued again while it may be retried."""
-        if not report.error:
-            return Event("finished", cell, report)
-        self._tries[cell.id] = self._tries.get(cell.id, 0) + 1
-        if self._tries[cell.id] > self._retries:
-            return Event("failed", cell, report)
-        self._queue.append(Job(cell.spec, (cell,)))
-        return Event("retry", cell, report)
 
     def _retire(self, worker: _Process, cell: Cell) -> bool:
         """End a worker that found no memory beside others on its GPU; its cells are queued again. False if alone."""
         if not any(other.device == worker.device for other in self._workers if other is not worker):
             return False
         assert worker.job is not None
-        self._queue.append(replace(worker.job, cells=(cell, *worker.open.values())))
+        self._queue.put(replace(worker.job, cells=(cell, *worker.open.values())))
         self._end(worker)
         self._workers.remove(worker)
         return True
@@ -190,7 +166,7 @@ class _Pool:
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = self._start(worker.device)
         for cell in cells:
-            yield self._judged(cell, Report(cell.id, 0.0, message))
+            yield self._queue.judged(cell, Report(cell.id, 0.0, message))
 
     @staticmethod
     def _end(worker: _Process) -> None:

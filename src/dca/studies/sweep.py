@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dca.clip.places import MINI, backbones, hub_id
 from dca.core.actions import choose_backbone, list_datasets
@@ -15,12 +15,15 @@ from dca.core.errors import UserError
 from dca.core.files import write_json, writing
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, place_of
+from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
+from dca.studies.engine import Event
 from dca.studies.index import Row, RunIndex
-from dca.studies.local_engine import Event, carry_out, devices_for
 from dca.studies.spec_file import Study
 
 FAILED = "failed"
+EngineName = Literal["local", "ray"]
+ENGINES = {"local": local_engine.carry_out, "ray": ray_engine.carry_out}
 # What two cells may share so that the time of one is expected of the other, the most telling first.
 _ALIKE = (
     ("method", "dataset", "protocol", "shots", "backbone"),
@@ -191,17 +194,24 @@ class Counts:
 
 
 def sweep(
-    made: Plan, *, root: Path | None = None, device: str = "auto", workers: int | None = None, retries: int = 1
+    made: Plan,
+    *,
+    engine: EngineName = "local",
+    root: Path | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    retries: int = 1,
 ) -> Generator[tuple[Event, Counts]]:
-    """Carry out a plan in processes of this machine.
+    """Carry out a plan, in processes of this machine or on a Ray cluster.
 
     A cell that fails is tried again `retries` times and then recorded in `runs/failed`; the next sweep tries it again.
 
     Args:
         made: The plan.
+        engine: "local" or "ray".
         root: Folder that holds the public datasets.
         device: "auto", "cpu", "cuda", ...
-        workers: Number of processes; see `local_engine.devices_for`.
+        workers: Cells at once; see `local_engine.devices_for` and `ray_engine.carry_out`.
         retries: How often a cell that failed is tried again.
 
     Yields:
@@ -215,8 +225,7 @@ def sweep(
         return
     with writing(made.runs):
         made.runs.mkdir(parents=True, exist_ok=True)
-    devices = devices_for(device, workers, len(made.jobs))
-    for event in carry_out(made.jobs, made.runs, root, devices, retries=retries):
+    for event in ENGINES[engine](made.jobs, made.runs, root, device=device, workers=workers, retries=retries):
         counts.take(event)
         if event.kind in ("finished", "failed"):
             _note(made.runs, event)
