@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +67,9 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="needs Ray") as raised:
         ray_engine._connected()
     assert raised.value.hint == "pip install 'dca-prompt[ray]'"
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # as of an empty folder of this name
+    with pytest.raises(UserError, match="needs Ray"):
+        ray_engine._connected()
 
 
 def test_gpus_are_shared_in_equal_parts():

@@ -85,12 +85,13 @@ def _connected() -> Any:
     """The module ray, connected to a cluster."""
     try:
         import ray
+        from ray import init  # a folder called ray in the working folder is no library
     except ImportError:
         raise UserError(
             "this engine needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
         ) from None
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        init(address="auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError:
         raise UserError("no Ray cluster was found", hint=start_ray()) from None
     return ray
