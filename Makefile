@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow test-browser docs release-check lint format clean
 
 setup: $(STAMP)
 
@@ -23,8 +23,23 @@ demo: setup
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+# The page in a real browser. Debian's chromium is used where it is installed, else one that playwright fetches.
+CHROMIUM := $(or $(DCA_CHROMIUM),$(shell command -v chromium chromium-browser google-chrome 2>/dev/null | head -n 1))
+test-browser: setup
+	@if [ -n "$(CHROMIUM)" ]; then echo "browser: $(CHROMIUM)"; else $(BIN)/playwright install chromium || \
+		echo "no Chromium: install Debian's chromium, or set DCA_CHROMIUM=PATH; these tests are skipped"; fi
+	$(BIN)/python -m pytest tests/serve/test_page.py -rs
+
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Warnings are errors; the variable silences only an advertisement of mkdocs-material.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds sdist and wheel, checks them, and installs the wheel into an empty environment, where it runs `dca demo`.
+release-check: setup
+	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 lint: setup
 	$(BIN)/ruff check src tests
@@ -36,4 +51,4 @@ format: setup
 	$(BIN)/ruff format src tests
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dca-demo
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache dca-demo

@@ -87,14 +87,13 @@ def figures(dataset: Dataset, shots: int, found: Mapping[str, Right], seeds: Seq
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     """Accuracies, and differences to text alone, as Markdown."""
-    first = ["dataset", "shots", "n"]
-    left = [[row["dataset"], str(row["shots"]), f"{row['n']:,}"] for row in rows]
+    first = ["dataset", "shots", "seeds", "n"]
+    left = [[row["dataset"], str(row["shots"]), str(row["seeds"])[1:-1], f"{row['n']:,}"] for row in rows]
     values = [[cell(row["accuracy"][name]) for name in HEADS] for row in rows]
     changes = [[cell(row["difference"][name], "+") for name in HEADS[1:]] for row in rows]
     both = [[*start, *cells] for start, cells in zip(left, values, strict=True)]
     moved = [[*start, *cells] for start, cells in zip(left, changes, strict=True)]
-    seeds = ", ".join(map(str, rows[0]["seeds"])) if rows else ""
-    about = f"Accuracy in percent with the 95 % interval over the n test images, mean of seeds {seeds}:"
+    about = "Accuracy in percent with the 95 % interval over the n test images, mean over the seeds:"
     points = f"Points against {BASE}, image by image:"
     return "\n\n".join([about, markdown([*first, *HEADS], both), points, markdown([*first, *HEADS[1:]], moved)])
 

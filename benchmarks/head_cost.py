@@ -21,32 +21,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP, VIT_B_16
-from dca.clip.preprocess import Preprocess
-from dca.clip.random_weights import initialize
-from dca.clip.tokenizer import load_tokenizer
-from dca.clip.weights import mini_folder
+from dca.bench.setting import random_vit_b_16, units
+from dca.clip import CLIP
 from dca.methods.dca import DCA
 from dca.methods.interface import Method, Problem
 from dca.methods.zero_shot import ZeroShot
 
 # The most that a prediction with DCA may cost on ViT-B/16, in predictions with zero-shot CLIP.
 TARGET = 1.2
-
-
-def random_vit_b_16() -> CLIP:
-    """A CLIP of the shape of ViT-B/16 with random weights."""
-    tokenizer = load_tokenizer(mini_folder(), VIT_B_16.text.context_length)
-    size = VIT_B_16.vision.image_size
-    transform = Preprocess(size=size, resize=size, resample=3, mean=(0.5,) * 3, std=(0.5,) * 3)
-    clip = CLIP(VIT_B_16, tokenizer, transform, "random ViT-B/16")
-    return initialize(clip, torch.Generator().manual_seed(0)).freeze()
-
-
-def units(*shape: int) -> Tensor:
-    """Random unit vectors around a common direction."""
-    generator = torch.Generator().manual_seed(shape[0])
-    return F.normalize(torch.randn(shape[-1], generator=generator) + torch.randn(*shape, generator=generator), dim=-1)
 
 
 def loaded(clip: CLIP, classes: int, shots: int) -> tuple[ZeroShot, DCA, float]:

@@ -24,6 +24,8 @@ from dca.data.dataset import Dataset
 torch.set_num_threads(1)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
 os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
+# Tests of pictures ask for them; for the others they would only take time.
+os.environ["DCA_PICTURES"] = "0"
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 MERGES = ["a t</w>", "c at</w>", "d o", "do g</w>", "o f</w>", "p h", "ph o", "pho t", "phot o</w>", "i s</w>", "t h"]

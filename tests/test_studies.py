@@ -66,7 +66,7 @@ def test_the_heads_of_the_centre_study_are_what_they_are_called(load: Load, clip
 @pytest.mark.parametrize(
     ("script", "more", "part"),
     [
-        ("centre_study", [], "| photos | 2 | 30 |"),
+        ("centre_study", [], "| photos | 2 | 1 | 30 |"),
         ("published_options_study", ["--method", "gda", "--method", "tip_adapter_f"], "| `gda` | `crop_low=0.08` |"),
     ],
 )

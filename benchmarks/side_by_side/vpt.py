@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import mul
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.utils import _pair
 
 from dca.clip import CLIP
+from dca.clip.blocks import Rows
 from dca.methods.vpt import VPT
 from side_by_side.authors import extract, running
 from side_by_side.comparing import Observed, finished_logits, one_step
@@ -44,10 +45,11 @@ class Layer:
     """A block that also returns weights of attention, of which there are none."""
 
     block: nn.Module
+    before: nn.Module = field(default_factory=nn.Identity)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, None]:
         """Rows (B, T, W) through the block."""
-        return self.block(x), None
+        return self.block(Rows(self.before(x))).total(), None
 
 
 class ClipTransformer(nn.Module):
@@ -60,7 +62,7 @@ class ClipTransformer(nn.Module):
         super().__init__()
         self.embeddings = tower.clip.visual.embed
         first, *others = tower.clip.visual.blocks
-        layers = [Layer(nn.Sequential(tower.clip.visual.ln_pre, first)), *map(Layer, others)]
+        layers = [Layer(first, tower.clip.visual.ln_pre), *map(Layer, others)]
         self.encoder = SimpleNamespace(layer=layers, encoder_norm=tower.clip.visual.ln_post, vis=vis)
 
 

@@ -26,6 +26,7 @@ from dca.experiment.run import Outcome, evaluate, run, task_of
 from dca.experiment.spec import Spec
 from dca.model.checkpoint import RESULT
 from dca.model.classifier import Classifier
+from dca.plots.style import can_draw
 
 SHOTS = 16
 # Enough epochs to show the gain, in about a minute on two cores.
@@ -47,7 +48,7 @@ def demo(
     """Fit the default method and DCA on the sample and plot the results; returns the outcome of DCA's run.
 
     Its result has a "comparison" with zero-shot CLIP and the default method, whose model is not kept. A finished
-    demonstration is not fitted again; only missing plots are drawn.
+    demonstration is not fitted again; only missing plots are drawn. Without matplotlib there are none.
     """
     spec = Spec(
         data="sample", method="dca", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=QUICK
@@ -58,7 +59,8 @@ def demo(
     default = fit_default(spec, task, session) if overwrite or not (folder / RESULT).is_file() else None
     outcome = run(spec, folder, dataset=dataset, session=session, overwrite=overwrite, progress=progress)
     rows = outcome.result.get("comparison")
-    if rows and all((folder / name).is_file() for name in (COMPARISON, CURVES, GRID)):
+    drawable = can_draw()
+    if rows and (not drawable or all((folder / name).is_file() for name in (COMPARISON, CURVES, GRID))):
         return outcome
     default = default or fit_default(spec, task, session)
     model, measured = outcome.classifier, outcome.targets
@@ -70,6 +72,8 @@ def demo(
         rows = comparison(outcome.result, default)
         outcome = dataclasses.replace(outcome, result={**outcome.result, "comparison": rows})
         write_json(folder / RESULT, outcome.result)
+    if not drawable:
+        return outcome
     seconds = [row["seconds"] for row in rows[1:]]
     plot(folder, dataset, target.zero_shot, default[0], target.adapted, seconds, model.method_.term_words)
     return outcome

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,19 @@ def test_an_interrupted_demonstration_says_how_to_continue(
     assert said.code == 130
     assert f"the same command continues from {tmp_path / 'demo.partial'}" in said.err
     assert dca(*line).code == 0
+
+
+def test_without_matplotlib_there_are_figures_and_no_pictures(
+    dca: Any, line: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        for _ in range(2):
+            found = dca(*line)
+            assert found.code == 0, found.err
+            assert "accuracy on 30 test images" in found.out
+            assert "pip install 'dca-prompt[report]'" in found.out
+            assert "comparison.png" not in found.out
+    assert not [path for path in (tmp_path / "demo").iterdir() if path.suffix == ".png"]
+    assert "comparison.png" in dca(*line).out
+    assert {path.name for path in (tmp_path / "demo").iterdir()} >= {*PICTURES}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from bad_pictures import bad_files, class_folders
 from PIL import Image
 from rich.cells import cell_len
 
-from dca.cli.eval import draw
 from dca.engine.evaluate import evaluation
+from dca.experiment.pictures import PICTURES
 
 
 def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):
@@ -64,10 +65,10 @@ def test_images_that_were_trained_on_are_counted(dca: Any, fitted: Path, photos:
 
 
 def test_charts_are_written_and_named(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
-    expected = [str(tmp_path / "charts" / name) for name in ("confusion.png", "reliability.png", "classes.png")]
+    expected = [str(tmp_path / "charts" / name) for name in PICTURES]
     said = dca("eval", fitted, photos, "--plots", tmp_path / "charts")
     assert said.code == 0
-    assert [line.removeprefix("wrote ") for line in said.out.splitlines()[-3:]] == expected
+    assert [line.removeprefix("wrote ") for line in said.out.splitlines()[-4:]] == expected
     for path in expected:
         with Image.open(path) as image:
             image.load()
@@ -76,19 +77,37 @@ def test_charts_are_written_and_named(dca: Any, fitted: Path, photos: Path, tmp_
     assert report["plots"] == expected
 
 
-def test_charts_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dca import plots
+def test_pictures_of_an_evaluation_are_in_the_model_and_named(
+    dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = tmp_path / "m.dca"
+    shutil.copytree(fitted, model)
+    said = dca("eval", model, photos, "--pictures")
+    assert said.code == 0
+    place = model / "pictures" / "eval-photos"
+    assert said.out.splitlines()[-1] == f"pictures  {place}/: {', '.join(PICTURES)}"
+    assert sorted(path.name for path in place.iterdir()) == sorted(PICTURES)
+    assert json.loads(dca("eval", model, photos, "--pictures", "--json").out)["pictures"] == [
+        str(place / name) for name in PICTURES
+    ]
+    shutil.rmtree(model / "pictures")
+    assert "pictures" not in dca("eval", model, photos, "--no-pictures").out
+    assert not (model / "pictures").exists()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = dca("eval", model, photos, "--pictures")
+    assert said.code == 0
+    assert said.err.count("pip install 'dca-prompt[report]'") == 1
 
-    given: dict[str, Any] = {}
-    for name in ("confusion", "reliability", "accuracy_bars"):
-        monkeypatch.setattr(plots, name, lambda *args, _name=name, **_: given.update({_name: args}) or tmp_path)
-    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
-    draw(evaluation(probabilities, np.array([0, 1, 2]), ["a", "b", "c"]), tmp_path, "m")
-    assert given["confusion"][0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
-    sure, right = given["reliability"][:2]
-    assert sure.tolist() == [0.7, 0.6, 0.8]
-    assert right.tolist() == [True, False, True]
-    assert given["accuracy_bars"][0] == [("a", 1, None, 1, None), ("b", 1, None, 0, None), ("c", 1, None, 1, None)]
+
+def test_a_model_that_cannot_be_written_to_is_measured_all_the_same(
+    dca: Any, fitted: Path, photos: Path, tmp_path: Path
+):
+    model = tmp_path / "m.dca"
+    shutil.copytree(fitted, model)
+    (model / "pictures").touch()  # no folder can be made there
+    said = dca("eval", model, photos, "--pictures")
+    assert said.code == 0
+    assert "warning: no pictures: " in said.err
 
 
 def test_charts_that_cannot_be_drawn_are_said_before_the_work(

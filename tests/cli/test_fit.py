@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_pictures import bad_files, class_folders
+from bad_pictures import bad_files, class_folders, picture
 
 from dca.cli.fit import default_output
 
@@ -377,3 +377,47 @@ def test_diverging_training_names_the_rate_to_try(dca: Any, few: Path, tiny_fold
     assert "training diverged" in said.err
     assert "--set learning_rate=1e+37" in said.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["few"], "nothing is left to trip over"
+
+
+def test_images_that_cannot_be_read_are_left_out_before_the_draw(dca: Any, tiny_folder: Path, tmp_path: Path):
+    data = class_folders(tmp_path / "zoo", ("cat", "dog"), 4)
+    names = bad_files(data / "cat")
+    arguments = ("fit", data, "--backbone", tiny_folder, "--method", "gda", "--shots", 4, "-o", tmp_path / "m.dca")
+    refused = dca(*arguments)
+    assert refused.code == 2
+    assert "--skip-bad" in refused.err
+    said = dca(*arguments, "--skip-bad", "--json")
+    assert said.code == 0
+    found = json.loads(said.out)
+    assert found["images"] == 8
+    assert found["skipped"]
+    assert {line.partition(":")[0] for line in found["skipped"]} <= {f"cat/{name}" for name in names}
+    assert all(f"skipped {line}" in said.err for line in found["skipped"])
+    config = json.loads((tmp_path / "m.dca" / "config.json").read_text(encoding="utf-8"))
+    assert sorted(row["name"] for row in config["draw"]) == [f"{c}/{n}.jpg" for c in ("cat", "dog") for n in range(4)]
+    again = dca(*arguments, "--skip-bad")
+    assert again.code == 0
+    assert "finished already" in again.err
+
+
+def test_a_class_without_a_readable_image_is_an_error(dca: Any, tiny_folder: Path, tmp_path: Path):
+    data = class_folders(tmp_path / "zoo", ("cat", "dog"), 2)
+    (data / "owl").mkdir()
+    bad_files(data / "owl")
+    said = dca("fit", data, "--backbone", tiny_folder, "--skip-bad", "-o", tmp_path / "m.dca")
+    assert said.code == 2
+    assert "classes without training images" in said.err
+    assert "owl" in said.err
+
+
+def test_larger_images_can_be_allowed_and_smaller_ones_refused(dca: Any, tiny_folder: Path, tmp_path: Path):
+    data = tmp_path / "zoo"
+    for n, name in enumerate(("cat", "dog") * 2):  # of a size whose features no other test has stored
+        (data / name).mkdir(parents=True, exist_ok=True)
+        picture(n, 71).save(data / name / f"{n}.jpg")
+    arguments = ("fit", data, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
+    said = dca(*arguments, "--max-megapixels", 0.0001)
+    assert said.code == 2
+    assert "4 of 4 images cannot be read" in said.err
+    assert "--max-megapixels N" in said.err
+    assert dca(*arguments).code == 0

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ import pytest
 
 import dca as package
 from dca import cli
-from dca.cli import pointers, predict
+from dca.cli import pointers
 
 HEAVY = ("torch", "numpy", "PIL", "sklearn", "matplotlib", "rich", "transformers", "safetensors", "tokenizers")
 
@@ -247,8 +246,7 @@ def test_the_command_line_is_told_flags_and_python_arguments(dca: Any, tmp_path:
     assert "--root" not in str(caught.value)
 
 
-@pytest.mark.parametrize("module", [pointers, predict])
-def test_examples_in_docstrings_are_true(module: ModuleType):
-    found = doctest.testmod(module)
+def test_examples_in_docstrings_are_true():
+    found = doctest.testmod(pointers)
     assert found.attempted > 0
     assert found.failed == 0

@@ -13,8 +13,9 @@ import pytest
 import torch
 from bad_pictures import bad_files, class_folders
 
-from dca.cli.predict import cell, lines
+from dca.cli.predict import lines
 from dca.model.classifier import Classifier
+from dca.model.prediction_tables import cell
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -244,3 +245,63 @@ def test_a_model_that_cannot_tell_says_how_to_fit_one_that_can(dca: Any, fitted:
     assert said.code == 2
     assert "cannot tell images of none of its classes" in said.err
     assert "--estimate" in said.err
+
+
+def test_a_file_of_predictions_is_named_with_its_rate(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    output = tmp_path / "out.csv"
+    said = dca("predict", fitted, photos / "test", "-o", output)
+    assert said.code == 0
+    assert said.out.startswith(f"30 images in {output}; ")
+    assert "images/s" in said.out
+    rows = list(csv.DictReader(io.StringIO(output.read_text(encoding="utf-8"))))
+    assert len({row["path"] for row in rows}) == len(rows) == 30
+    again = dca("predict", fitted, photos / "test", "-o", output)
+    assert again.code == 2
+    assert f"{output} exists" in again.err
+    assert "--overwrite" in again.err
+
+
+def test_unreadable_images_are_listed_and_the_file_is_written(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    (tmp_path / "mixed").mkdir()
+    names = [*bad_files(tmp_path / "mixed"), "gone.jpg"]
+    arguments = ("predict", fitted, photos / "test" / "fish", tmp_path / "mixed", tmp_path / "mixed" / "gone.jpg")
+    said = dca(*arguments, "-o", tmp_path / "out.jsonl")
+    assert said.code == 2
+    assert all(f"cannot read {tmp_path / 'mixed' / name}: " in said.err for name in names)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 3 + len(names)
+    assert sum("error" in row for row in rows) == len(names)
+    said = dca(*arguments, "-o", tmp_path / "out.csv", "--skip-bad", "--json")
+    assert said.code == 0
+    assert json.loads(said.out)["unreadable"] == len(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--copy-to", "sorted"], "--copy-to needs -o"),
+        (["-o", "out.xlsx"], "predictions are written as .csv, .jsonl, .parquet"),
+        (["-o", "out.parquet", "--csv"], "cannot go together"),
+    ],
+)
+def test_options_of_files_that_do_not_go_together(
+    dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, part: str
+):
+    monkeypatch.chdir(tmp_path)
+    said = dca("predict", fitted, photos / "test" / "fish", *arguments)
+    assert said.code == 2
+    assert part in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_copies_do_not_go_into_the_folder_of_the_images(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    said = dca("predict", fitted, photos, "-o", tmp_path / "out.csv", "--copy-to", photos / "sorted")
+    assert said.code == 2
+    assert "would be taken for new images" in said.err
+    assert not (photos / "sorted").exists()
+
+
+def test_images_are_sorted_into_folders(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
+    said = dca("predict", fitted, photos / "test", "-o", tmp_path / "out.csv", "--copy-to", tmp_path / "sorted")
+    assert said.code == 0
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 30

@@ -85,7 +85,7 @@ def test_a_lock_ends_with_its_process_even_a_killed_one(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=r"another fit is writing .*m\.partial"), exclusive_lock(folder):
+        with pytest.raises(UserError, match=r"another fit or server is writing .*m\.partial"), exclusive_lock(folder):
             pytest.fail("two at once")
         process.kill()
     with exclusive_lock(folder):

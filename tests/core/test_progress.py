@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
 from dca.core import progress
@@ -32,6 +35,54 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_what_the_caller_gives_is_used_as_it_is():
     calls: list[tuple[str, int, int, str]] = []
-    with progress.bars_unless_given(lambda *call: calls.append(call)) as told:
+    with progress.shown(lambda *call: calls.append(call)) as told:
         progress.of_stage(told, "reading")(1, 4)
     assert calls == [("reading", 1, 4, "")]
+
+
+def test_nothing_is_shown_for_a_few_steps_and_lines_in_a_script():
+    with progress.shown(None, 1) as told:
+        assert told is progress.silent
+    with progress.shown(None) as told:
+        assert told is not progress.silent
+
+
+def test_a_notebook_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    class Shell:
+        kernel = object()
+
+    class IPython:
+        get_ipython = staticmethod(Shell)
+
+    assert not progress.in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", IPython)  # type: ignore[arg-type]
+    assert progress.in_notebook()
+    monkeypatch.setattr(progress, "REDRAW_EVERY", 1e9)
+    with progress.shown(None) as told:
+        for done in range(1, 101):
+            told("features", done, 100, "")
+        told("testing", 0, 10, "")
+        told("testing", 10, 10, "94 %")
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out == "\rfeatures 1/100\rfeatures 100/100\n\rtesting 0/10\rtesting 10/10  94 %\n"
+
+
+@pytest.mark.parametrize("colourless", [True, False])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, colourless: bool):
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if colourless:
+        monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with progress.bars() as told:
+        told("training", 1, 2, "note")
+    colours = re.findall(r"\x1b\[(?:\d+;)*(?:3[0-7]|38;[\d;]+|9[0-7])m", terminal.getvalue())
+    assert bool(colours) != colourless

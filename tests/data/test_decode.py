@@ -17,7 +17,7 @@ from PIL import Image
 from small_images import photo
 
 from dca.core.errors import UserError
-from dca.data.decode import Unreadable, attempt, decode, is_image, may_turn, open_image, to_rgb
+from dca.data.decode import Unreadable, attempt, decode, is_image, may_turn, open_image, pixel_limit, to_rgb
 from dca.data.hashing import sha256_of
 from dca.data.image_store import ImageStore, stream
 
@@ -247,6 +247,73 @@ def test_hash_is_of_the_file_or_of_the_pixels(tmp_path):
     image.save(tmp_path / "x.png")
     assert sha256_of(tmp_path / "x.png") == hashlib.sha256((tmp_path / "x.png").read_bytes()).hexdigest()
     assert sha256_of(image) == sha256_of(image.copy()) != sha256_of(image.transpose(Image.Transpose.TRANSPOSE))
+
+
+def jpeg(path, size, **options):
+    """A JPEG of a smooth gradient in two directions."""
+    across, down = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
+    Image.fromarray(np.stack([across, down, 255 - across], 2).astype(np.uint8)).save(path, quality=95, **options)
+
+
+@pytest.mark.parametrize(("side", "scale"), [(100, 1), (101, 2), (170, 2)])
+def test_a_large_jpeg_is_decoded_at_a_smaller_size(tmp_path, side, scale):
+    jpeg(tmp_path / "x.jpg", (side, side))
+    with pixel_limit(0.01):
+        image = open_image(tmp_path / "x.jpg")
+    assert image.size == (-(-side // scale), -(-side // scale))
+    whole = open_image(tmp_path / "x.jpg").resize(image.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(image, int) - np.asarray(whole, int)).max() <= 6
+
+
+def test_the_rotation_of_a_large_jpeg_is_applied(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    jpeg(tmp_path / "x.jpg", (180, 90), exif=exif)
+    with pixel_limit(0.01):
+        assert open_image(tmp_path / "x.jpg").size == (45, 90)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "options"),
+    [("x.jpg", 174, {}), ("x.jpg", 101, {"progressive": True}), ("x.png", 101, {})],
+)
+def test_images_over_the_limit_are_refused_with_both_limits(tmp_path, name, side, options):
+    jpeg(tmp_path / name, (side, side), **(options if name == "x.jpg" else {}))
+    with pixel_limit(0.01):
+        (fault,) = attempt([tmp_path / name], crop8)
+        assert fault.too_large
+        assert "million pixels" in fault.reason
+        with pytest.raises(UserError, match="cannot be read") as error:
+            decode([tmp_path / name], crop8)
+        assert "MAX_IMAGE_PIXELS" in error.value.hint
+        assert "--max-megapixels" in error.value.render("cli")
+    assert open_image(tmp_path / name).size == (side, side)
+
+
+def test_a_large_jpeg_gives_no_warning_and_is_known_as_an_image(tmp_path):
+    """Pillow warns above its limit and refuses twice as much; warnings are errors here."""
+    jpeg(tmp_path / "x.jpg", (168, 168))
+    with pixel_limit(0.01):
+        assert is_image(tmp_path / "x.jpg")
+        assert open_image(tmp_path / "x.jpg").size == (84, 84)
+
+
+def test_the_limit_is_back_after_the_block():
+    before = Image.MAX_IMAGE_PIXELS
+    with pixel_limit(0.01), contextlib.suppress(ValueError):
+        raise ValueError
+    with pixel_limit(None):
+        assert before == Image.MAX_IMAGE_PIXELS
+    assert before == Image.MAX_IMAGE_PIXELS
+
+
+def test_a_photo_with_a_second_picture_inside_gives_the_first(tmp_path):
+    """Phones write such files (MPO), which are JPEGs by their first bytes."""
+    first, second = photo(1), photo(2)
+    first.save(tmp_path / "x.jpg", format="MPO", save_all=True, append_images=[second])
+    with Image.open(tmp_path / "x.jpg") as opened:
+        expected = np.asarray(opened.convert("RGB"))
+    assert np.array_equal(open_image(tmp_path / "x.jpg"), expected)
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])  # Pillow always turns TIFF files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,32 @@ def test_fitting_in_another_precision_moves_no_other_model(sample: Dataset) -> N
     before = model.predict_proba(sample.test[0].image)
     Classifier("gda", backbone=clip, device="cpu", precision="bf16", views=0).fit(sample)
     assert np.array_equal(model.predict_proba(sample.test[0].image), before)
+
+
+def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_path: Path, monkeypatch):
+    seen: list[tuple[str, int, int]] = []
+    session = Session(device="cpu", progress=lambda stage, done, total, note: seen.append((stage, done, total)))
+    session.backbone(tiny_folder)
+    session.backbone(tiny_folder)
+    assert seen == [("backbone", 0, 1), ("backbone", 1, 1)]
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    assert len(seen) == 2
+    monkeypatch.setattr("dca.engine.session.SLOW", -1.0)
+    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    assert seen[2:] == [("hashing", n, 3) for n in (1, 2, 3)]
+
+
+def test_crops_are_kept_from_the_second_time_on(clip: CLIP, sample: Dataset) -> None:
+    session, calls = Session(device="cpu"), []
+    images = [item.image for item in sample.test[:4]]
+
+    def decoded() -> Iterator[torch.Tensor]:
+        calls.append(1)
+        yield torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+
+    for expected in (1, 2, 2, 2):
+        assert [batch.shape for batch in session.crops_again(images, clip, decoded)] == [(4, 3, 8, 8)]
+        assert len(calls) == expected
+    list(session.crops_again(images[:3], clip, decoded))
+    assert len(calls) == 3

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dca.methods.shared import learning_curve
 from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.learning_curve import _halves, expected_gain
+from dca.methods.shared.learning_curve import _halves, curve, expected_gain
 from dca.methods.shared.pooled_choice import Experts, choose
 from dca.methods.shared.text_gaussian import TextGaussian
 
@@ -57,3 +57,30 @@ def test_halves_share_no_image_and_no_copy() -> None:
         check_halves(labels, groups, seed)
         first, _ = _halves(labels, torch.arange(18), seed)
         assert torch.bincount(labels[first]).tolist() == [3, 3, 3]
+
+
+def test_the_curve_ends_where_the_gain_says() -> None:
+    experts = make(8, noise=0.6)
+    numbers = choose(experts)
+    points = curve(experts, numbers)
+    assert [point.shots for point in points] == [2, 4, 8, 16, 32]
+    assert [point.expected for point in points] == [False, False, False, True, True]
+    shots, gain = expected_gain(experts, numbers) or (0, 0.0)
+    assert shots == points[3].shots
+    assert points[3].accuracy - points[2].accuracy == pytest.approx(gain)
+    assert [point.shots for point in curve(make(4), choose(make(4)))] == [2, 4, 8, 16]
+    assert curve(make(3), choose(make(3))) == []
+
+
+def test_halves_of_copies_say_nothing() -> None:
+    """Two different images per class, each eight times: no half can leave one out."""
+    rng = torch.Generator().manual_seed(5)
+    y = torch.arange(3).repeat_interleave(16)
+    groups = torch.arange(6).repeat_interleave(8)
+    x = F.normalize(torch.randn(6, 12, dtype=torch.float64, generator=rng), dim=-1)[groups]
+    text = F.normalize(torch.randn(3, 12, dtype=torch.float64, generator=rng), dim=-1)
+    gaussian = TextGaussian.of(x, y, text, groups)
+    experts = Experts(gaussian, 10.0, KernelRidge(x, y, 3, groups, 2.0))
+    assert gaussian.leaves_out
+    assert expected_gain(experts, choose(experts)) is None
+    assert curve(experts, choose(experts)) == []

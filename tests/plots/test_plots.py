@@ -169,15 +169,52 @@ def test_no_curve_writes_into_its_neighbour(monkeypatch, epochs):
     assert all(figure.bbox.containsx(place.x0) and figure.bbox.containsx(place.x1) for place in places)
 
 
-def test_grid_shows_confident_mistakes_first(tmp_path):
-    plain = [Image.new("RGB", (8, 8), colour) for colour in ("black", "white", "yellow", "magenta")]
-    path = plots.prediction_grid(
-        plain, ["a", "a", "b", "b"], ["a", "b", "b", "a"], [0.9, 0.5, 0.99, 0.8], tmp_path / "grid.png"
+def test_grid_says_the_surest_mistakes_and_the_least_sure_right_answers(monkeypatch):
+    truths, said = ["cat", "cat", "fish", "fish", "cat"], ["cat", "fish", "fish", "hot air balloon", "cat"]
+    sure = [0.9, 0.5, 0.99, 0.97, 0.4]
+    figure = figure_of(monkeypatch, lambda: plots.prediction_grid(pictures(5), truths, said, sure, "x.png"))
+    found = [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts_of(figure)]
+    assert found[:2] == ["Predictions", "2 of 5 wrong"]
+    spoken = " ".join(found[2:])
+    assert spoken == (
+        "mistakes, the surest first (2) said hot air balloon (97 %), really fish said fish (50 %), really cat "
+        "right answers, the least sure first (3) cat (40 %) cat (90 %) fish (99 %)"
     )
-    image = np.asarray(Image.open(path).convert("RGB"))
-    row = image[round(160 * (0.95 + 0.5))]
-    at = [tuple(row[round(160 * (0.3 + 0.51 + k * 1.19))]) for k in range(4)]
-    assert at == [(255, 0, 255), (255, 255, 255), (255, 255, 0), (0, 0, 0)]
+
+
+def test_the_images_worth_a_look_leave_room_for_right_answers():
+    truths, said = ["a"] * 100, ["b"] * 60 + ["a"] * 40
+    sure = np.linspace(0.3, 0.9, 100).tolist()
+    found = plots.telling(truths, said, sure)
+    assert found == [*range(59, 35, -1), *range(60, 66)]
+    assert plots.telling(truths[:60], said[:60], sure[:60]) == [*range(59, 29, -1)]
+    assert plots.telling(["a"] * 9, ["a"] * 9, sure[:9]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("count", [2, 10, 100])
+def test_no_caption_of_the_grid_is_cut_or_overlaps(monkeypatch, count):
+    classes = [f"red-breasted merganser (Mergus serrator) {k}" for k in range(count)]
+    truths, said = [classes[k % count] for k in range(40)], [classes[(k + k % 3) % count] for k in range(40)]
+    figure = figure_of(monkeypatch, lambda: plots.prediction_grid(pictures(40), truths, said, [0.97] * 40, "x.png"))
+    boxes = [text.get_window_extent() for text in figure.texts]
+    assert not [(a, b) for k, a in enumerate(boxes) for b in boxes[k + 1 :] if a.overlaps(b)]
+    assert all(figure.bbox.contains(box.x0, box.y0) and figure.bbox.contains(box.x1, box.y1) for box in boxes)
+
+
+def test_bins_suit_the_number_of_images_and_numbers_stand_at_the_bars(monkeypatch):
+    sure, right = np.linspace(0.3, 1, 50), np.arange(50) % 2 == 0
+    figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
+    bars, counts = figure.axes
+    assert len(counts.patches) == 7
+    assert sum(int(text.get_text()) for text in counts.texts) == 50
+    assert len(bars.texts) == len(bars.patches) == len(counts.texts)
+
+
+def test_a_long_name_keeps_its_end():
+    from dca.plots.style import plain
+
+    assert plain("Boeing 737-800", 20) == "Boeing 737-800"
+    assert plain("BMW 3 Series Sedan of the year 2012", 20) == "BMW 3 Series…r 2012"
 
 
 def test_lists_of_different_length_are_a_bug_of_the_caller(tmp_path):

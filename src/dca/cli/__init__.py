@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from traceback import format_exc
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,11 +18,18 @@ from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.actions import Hint, set_option
 from dca.core.errors import UserError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
     "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Predict the classes of images."),
+    "report": ("dca.cli.report", "Write a page about a model: accuracy, mistakes, what to do next."),
+    "compare": ("dca.cli.compare", "Compare models on the same images."),
+    "explain": ("dca.cli.explain", "Show why a model says what it says about an image."),
+    "serve": ("dca.cli.serve", "Look at a model in the browser, correct it, refit it."),
     "check-labels": ("dca.cli.check_labels", "Find images whose labels look wrong."),
     "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),
     "remove-class": ("dca.cli.class_commands:remove", "Remove a class from a model."),
@@ -32,7 +40,9 @@ COMMANDS = {
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
+    "bench": ("dca.cli.bench", "Measure speed and memory beside a plain reference."),
     "doctor": ("dca.cli.doctor", "Show what is installed and what will be used."),
+    "completion": ("dca.cli.completion", "Print the script that completes dca in bash, zsh or fish."),
     "demo": ("dca.cli.demo", "See it work on built-in images, in a minute or two."),
 }
 
@@ -56,6 +66,14 @@ class Lazy(Group):
         command: click.Command = getattr(import_module(module), attribute or "command")
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of a first word, without importing a command."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        own = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=COMMANDS[name][1]) for name in names), *own]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of commands, without importing any."""
         with formatter.section("Commands"):
@@ -74,6 +92,7 @@ def group(traceback: bool) -> None:
     dca check-labels photos/                 are photos in the wrong folder?
     dca predict photos.dca new.jpg           which class is it?
     dca eval photos.dca more_photos/         how good is it?
+    dca serve photos.dca                     look, correct and refit in the browser
     """
 
 

@@ -21,7 +21,7 @@ SIDE = 240
 
 
 @click.command()
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @click.option(
     "--most",
     type=click.IntRange(min=1),

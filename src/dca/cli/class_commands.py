@@ -44,7 +44,7 @@ def changing(function: F) -> F:
 @click.command()
 @changing
 @click.argument("name")
-@click.argument("images", nargs=-1)
+@click.argument("images", nargs=-1, type=click.Path())
 @click.option("--label", default=None, help="What predictions call the class, if not NAME.")
 def add(model: Path, name: str, images: tuple[str, ...], label: str | None, **options: Any) -> None:
     """Add the class NAME to MODEL, from IMAGES: files, or folders with all images below them.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,14 @@ quiet_flag = click.option("-q", "--quiet", is_flag=True, help="Show no progress.
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
 
 
+pictures_flag = click.option(
+    "--pictures/--no-pictures",
+    default=True,
+    envvar="DCA_PICTURES",
+    help="Draw how the model did into MODEL/pictures, or leave it out. Needs matplotlib. [on; DCA_PICTURES=0: off]",
+)
+
+
 class Group(click.Group):
     """A group that suggests the most similar of its commands for an unknown one."""
 
@@ -30,7 +39,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named by the first argument."""
         known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        # Words that are being completed are not answered with an error.
+        if args and args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise self.unknown(args)
         return super().resolve_command(ctx, args)
 
@@ -44,8 +54,25 @@ class Group(click.Group):
         return ""
 
 
+def _limit_pixels(ctx: click.Context, _: click.Parameter, millions: float | None) -> None:
+    """Change the largest image that is opened until the command ends."""
+    if millions is not None:
+        from dca.data.decode import pixel_limit
+
+        ctx.with_resource(pixel_limit(millions))
+
+
 def running(function: F) -> F:
-    """Add --device and --precision."""
+    """Add --device, --precision and --max-megapixels."""
+    function = click.option(
+        "--max-megapixels",
+        type=click.FloatRange(min=0, min_open=True),
+        default=None,
+        metavar="N",
+        expose_value=False,
+        callback=_limit_pixels,
+        help="Largest image to open, in million pixels; JPEGs may have three times as many.  [default: 89]",
+    )(function)
     function = click.option(
         "--precision",
         default="auto",
@@ -74,6 +101,22 @@ def showing(*, quiet: bool) -> Iterator[Progress]:
             yield drawn
     else:
         yield lines()
+
+
+def pictures_line(pictures: Sequence[str]) -> str:
+    """Pictures of one folder on one line. pictures: their paths, at least one."""
+    folder = os.path.commonpath([os.path.dirname(path) for path in pictures])
+    return f"pictures  {folder}/: {', '.join(os.path.relpath(path, folder) for path in pictures)}"
+
+
+def say_how_to_draw() -> None:
+    """Say what is needed for pictures, if it is not installed."""
+    from dca.experiment.pictures import can_draw
+
+    if not can_draw():
+        click.echo(
+            "no pictures of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True
+        )
 
 
 def emit(value: Any) -> None:

@@ -91,7 +91,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 @command.command("check")
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @root_option
 @click.option(
     "--images/--no-images", default=None, help="Open every image. Default: yes for your own, no for public ones."
@@ -123,7 +123,7 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
 
 
 @command.command("draw")
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @root_option
 @click.option("--shots", type=click.IntRange(min=1), required=True, help="K, training images per class.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the draw.")

@@ -48,6 +48,7 @@ def command(
     """
     from dca.cli.fit import report, resumable
     from dca.demo import COMPARISON, CURVES, GRID, demo
+    from dca.plots.style import no_charts
 
     with resumable(output), showing(quiet=quiet) as progress:
         outcome = demo(
@@ -58,5 +59,9 @@ def command(
         emit(outcome.result)
         return
     report(outcome)
-    click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
+    if (output / COMPARISON).is_file():
+        click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
+    else:
+        missing = no_charts()
+        click.echo(f"no pictures: {missing.problem} {missing.hint}")
     click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder per class")

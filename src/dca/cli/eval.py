@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,22 +15,25 @@ from dca.cli.common import (
     json_flag,
     padded,
     percent,
+    pictures_flag,
+    pictures_line,
     quiet_flag,
     running,
+    say_how_to_draw,
     showing,
 )
+from dca.core.errors import UserError
 from dca.core.wording import counted
 
 if TYPE_CHECKING:
+    from dca.data.dataset import Dataset
     from dca.engine.evaluate import Evaluation
     from dca.model.among import Among
-
-CHARTS = ("confusion.png", "reliability.png", "classes.png")
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data")
+@click.argument("data", type=click.Path())
 @click.option(
     "--min-accuracy",
     type=click.FloatRange(0, 1),
@@ -41,7 +45,7 @@ CHARTS = ("confusion.png", "reliability.png", "classes.png")
     type=click.Path(path_type=Path),
     default=None,
     metavar="DIR",
-    help=f"Write {', '.join(CHARTS)} into this folder. Needs matplotlib.",
+    help="Draw the pictures into this folder instead of MODEL/pictures/eval-DATA.",
 )
 @click.option(
     "--among",
@@ -56,24 +60,22 @@ CHARTS = ("confusion.png", "reliability.png", "classes.png")
     metavar="KEY=VALUE",
     help="Another value for an option of the model's head, such as gamma1; repeatable. The model is not changed.",
 )
+@pictures_flag
 @backbone_of_model
 @running
 @quiet_flag
 @json_flag
-@click.pass_context
 def command(
-    ctx: click.Context,
     model: Path,
     data: str,
     min_accuracy: float | None,
     plots: Path | None,
     among: Among | None,
     settings: tuple[str, ...],
-    backbone: str | None,
-    device: str,
-    precision: str,
+    pictures: bool,
     quiet: bool,
     as_json: bool,
+    **place: Any,
 ) -> None:
     """Measure MODEL on the labelled images of DATA.
 
@@ -84,32 +86,44 @@ def command(
     \b
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
-    dca eval photos.dca more_photos/ --plots charts/
+    dca eval photos.dca more_photos/ --no-pictures
     dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
     from dca.model.edit import change_options
+    from dca.model.inputs import as_dataset
 
     if plots is not None:
         require_writable(plots)
-    classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    classifier = Classifier.from_pretrained(model, **place)
     if settings:
         classifier = change_options(classifier, settings)
+    dataset = as_dataset(data, None, measuring=True)
     with showing(quiet=quiet) as progress:
-        report = classifier.evaluate(data, among=among, progress=progress)
+        report = classifier.evaluate(dataset, among=among, progress=progress)
     if report.seen_in_training:
         seen = f"{report.seen_in_training:,} of these {report.n:,} images"
         click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
-    drawn = draw(report, plots, Path(model).name) if plots is not None else []
-    if as_json:
-        emit({**report.to_dict(), **({"plots": [str(path) for path in drawn]} if plots is not None else {})})
-    else:
-        click.echo("\n".join(summary(report, len(classifier.classes_))))
-        for path in drawn:
-            click.echo(f"wrote {path}")
+    drawn = draw(report, dataset, model, plots) if plots is not None or pictures else []
+    show(report, drawn, known=len(classifier.classes_), named=plots is not None, as_json=as_json)
+    if pictures and not as_json:
+        say_how_to_draw()
     if min_accuracy is not None and report.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
-        ctx.exit(3)
+        raise click.exceptions.Exit(3)
+
+
+def show(report: Evaluation, drawn: Sequence[Path], *, known: int, named: bool, as_json: bool) -> None:
+    """Print the figures and the pictures. known: classes of the model. named: whether the user named their folder."""
+    if as_json:
+        names = [str(path) for path in drawn]
+        emit({**report.to_dict(), **({"plots" if named else "pictures": names} if drawn else {})})
+        return
+    click.echo("\n".join(summary(report, known)))
+    if named:
+        click.echo("\n".join(f"wrote {path}" for path in drawn))
+    elif drawn:
+        click.echo(pictures_line([str(path) for path in drawn]))
 
 
 def summary(report: Evaluation, known: int = 0) -> list[str]:
@@ -132,19 +146,21 @@ def require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def draw(report: Evaluation, folder: Path, model: str) -> list[Path]:
-    """Write the charts of an evaluation; returns their paths in the order of `CHARTS`."""
-    import numpy as np
+def draw(report: Evaluation, dataset: Dataset, model: Path, folder: Path | None) -> list[Path]:
+    """Write the pictures of an evaluation; returns their paths.
 
-    from dca import plots
+    folder: where to, or None for the folder of the model; if nothing can be written there, that is a warning.
+    """
+    from dca.experiment.pictures import can_draw, draw_pictures, folder_name, judged_test
+    from dca.model.checkpoint import PICTURES
 
-    predicted = report.probabilities.argmax(axis=1)
-    names, size = list(map(str, report.labels)), len(report.labels)
-    matrix = np.zeros((size, size), dtype=int)
-    np.add.at(matrix, (report.truth, predicted), 1)
-    confusion, reliability, classes = (folder / name for name in CHARTS)
-    return [
-        plots.confusion(matrix, names, confusion),
-        plots.reliability(report.probabilities.max(axis=1), predicted == report.truth, reliability),
-        plots.accuracy_bars(plots.class_results(report.truth, None, predicted, names), classes, label=model),
-    ]
+    judged = judged_test(dataset.test or dataset.val or dataset.train, report)
+    if folder is not None:
+        return draw_pictures(judged, folder, model.name)
+    if not can_draw():
+        return []
+    try:
+        return draw_pictures(judged, model / PICTURES / f"eval-{folder_name(dataset.name)}", model.name)
+    except UserError as error:
+        click.echo(f"warning: no pictures: {error.problem}", err=True)
+        return []

@@ -10,23 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
+from dca.cli.common import (
+    emit,
+    json_flag,
+    overwrite_flag,
+    pictures_flag,
+    quiet_flag,
+    running,
+    say_how_to_draw,
+    showing,
+)
+from dca.cli.completion import complete_method
 from dca.cli.fit_report import summary
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
 from dca.core.errors import UserError
 
 if TYPE_CHECKING:
     from dca.experiment.run import Outcome
+    from dca.experiment.spec import Spec
+
+
+def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Raise before the fit if a page is asked for and cannot be made."""
+    if value:
+        from dca.report.page import need_jinja
+
+        need_jinja()
+    return value
 
 
 @click.command(epilog="Options of a method: dca methods show NAME.")
-@click.argument("data")
-@click.option("--method", default=DEFAULT_METHOD, show_default=True, help="Name of the method; see: dca methods.")
+@click.argument("data", type=click.Path())
+@click.option(
+    "--method",
+    default=DEFAULT_METHOD,
+    show_default=True,
+    shell_complete=complete_method,
+    help="Name of the method; see: dca methods.",
+)
 @click.option(
     "--with",
     "trained",
     default=None,
     metavar="METHOD",
+    shell_complete=complete_method,
     help="Also train this method, such as dca, and take it in where it helps; --set then sets its options.",
 )
 @click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
@@ -67,6 +94,12 @@ if TYPE_CHECKING:
     help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "
     "with their settings for the protocol, and public images without their EXIF rotation.",
 )
+@click.option(
+    "--corrections",
+    default=None,
+    metavar="MODEL",
+    help="Also learn from the images that were corrected in `dca serve MODEL`; none leaves them out. [of the output]",
+)
 @click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
 @click.option(
     "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
@@ -77,23 +110,28 @@ if TYPE_CHECKING:
     help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
+@click.option(
+    "--classes-per-step",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Of very many classes, let only so many compete in a step of DCA: less memory, approximate.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
+@pictures_flag
+@click.option(
+    "--open",
+    "open_it",
+    is_flag=True,
+    callback=require_pages,
+    help="Also write report.html into the model folder and open it; see: dca report.",
+)
 @overwrite_flag
 @running
 @quiet_flag
 @json_flag
 def command(
-    data: str,
-    method: str,
-    trained: str | None,
-    output: Path | None,
-    settings: tuple[str, ...],
-    overwrite: bool,
-    gallery: bool,
-    device: str,
-    quiet: bool,
-    as_json: bool,
-    **arguments: Any,
+    data: str, output: Path | None, open_it: bool, device: str, quiet: bool, as_json: bool, **given: Any
 ) -> None:
     """Learn a classifier from DATA.
 
@@ -105,25 +143,76 @@ def command(
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
-    dca fit photos/ --with dca
+    dca fit photos/ --with dca --open
     dca fit photos/ --method gda --estimate
+    dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
     dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
     """
     from dca.experiment.run import run
-    from dca.experiment.spec import Spec
 
-    if trained is not None:
-        method, settings = blended(method, trained, settings)
-    spec = Spec(data=data, method=method, options=options_of(method, settings), **arguments)
     target = output or default_output(data)
+    written = {name: given.pop(name) for name in ("overwrite", "gallery", "skip_bad", "pictures")}
+    spec = spec_of(data, target, **given)
     with resumable(target), showing(quiet=quiet) as progress:
-        outcome = run(spec, target, device=device, overwrite=overwrite, gallery=gallery, progress=progress)
+        outcome = run(spec, target, device=device, progress=progress, **written)
+    for line in outcome.result.get("skipped", []):
+        click.echo(f"skipped {line}", err=True)
     if as_json:
         emit({"model": str(outcome.folder), **outcome.result})
     else:
-        report(outcome)
+        report(outcome, written["pictures"])
+    if open_it:
+        open_report(outcome.folder, spec, device=device, quiet=quiet)
+
+
+def spec_of(
+    data: str,
+    target: Path,
+    *,
+    method: str,
+    trained: str | None,
+    settings: tuple[str, ...],
+    classes_per_step: int | None,
+    corrections: str | None,
+    **arguments: Any,
+) -> Spec:
+    """The experiment that the arguments describe."""
+    from dca.experiment.spec import Spec
+
+    if classes_per_step is not None:
+        settings = (*settings, f"classes_per_step={classes_per_step}")
+    if trained is not None:
+        method, settings = blended(method, trained, settings)
+    if arguments["draw"] is None or corrections is not None:
+        arguments["corrections"] = corrections_of(corrections, target)
+    return Spec(data=data, method=method, options=options_of(method, settings), **arguments)
+
+
+def corrections_of(given: str | None, target: Path) -> str | None:
+    """The model whose corrections are learned from: the given one, else the output if it has any."""
+    from dca.data.corrections import read_corrections
+
+    if given is not None:
+        return None if given == "none" else given
+    return str(target) if read_corrections(target) else None
+
+
+def open_report(model: Path, spec: Spec, *, device: str, quiet: bool) -> None:
+    """Write the page of a finished run, with its test images if there are any, and open it."""
+    import dataclasses
+
+    from dca.cli.report import show, write_report
+    from dca.experiment.run import task_of
+
+    task, dataset = task_of(spec), None
+    if spec.protocol == "few-shot" and task.targets:
+        dataset = dataclasses.replace(task.source, train=(), val=(), test=task.targets[0].test)
+    with showing(quiet=quiet) as progress:
+        page = write_report(model, dataset, data=spec.data, device=device, backbone=spec.backbone, progress=progress)
+    click.echo(f"wrote {page}", err=True)
+    show(page)
 
 
 def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -153,13 +242,15 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
-def report(outcome: Outcome) -> None:
-    """Print the result of a run as text."""
+def report(outcome: Outcome, pictures: bool = False) -> None:
+    """Print the result of a run as text; pictures: whether they were asked for."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
     for warning in outcome.result["warnings"]:
         click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
+    if pictures:
+        say_how_to_draw()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from dca.cli.common import percent
+from dca.cli.common import percent, pictures_line
 from dca.core.choices import DEFAULT_METHOD
 from dca.core.wording import bytes_text, counted, seconds_text
 
@@ -18,17 +18,19 @@ REAL_WORK = 200
 def summary(result: Result, model: str) -> list[str]:
     """The result of a run as lines of text. model: folder of the model."""
     found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
+    corrected = result.get("corrections", 0)  # absent in runs of earlier versions
     public = f"recognised as {result['public']} ({result['split']}): settings published for it apply"
     trained = result["trained_parameters"]
     did = f"trained {counted(trained, 'parameter')}" if trained else "fitted"
     seconds, size = seconds_text(result["seconds"]), bytes_text(result["checkpoint_bytes"])
     return [
         _backbone(result),
-        f"{result['dataset']}: {found}",
+        f"{result['dataset']}: {found}{f', {corrected:,} of them corrected in dca serve' if corrected else ''}",
         *([public] if result["public"] else []),
         *_accuracies(result),
         *_findings(result["findings"], model),
         f"{did} with {result['method']} in {seconds}; model {model} ({size})",
+        *([pictures_line([f"{model}/{name}" for name in drawn])] if (drawn := result.get("pictures")) else []),
         f"next  dca predict {shlex.quote(model)} IMAGE...",
         f"      dca eval {shlex.quote(model)} FOLDER",
     ]

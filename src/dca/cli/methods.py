@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dca.cli.common import Group, emit, json_flag
+from dca.cli.completion import complete_method
 from dca.core.errors import nearest
 
 WIDEST = 100
@@ -103,7 +104,7 @@ def entry(row: dict[str, Any], margin: int, width: int) -> list[str]:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_method)
 @json_flag
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:

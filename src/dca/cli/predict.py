@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +12,35 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, quiet_flag, running, showing
-from dca.core.actions import fit_estimate
 from dca.core.errors import UserError
-from dca.core.wording import NONE
+from dca.core.wording import NONE, counted, seconds_text
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
-    from dca.model.uncertain import Answers
-
-
-# First characters with which a spreadsheet takes a cell for a formula, unless it is a number.
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
+    from dca.model.bulk import Done, Wanted
+    from dca.model.classifier import Classifier
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("images", nargs=-1, required=True)
-@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
+@click.argument("images", nargs=-1, required=True, type=click.Path())
+@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to name per image.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Write one row per image to this .csv, .jsonl or .parquet file; a killed command can be given again.",
+)
+@click.option(
+    "--copy-to",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    metavar="DIR",
+    help="Copy the images into one folder per predicted class; needs -o.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file of -o, and drop unfinished rows of another command.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print path,label,probability rows, safe to open in a spreadsheet.")
 @click.option(
     "--reject",
@@ -56,44 +66,55 @@ def command(
     model: Path,
     images: tuple[str, ...],
     top: int,
+    output: Path | None,
+    copy_to: Path | None,
+    overwrite: bool,
     as_csv: bool,
     reject: float | None,
     coverage: float | None,
     skip_bad: bool,
-    backbone: str | None,
-    device: str,
-    precision: str,
     quiet: bool,
     as_json: bool,
+    **place: Any,
 ) -> None:
     """Predict the classes of IMAGES: files, folders (with all images below them), or - for paths on stdin.
 
     \b
     dca predict photos.dca new.jpg
     dca predict photos.dca holiday/ --top 3
+    dca predict photos.dca holiday/ -o holiday.csv --copy-to sorted/
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
     dca predict photos.dca holiday/ --reject 0.05 --set-coverage 0.9
+
+    With -o, any number of images is predicted with little memory. If the command is killed, give it
+    again: images that have a row are not opened twice, and the file appears when it is complete.
+    Images that cannot be read have a row with the reason; without --skip-bad the exit code is then 2.
 
     The p-value says how usual an image is among the training images: small for images of none of the
     classes. Sets of the default method contain the right class of new, similar images with probability
     2C - 1 at least (jackknife+), and about C in practice.
 
-    In --csv, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
+    In CSV, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
     gets an apostrophe in front; --json prints it as it is.
     """
+    from dca.model.bulk import Wanted
     from dca.model.classifier import Classifier
 
-    if as_csv and as_json:
-        raise UserError("--csv and --json cannot go together", hint="choose one of them")
-    paths = expand(images, skip_bad=skip_bad)
-    classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    check_options(images, output, copy_to, as_csv=as_csv, as_json=as_json)
+    paths = expand(images, skip_bad=skip_bad or output is not None)
+    classifier, wanted = Classifier.from_pretrained(model, **place), Wanted(top, reject, coverage)
     with showing(quiet=quiet or len(paths) == 1) as progress:
-        if skip_bad:
-            paths = without_bad(paths, progress)
-        answers = classifier.answers(paths, coverage=coverage, progress=progress)
-    if reject is not None and answers.p_values is None:
-        raise UserError(f"{model} cannot tell images of none of its classes", hint=fit_estimate())
-    rows = describe(paths, answers, list(classifier.classes_), top, reject)
+        if output is not None:
+            done = write_file(classifier, paths, output, wanted, copy_to, overwrite, progress)
+        else:
+            rows = predict_all(classifier, paths, wanted, progress, skip_bad=skip_bad)
+    if output is not None:
+        raise click.exceptions.Exit(report(done, output, skip_bad=skip_bad, quiet=quiet, as_json=as_json))
+    show(rows, as_csv=as_csv, as_json=as_json)
+
+
+def show(rows: Sequence[dict[str, Any]], *, as_csv: bool, as_json: bool) -> None:
+    """Print the rows in one of three forms."""
     if as_json:
         emit(rows)
     elif as_csv:
@@ -102,8 +123,95 @@ def command(
         click.echo("\n".join(lines(rows)))
 
 
+def check_options(
+    images: Sequence[str], output: Path | None, copy_to: Path | None, *, as_csv: bool, as_json: bool
+) -> None:
+    """Raise, before anything is loaded, for options that do not go together."""
+    from dca.model.image_folders import require_outside
+    from dca.model.prediction_tables import require_writable_kind
+
+    if as_csv and as_json:
+        raise UserError("--csv and --json cannot go together", hint="choose one of them")
+    if copy_to is not None and output is None:
+        raise UserError("--copy-to needs -o, which remembers what was copied", hint="add -o labels.csv")
+    if copy_to is not None:
+        require_outside(copy_to, images)
+    if output is not None and require_writable_kind(output) != ".csv" and as_csv:
+        raise UserError(f"--csv and -o {output} cannot go together", hint="leave out --csv")
+
+
+def write_file(
+    classifier: Classifier,
+    paths: Sequence[str],
+    output: Path,
+    wanted: Wanted,
+    copy_to: Path | None,
+    overwrite: bool,
+    progress: Progress,
+) -> Done:
+    """Predict into a file, as `predict_to_file` does; an interrupt says how to continue."""
+    from dca.model.bulk import predict_to_file
+
+    try:
+        return predict_to_file(
+            classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress
+        )
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; the same command continues from {output}.partial", err=True)
+        raise click.exceptions.Exit(130) from None
+
+
+def report(done: Done, output: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> int:
+    """Say what was written; returns the exit code."""
+    for line in done.listed:
+        click.echo(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
+    if done.unreadable > len(done.listed):
+        click.echo(f"... and {done.unreadable - len(done.listed):,} more; see the error column of {output}", err=True)
+    failed = (bool(done.unreadable) and not skip_bad) or done.unreadable == done.images
+    if as_json:
+        facts = {"images": done.images, "predicted_now": done.predicted, "unreadable": done.unreadable}
+        emit({"output": str(output), **facts, "seconds": round(done.seconds, 2)})
+    elif not quiet:
+        click.echo("\n".join(ending(done, output)))
+    return 2 if failed else 0
+
+
+def ending(done: Done, output: Path) -> list[str]:
+    """What a finished file holds, for people."""
+    rate = f" ({done.predicted / done.seconds:.1f} images/s)" if done.predicted and done.seconds else ""
+    before = f", {done.images - done.predicted:,} of them before" if done.predicted < done.images else ""
+    lines = [f"{counted(done.images, 'image')} in {output}{before}; {seconds_text(done.seconds)}{rate}"]
+    if done.unreadable:
+        lines.append(f"{counted(done.unreadable, 'image')} cannot be read: the column error says why")
+    return lines
+
+
+def predict_all(
+    classifier: Classifier, paths: Sequence[str], wanted: Wanted, progress: Progress, *, skip_bad: bool
+) -> list[dict[str, Any]]:
+    """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
+    from dca.data.decode import Unreadable, unreadable
+    from dca.model.bulk import require_rejecting
+    from dca.model.stream import row_of, stream_answers
+
+    require_rejecting(classifier, wanted.reject)
+    faults, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
+    for outcomes in stream_answers(classifier, map(Path, paths), coverage=wanted.coverage):
+        faults += [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
+        good = [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
+        rows += [row_of(outcome, classes, wanted.top, wanted.reject) for outcome in good]
+        progress("images", len(rows) + len(faults), len(paths), "")
+    if faults and (not skip_bad or not rows):
+        raise unreadable(faults, len(paths))
+    for fault in faults:
+        click.echo(f"skipped {fault}", err=True)
+    return rows
+
+
 def write_csv(rows: Sequence[dict[str, Any]]) -> None:
     """Print one row per image and class."""
+    from dca.model.prediction_tables import cell
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["path", "label", "probability"])
     for row in rows:
@@ -112,23 +220,26 @@ def write_csv(rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in best_first)
 
 
-def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
+def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[str]:
     """Files in the order given, folders and stdin expanded; one error lists all problems of a kind.
 
     skip_bad: missing files stay in the list, to be reported with the others that cannot be read.
     """
+    from dca.model.image_forms import refuse_url
     from dca.model.inputs import as_images
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
     if not given:
         raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
+    for name in given:
+        refuse_url(name)
     missing = dict.fromkeys(name for name in given if not os.path.exists(name))
     if missing and not skip_bad:
         raise UserError("no such file or folder", details=list(missing), hint="check the paths, or add --skip-bad")
-    paths, empty = list[Path](), list[str]()
+    paths, empty = list[str](), list[str]()
     for name in given:
         try:
-            paths += [Path(name)] if name in missing else [Path(str(image)) for image in as_images(name)]
+            paths += [str(Path(name))] if not os.path.isdir(name) else [str(image) for image in as_images(name)]
         except UserError as error:
             empty.append(error.problem)
     if empty:
@@ -136,46 +247,9 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[Path]:
     return paths
 
 
-def without_bad(paths: Sequence[Path], progress: Progress) -> list[Path]:
-    """The images that can be read; the others are listed on stderr."""
-    from dca.model.inputs import split_readable
-
-    good, bad = split_readable(paths, progress)
-    for line in bad:
-        click.echo(f"skipped {line}", err=True)
-    return good
-
-
 def stdin_lines() -> list[str]:
     """Paths on stdin, one per line; they need not be valid text."""
     return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
-
-
-def describe(
-    paths: Sequence[Path], answers: Answers, classes: Sequence[str], top: int, reject: float | None = None
-) -> list[dict[str, Any]]:
-    """The value that `--json` prints: one object per image."""
-    rows = []
-    for n, (path, row) in enumerate(zip(paths, answers.probabilities, strict=True)):
-        best = [{"label": str(classes[c]), "probability": float(row[c])} for c in (-row).argsort(kind="stable")[:top]]
-        found: dict[str, Any] = {"path": str(path), **best[0], "top": best}
-        if answers.p_values is not None:
-            found["p_value"] = float(answers.p_values[n])
-            if reject is not None and found["p_value"] < reject:
-                found["label"] = NONE
-        if answers.sets is not None:
-            found["set"] = [str(label) for label in answers.sets[n]]
-        rows.append(found)
-    return rows
-
-
-def cell(text: str) -> str:
-    """A text for a CSV cell, with an apostrophe in front if a spreadsheet would run it as a formula.
-
-    >>> cell("=1+1"), cell("-5"), cell("cat")
-    ("'=1+1", '-5', 'cat')
-    """
-    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:

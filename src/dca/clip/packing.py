@@ -145,6 +145,7 @@ class Prompts:
 
     def _split(self, *parts: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Split each (..., heads, R, d) into prefixes (..., heads, M, P, d) and names (..., heads, M, C, T, d)."""
-        before = [self.prefix.pad(part[..., : self.head, :]) for part in parts]
-        own = [self.name.pad(torch.unflatten(part[..., self.head :, :], -2, (self.M, -1))) for part in parts]
+        pieces = [torch.split(part, [self.head, part.shape[-2] - self.head], dim=-2) for part in parts]
+        before = [self.prefix.pad(first) for first, _ in pieces]
+        own = [self.name.pad(torch.unflatten(rest, -2, (self.M, -1))) for _, rest in pieces]
         return before, own

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca.data.decode import to_rgb
+from dca.data.decode import square
 
 MOST_PIXELS = 1 << 14
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
@@ -48,18 +48,7 @@ class Preprocess:
 
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
         """The square that the image tower takes: uint8 (3, size, size)."""
-        image = to_rgb(image)
-        width, height = image.size
-        if self.resize is None:
-            image = image.resize((self.size, self.size), Image.Resampling(self.resample))
-        else:
-            short, long = min(width, height), max(width, height)
-            scaled = int(self.resize * long / short)
-            target = (self.resize, scaled) if width <= height else (scaled, self.resize)
-            image = image.resize(target, Image.Resampling(self.resample))
-        left, top = (image.width - self.size) // 2, (image.height - self.size) // 2
-        image = image.crop((left, top, left + self.size, top + self.size))
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        return square(image, self.size, self.resize, self.resample)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """uint8, or float in [0, 1], (B, 3, S, S) -> normalised float32, on the same device."""

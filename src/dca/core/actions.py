@@ -140,6 +140,11 @@ def choose_precision(*names: str) -> Action:
     return _one_of("precision", names)
 
 
+def choose_address() -> Action:
+    """Listen somewhere else."""
+    return Action("choose another --port or --host", "choose another port or host")
+
+
 # Methods
 
 
@@ -222,8 +227,23 @@ def write_draw() -> Action:
 
 
 def skip_unreadable() -> Action:
-    """Predict only the images that can be read."""
-    return Action("skip them with `dca predict --skip-bad`", "leave them out of the list of images")
+    """Use only the images that can be read."""
+    return Action("skip them with --skip-bad (of `dca fit` and `dca predict`)", "leave them out of the list of images")
+
+
+def download_first() -> Action:
+    """Give a file instead of its address."""
+    return Action(
+        "download it first, for example with `curl -O URL`, and give the file",
+        "download it first, for example with `urllib.request.urlretrieve(url, 'image.jpg')`, and give the file",
+    )
+
+
+def raise_pixel_limit() -> Action:
+    """Open larger images."""
+    return Action(
+        "open larger images with --max-megapixels N", "open larger images with PIL.Image.MAX_IMAGE_PIXELS = N"
+    )
 
 
 # Models

@@ -20,6 +20,15 @@ COLDEST, HOTTEST = 0.05, 20.0
 Z95 = 1.959963984540054
 
 
+def suitable_bins(n: int) -> int:
+    """Bins for a picture of n predictions: so many that most of them hold several.
+
+    >>> suitable_bins(40), suitable_bins(200), suitable_bins(1000)
+    (5, 10, 15)
+    """
+    return 5 if n < 100 else 10 if n < 300 else BINS
+
+
 @dataclass(frozen=True)
 class Bins:
     """Predictions in B equal bins of their confidence; empty bins hold zeros.

@@ -72,6 +72,10 @@ class UserError(Exception):
         return "\n".join(lines)
 
 
+class MissingPackageError(UserError, ImportError):
+    """A module of this package needs an optional package that is not installed."""
+
+
 def _rebuild(problem: str, details: Sequence[str], steps: Sequence[str | Action]) -> UserError:
     """The error again, after pickling (exceptions with keyword arguments do not pickle by themselves)."""
     return UserError(problem, details=details, hint=steps)

@@ -31,11 +31,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Make this process the only one that writes to `folder`.
+def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
+    """Make this process the only one that writes to `folder`, or to the file of that name.
 
     The lock is an advisory lock of the system on a hidden file beside the folder. It ends with the
     process, even if that is killed; a lock file that stays behind blocks nobody.
+
+    what: what such a process does, for the error.
 
     Raises:
         UserError: Another process holds the lock, or the lock file cannot be created.
@@ -50,7 +52,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             lock.acquire(blocking=False)
         except Timeout:
             hint: Hint = ["wait until it has ended", choose_output()]
-            raise UserError(f"another fit is writing {folder}", hint=hint) from None
+            raise UserError(f"another {what} is writing {folder}", hint=hint) from None
     try:
         yield
     finally:
@@ -59,20 +61,27 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically: under a temporary name, flushed to disk, then renamed."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file to write to; when the block ends, it is flushed to disk and renamed to `path`."""
     with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            yield Path(name)
+            os.fsync(handle)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically: under a temporary name, flushed to disk, then renamed."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:

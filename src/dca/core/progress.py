@@ -10,6 +10,10 @@ from typing import Protocol
 
 # Seconds between two lines in a log.
 LINE_EVERY = 30.0
+# Seconds between two changes of a line in a notebook.
+REDRAW_EVERY = 0.2
+# Steps from which on progress is shown where nothing is said about it.
+MANY = 100
 
 
 class Progress(Protocol):
@@ -36,13 +40,49 @@ def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
 
 
 @contextmanager
-def bars_unless_given(progress: Progress | None) -> Iterator[Progress]:
-    """The given `progress`; progress bars if it is None."""
+def shown(progress: Progress | None, steps: int = MANY) -> Iterator[Progress]:
+    """The given `progress`; if it is None, one that suits where Python runs, or nothing for a few steps.
+
+    That is one line that changes in a notebook, bars on a terminal, and lines for a log elsewhere.
+    """
     if progress is not None:
         yield progress
-        return
-    with bars() as drawn:
-        yield drawn
+    elif steps < MANY:
+        yield silent
+    elif in_notebook():
+        with one_line() as drawn:
+            yield drawn
+    elif sys.stderr.isatty():
+        with bars() as drawn:
+            yield drawn
+    else:
+        yield lines()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows what is printed but is no terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+@contextmanager
+def one_line() -> Iterator[Progress]:
+    """One line per stage on stdout that is written over and over, for notebooks."""
+    last, stage_now, width = 0.0, "", 0
+
+    def progress(stage: str, done: int, total: int, note: str) -> None:
+        nonlocal last, stage_now, width
+        if stage == stage_now and done < total and time.monotonic() - last < REDRAW_EVERY:
+            return
+        text = f"{stage} {done:,}/{total:,}  {note}".rstrip()
+        ended = "\n" if stage_now and stage != stage_now else ""
+        sys.stdout.write(f"{ended}\r{text:<{0 if ended else width}}")
+        sys.stdout.flush()
+        last, stage_now, width = time.monotonic(), stage, len(text)
+
+    yield progress
+    if stage_now:
+        sys.stdout.write("\n")
 
 
 def lines() -> Progress:

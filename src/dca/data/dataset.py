@@ -10,7 +10,30 @@ from PIL import Image
 
 from dca.core.wording import printable
 
-ImageLike = Path | Image.Image
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image whose features are stored and whose pixels are not at hand.
+
+    Frozen features of its evaluation view are found by its hash; anything else that opens the image fails.
+
+    Args:
+        sha256: Hash of its content, 64 hexadecimal digits.
+        name: What to call it in records and messages.
+        thumbnail: A small JPEG of it, for finding near-copies and for showing it.
+
+    Example:
+        >>> from dca.data.dataset import StoredImage
+        >>> StoredImage("0a" * 32, "cat/1.jpg", b"").name
+        'cat/1.jpg'
+    """
+
+    sha256: str
+    name: str
+    thumbnail: bytes
+
+
+ImageLike = Path | Image.Image | StoredImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,24 +5,27 @@ The only module that opens or converts images, so that all code sees the same pi
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
-from dca.core.actions import check_data, skip_unreadable
+from dca.core.actions import check_data, raise_pixel_limit, skip_unreadable
 from dca.core.errors import UserError
 from dca.core.wording import counted, printable
-from dca.data.dataset import ImageLike
+from dca.data.dataset import ImageLike, StoredImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,18 +34,24 @@ if TYPE_CHECKING:
 Count = Callable[[int, int], None]
 T = TypeVar("T")
 _AHEAD = 64
+# A JPEG may have this many times the pixels of other formats (Pillow's `Image.MAX_IMAGE_PIXELS`, 89 million unless it
+# is changed): it is decoded at a half, a quarter or an eighth of its size, which needs little memory.
+JPEG_FACTOR = 3
+_JPEG = b"\xff\xd8\xff"
 _HEIF = (".heic", ".heif")
 _SPECIAL = "not a regular file (a pipe, socket or device)"
+_NO_PIXELS = "its pixels are not stored with the model"
 # What to do with an RGB image: one function, or one function per image.
 Apply = Callable[[Image.Image], T] | Sequence[Callable[[Image.Image], T]]
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An image that could not be read, and why."""
+    """An image that could not be read, and why; too_large: it has more pixels than the limit."""
 
     image: ImageLike
     reason: str
+    too_large: bool = False
 
     def __str__(self) -> str:
         return f"{_name(self.image)}: {self.reason}"
@@ -57,6 +66,17 @@ def open_image(image: ImageLike) -> Image.Image:
         return _open(image)
     except _UNREADABLE as error:
         raise UserError(f"cannot read {_name(image)}: {_reason(image, error)}.") from error
+
+
+def open_bytes(data: bytes) -> Image.Image:
+    """The image in the bytes of a file, as `open_image` opens the file; raises UserError with the reason."""
+    try:
+        enable_heif()
+        with _lazy(io.BytesIO(data)) as opened:
+            return _loaded(opened)
+    except _UNREADABLE as error:
+        reason = "there are none" if not data else _reason(Image.new("RGB", (1, 1)), error)
+        raise UserError(f"cannot read an image from {counted(len(data), 'byte')}: {reason}") from error
 
 
 def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
@@ -83,10 +103,41 @@ def may_turn(image: ImageLike) -> bool:
     if not isinstance(image, Path) or is_special(image):
         return True
     try:
-        with Image.open(image) as opened:
+        with image.open("rb") as file, _lazy(file) as opened:
             return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
     except _UNREADABLE:
         return True
+
+
+def square(image: Image.Image, size: int, resize: int | None, resample: int) -> NDArray[np.uint8]:
+    """The square that an image tower takes: uint8 (3, size, size).
+
+    Args:
+        image: An image in memory.
+        size: Side of the square, cut from the middle.
+        resize: Length of the short side before cutting; None squeezes the image to a square.
+        resample: Pillow's filter number.
+
+    >>> square(Image.new("RGB", (40, 30)), 8, 8, 3).shape
+    (3, 8, 8)
+    """
+    image = to_rgb(image)
+    width, height = image.size
+    if resize is None:
+        image = image.resize((size, size), Image.Resampling(resample))
+    else:
+        short, long = min(width, height), max(width, height)
+        scaled = int(resize * long / short)
+        target = (resize, scaled) if width <= height else (scaled, resize)
+        image = image.resize(target, Image.Resampling(resample))
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def small_version(image: ImageLike) -> ImageLike:
+    """The thumbnail of a stored image, any other image as it is: enough to recognise a copy."""
+    return Image.open(io.BytesIO(image.thumbnail)) if isinstance(image, StoredImage) else image
 
 
 def is_image(file: Path) -> bool:
@@ -94,7 +145,7 @@ def is_image(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        with Image.open(file):
+        with file.open("rb") as opened, _lazy(opened):
             return True
     except Exception:  # decoders raise almost anything on bytes that are no image
         return False
@@ -137,7 +188,7 @@ def attempt(
 
 
 def in_order(
-    images: Sequence[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int, upright: bool = True
+    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int, upright: bool = True
 ) -> Iterator[T | Unreadable]:
     """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order.
 
@@ -148,14 +199,14 @@ def in_order(
         try:
             opened = _open(image, upright)
         except _UNREADABLE as error:
-            return Unreadable(image, _reason(image, error))
+            return Unreadable(image, _reason(image, error), _is_bomb(error))
         return function(opened)
 
-    functions = repeat(apply, len(images)) if callable(apply) else apply
+    pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="dca-decode")
     waiting: deque[Future[T | Unreadable]] = deque()
     try:
-        for image, function in zip(images, functions, strict=True):
+        for image, function in pairs:
             waiting.append(pool.submit(work, image, function))
             if len(waiting) > ahead:
                 yield waiting.popleft().result()
@@ -167,10 +218,11 @@ def in_order(
 
 def unreadable(faults: Sequence[Unreadable], total: int) -> UserError:
     """One error for all images that could not be read."""
+    larger = [raise_pixel_limit()] if any(fault.too_large for fault in faults) else []
     return UserError(
         f"{counted(len(faults), 'image', of=total)} cannot be read.",
         details=[str(fault) for fault in faults],
-        hint=["replace or remove these files", check_data(), skip_unreadable()],
+        hint=["replace or remove these files", check_data(), skip_unreadable(), *larger],
     )
 
 
@@ -190,18 +242,67 @@ _UNREADABLE = (
 
 
 def _open(image: ImageLike, upright: bool = True) -> Image.Image:
+    if isinstance(image, StoredImage):
+        raise OSError(_NO_PIXELS)
     if not isinstance(image, Path):
         return to_rgb(image, upright=upright)
     if is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
-        _enable_heif()
-    with Image.open(image) as opened:
-        limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and opened.width * opened.height > limit:
-            raise Image.DecompressionBombError
-        opened.load()
-        return to_rgb(opened, upright=upright)
+        enable_heif()
+    with image.open("rb") as file, _lazy(file) as opened:
+        return _loaded(opened, upright)
+
+
+def _loaded(image: Image.Image, upright: bool = True) -> Image.Image:
+    """An image of which the header was read, as 8-bit RGB."""
+    _fit_into_limit(image)
+    image.load()
+    return to_rgb(image, upright=upright)
+
+
+def _lazy(file: BinaryIO) -> Image.Image:
+    """The image of an open file, of which only the header is read.
+
+    A JPEG is opened without Pillow's check of its size, which is global and would warn of, or refuse, images that
+    `_fit_into_limit` makes small enough.
+    """
+    is_jpeg = file.read(len(_JPEG)) == _JPEG
+    file.seek(0)
+    if is_jpeg:
+        with suppress(*_UNREADABLE):  # Pillow's own opener has the better message
+            return JpegImageFile(file)
+        file.seek(0)
+    return Image.open(file)
+
+
+def _fit_into_limit(image: Image.Image) -> None:
+    """Make a large JPEG decode at a smaller size; raises for images with too many pixels.
+
+    A progressive JPEG keeps all its coefficients in memory whatever the size, so its limit is that of other formats.
+    """
+    limit, pixels = Image.MAX_IMAGE_PIXELS, image.width * image.height
+    if limit is None or pixels <= limit:
+        return
+    reducible = isinstance(image, JpegImageFile) and not image.info.get("progressive")
+    if not reducible or pixels > JPEG_FACTOR * limit:
+        raise Image.DecompressionBombError
+    scale = next(scale for scale in (2, 4, 8) if pixels <= limit * scale**2)
+    image.draft(image.mode, (image.width // scale, image.height // scale))
+
+
+@contextmanager
+def pixel_limit(millions: float | None) -> Iterator[None]:
+    """Open images of at most so many million pixels (JPEGs: three times as many); None changes nothing.
+
+    The limit is Pillow's own, `PIL.Image.MAX_IMAGE_PIXELS`, and holds for the whole process.
+    """
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = before if millions is None else int(millions * 1_000_000)
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def is_special(path: Path | str) -> bool:
@@ -210,7 +311,7 @@ def is_special(path: Path | str) -> bool:
 
 
 @cache
-def _enable_heif() -> None:
+def enable_heif() -> None:
     """Register the HEIC format of phone photos with Pillow, if its package is installed."""
     try:
         import pillow_heif
@@ -255,15 +356,25 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
 
 
 def _name(image: ImageLike) -> str:
+    if isinstance(image, StoredImage):
+        return image.name
     if isinstance(image, Path):
         return printable(str(image))
     return f"{image.mode} image {image.width}x{image.height}"
 
 
+def _is_bomb(error: BaseException) -> bool:
+    """Whether an image was refused for its number of pixels."""
+    return isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning))
+
+
 def _reason(image: ImageLike, error: BaseException) -> str:
     """Why an image cannot be read."""
-    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return f"more than {(Image.MAX_IMAGE_PIXELS or 0) // 10**6} million pixels (a decompression bomb?)"
+    if _is_bomb(error):
+        most = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
+        return f"more than {most} million pixels, or {JPEG_FACTOR * most} in a plain JPEG (a decompression bomb?)"
+    if isinstance(image, StoredImage):
+        return _NO_PIXELS
     if isinstance(image, Path):
         if not os.path.exists(image):  # Path.exists raises on names that are too long
             return "a broken link" if os.path.islink(image) else "no such file"

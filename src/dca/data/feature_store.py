@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -56,6 +56,16 @@ class Space:
     features: int
     bytes: int
     used: float
+
+
+class Features(Protocol):
+    """Where features are found by key; `FeatureStore` keeps them on disk, `MemoryStore` in memory."""
+
+    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
+        """Features under the keys, computing and storing those that are missing."""
+
+    def known(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
+        """The keys whose features are stored."""
 
 
 def default_folder() -> Path:

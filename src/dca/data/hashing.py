@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.data.dataset import ImageLike
+from dca.data.dataset import ImageLike, StoredImage
 from dca.data.decode import is_special
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _CELLS = 2**24  # pairs compared at a time
 
 def sha256_of(image: ImageLike) -> str:
     """Hash of an image's content: the file's bytes, or mode, size and pixels of an image in memory."""
+    if isinstance(image, StoredImage):
+        return image.sha256
     if isinstance(image, Path):
         if is_special(image):
             raise UserError(f"cannot read {image}: not a regular file.")

@@ -53,12 +53,17 @@ def probabilities(
     fresh = [n for n in range(len(methods)) if n not in kept]
     found |= dict(zip(fresh, _streamed([methods[n] for n in fresh], images, session, stage), strict=True))
     results = [_normalized(found[n]) for n in range(len(methods))]
+    _require_finite(methods, results)
+    return results
+
+
+def _require_finite(methods: Sequence[Method], results: Sequence[NDArray[np.float64]]) -> None:
+    """Raise if the probabilities of a method are not finite. results: (N, C) of each method."""
     if wrong := [method.name for method, probs in zip(methods, results, strict=True) if not np.isfinite(probs).all()]:
         raise UserError(
             f"the {' and '.join(wrong)} model gives probabilities that are not numbers",
             hint="its tensors or options hold extreme values; fit again, with the default options first",
         )
-    return results
 
 
 def _normalized(probs: Tensor) -> NDArray[np.float64]:
@@ -72,7 +77,11 @@ def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: st
     """Batches of pixels as the image tower takes them."""
     on_gpu = clip.device.type == "cuda"
     count = of_stage(session.progress, stage)
-    for crops in stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright):
+
+    def decoded() -> Iterator[Tensor]:
+        return stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright)
+
+    for crops in session.crops_again(images, clip, decoded):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 
@@ -98,13 +107,30 @@ def features_of(method: Method, images: Sequence[ImageLike], session: Session) -
     """Features (N, D) of `method.encode` on its device, and probabilities (N, C), of N images."""
     found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, "images")]
     features = torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
-    return features, _normalized(_classify(method, features))
+    return features, classified(method, features)
+
+
+@torch.no_grad()
+def classified(method: Method, features: Tensor) -> NDArray[np.float64]:
+    """Probabilities (N, C) of features (N, D) of `method.encode`; every row sums to one."""
+    return _normalized(_classify(method, features))
 
 
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
     """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
-    found = session.frozen_features(method.clip, images, stage=f"{stage}: features")
+    found = session.frozen_features(method.clip, images, stage=stage)
+    session.progress(stage, len(images), len(images), "")
     return _classify(method, method.from_frozen(found.to(method.clip.device)))
+
+
+@torch.no_grad()
+def features_of_crops(method: Method, crops: Tensor) -> tuple[Tensor, NDArray[np.float64]]:
+    """As `features_of`, for evaluation crops that are in memory: uint8 (N, 3, S, S)."""
+    clip = method.clip
+    features = method.encode(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True)))
+    probs = _normalized(_classify(method, features))
+    _require_finite([method], [probs])
+    return features, probs
 
 
 @dataclass(frozen=True)

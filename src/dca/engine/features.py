@@ -22,7 +22,7 @@ from dca.clip import CLIP
 from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
 from dca.data.decode import Count, Unreadable, in_order, unreadable
-from dca.data.feature_store import FeatureStore
+from dca.data.feature_store import Features
 from dca.data.image_store import view_crops
 
 # Images that pass the tower at once, and images decoded ahead of it.
@@ -73,7 +73,7 @@ def facts_of(clip: CLIP) -> dict[str, object]:
 
 
 def load(
-    store: FeatureStore,
+    store: Features,
     clip: CLIP,
     images: Sequence[ImageLike],
     contents: Sequence[str],
@@ -94,7 +94,7 @@ def load(
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
 
 
-def known(store: FeatureStore, clip: CLIP, contents: Sequence[str]) -> set[str]:
+def known(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
     """The contents of which the evaluation view or the first augmented view is stored."""
     found = set()
     for views in (Views(), Views(range(1))):

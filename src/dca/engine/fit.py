@@ -123,7 +123,9 @@ def _fit(
 ) -> tuple[Method, list[Row]]:
     """Train one method and finish it."""
     rows = _train(method, images, seed, folder, progress, images.session.time_notice.pace(progress, fits))
+    progress("fitting", 0, 1, method.name)
     method.finish(images)
+    progress("fitting", 1, 1, method.name)
     return method.seal(), rows
 
 

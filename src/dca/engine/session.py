@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,16 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
 from dca.data.augment import LOW
-from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, attempt, decode, may_turn, unreadable
-from dca.data.feature_store import FeatureStore
+from dca.data.dataset import ImageLike, StoredImage
+from dca.data.decode import Unreadable, attempt, decode, may_turn, small_version, unreadable
+from dca.data.feature_store import Features, FeatureStore
 from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
 from dca.engine.time_notice import TimeNotice
+
+# Seconds after which hashing shows its progress.
+SLOW = 0.5
 
 
 class Session:
@@ -54,9 +58,9 @@ class Session:
         True
     """
 
-    def __init__(self, *, device: str = "auto", store: FeatureStore | None = None, progress: Progress = silent) -> None:
+    def __init__(self, *, device: str = "auto", store: Features | None = None, progress: Progress = silent) -> None:
         self.device = resolve_device(device)
-        self.store = store if store is not None else FeatureStore()
+        self.store: Features = store if store is not None else FeatureStore()
         self.progress = progress
         self.upright = True
         self.time_notice = TimeNotice()
@@ -65,6 +69,8 @@ class Session:
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
+        self._crops: dict[str, list[Tensor]] = {}
+        self._seen_once: set[str] = set()
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
         self._turning: dict[str, bool] = {}
 
@@ -115,7 +121,9 @@ class Session:
         if isinstance(source, CLIP):
             return source.on(self.device).with_dtype(dtype)
         if str(source) not in self._backbones:
+            self.progress("backbone", 0, 1, str(source))
             self._backbones[str(source)] = CLIP.from_pretrained(source).on(self.device)
+            self.progress("backbone", 1, 1, str(source))
         clip = self._backbones[str(source)]
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)
 
@@ -137,6 +145,8 @@ class Session:
             if key not in self._hashes:
                 self._hashes[key] = sha256_of(image)
             return self._hashes[key]
+        if isinstance(image, StoredImage):
+            return image.sha256
         known = self._in_memory.get(id(image))
         if known is None or known[0]() is not image:
             forget = partial(self._in_memory.pop, id(image))  # called with the dead reference, the default of pop
@@ -155,8 +165,13 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
+        began, found = time.monotonic(), list[str]()
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(self.sha256, images))
+            for sha256 in pool.map(self.sha256, images):
+                found.append(sha256)
+                if time.monotonic() - began > SLOW:
+                    self.progress("hashing", len(found), len(images), "")
+        return found
 
     def content(self, image: ImageLike) -> str:
         """What decides the pixels of an image as this session reads it, for keys of stored values.
@@ -216,6 +231,35 @@ class Session:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
+    def crops_again(
+        self, images: Sequence[ImageLike], clip: CLIP, decoded: Callable[[], Iterator[Tensor]]
+    ) -> Iterable[Tensor]:
+        """Evaluation crops of images; a set that is asked for a second time is kept in memory from then on.
+
+        A single evaluation so keeps nothing, and runs of a study that test on the same images decode them twice.
+
+        Args:
+            images: The images.
+            clip: The backbone whose preprocessing is used.
+            decoded: Decodes them: batches (b, 3, S, S), uint8.
+
+        Returns:
+            The batches.
+        """
+        size = 3 * clip.preprocess.size**2 * len(images)
+        if size > BUDGET // 2:
+            return decoded()
+        key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), self.upright])
+        if key in self._crops:
+            return self._crops[key]
+        if key not in self._seen_once:
+            self._seen_once.add(key)
+            return decoded()
+        if size + sum(batch.nbytes for batches in self._crops.values() for batch in batches) > BUDGET:
+            self._crops.clear()
+        self._crops[key] = list(decoded())
+        return self._crops[key]
+
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
 
@@ -229,7 +273,7 @@ class Session:
             UserError: If images cannot be read; it names all of them.
         """
         contents = self.contents(images)
-        new = {c: image for c, image in zip(contents, images, strict=True) if c not in self._thumbnails}
+        new = {c: small_version(i) for c, i in zip(contents, images, strict=True) if c not in self._thumbnails}
         count = of_stage(self.progress, "comparing")
         made = decode(list(new.values()), thumbnail, progress=count, upright=self.upright)
         self._thumbnails.update(zip(new, made, strict=True))
@@ -268,6 +312,25 @@ class Session:
         contents, count = self.contents(images), of_stage(self.progress, stage)
         return features.load(self.store, clip, images, contents, wanted, count, upright=self.upright)
 
+    def unreadable_images(self, clip: CLIP, images: Sequence[ImageLike]) -> list[Unreadable]:
+        """The images that cannot be read; those that were not opened before are opened.
+
+        Args:
+            clip: The backbone; an image with stored features is known to be readable.
+            images: The images.
+
+        Returns:
+            One entry per image that cannot be read, with the reason.
+        """
+        contents = [self._hash_or_none(image) for image in images]
+        known = self._readable | features.known(self.store, clip, [content for content in contents if content])
+        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
+        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
+        faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
+        if not faults:
+            self._readable.update(content for content in contents if content)
+        return faults
+
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
         """Open images that were not opened before, so that unreadable ones are reported before training.
 
@@ -278,13 +341,8 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        contents = [self._hash_or_none(image) for image in images]
-        known = self._readable | features.known(self.store, clip, [content for content in contents if content])
-        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
-        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
-        if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
+        if faults := self.unreadable_images(clip, images):
             raise unreadable(faults, len(images))
-        self._readable.update(content for content in contents if content)
 
     def _hash_or_none(self, image: ImageLike) -> str | None:
         try:

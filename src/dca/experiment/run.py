@@ -6,18 +6,19 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dca.clip import CLIP
 from dca.core.actions import omit
 from dca.core.device import require_usable
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
 from dca.core.progress import Progress, silent
 from dca.data.class_names import name_warnings
+from dca.data.corrections import CORRECTIONS, read_corrections, with_corrections
 from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
 from dca.data.protocols import Protocol, Target, Task, harmonic_mean, make_task, training_part
@@ -25,7 +26,9 @@ from dca.data.splits import hold_out
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.session import Session
 from dca.experiment.identity import identify
+from dca.experiment.pictures import draw_run
 from dca.experiment.run_folder import RunFolder
+from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
 from dca.methods.interface import Method
 from dca.methods.registry import all_methods
@@ -66,6 +69,14 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """What a run leaves beside the model: pictures of how it did, and thumbnails of the training images."""
+
+    pictures: bool
+    gallery: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A finished run; `run` returns one.
 
@@ -97,6 +108,8 @@ def run(
     session: Session | None = None,
     device: str = "auto",
     overwrite: bool = False,
+    skip_bad: bool = False,
+    pictures: bool = False,
     gallery: bool = False,
     progress: Progress = silent,
 ) -> Outcome:
@@ -112,6 +125,8 @@ def run(
         session: Backbones, images and features shared with other runs; its device is used.
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
+        skip_bad: Leave out images that cannot be read before the draw; `result["skipped"]` names them.
+        pictures: Draw how the model did into its folder, if matplotlib is installed; `result["pictures"]` names them.
         gallery: Also write thumbnails and features of the training images.
         progress: Receives the progress of the run.
 
@@ -129,15 +144,31 @@ def run(
         >>> run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
         20
     """
-    place, task = _checked_place(spec, Path(folder), device), task_of(spec, dataset, targets)
+    place = _checked_place(spec, Path(folder), device)
     session = (session or Session(device=device)).with_progress(progress)
+    task, skipped = _task(spec, dataset, targets, session, skip_bad=skip_bad)
+    leave = Leave(pictures, gallery)
+    return _finished_or_fitted(spec, place, task, session, skipped, leave, overwrite=overwrite)
+
+
+def _finished_or_fitted(
+    spec: Spec,
+    place: RunFolder,
+    task: Task,
+    session: Session,
+    skipped: Sequence[str],
+    leave: Leave,
+    *,
+    overwrite: bool,
+) -> Outcome:
+    """The finished run that is at `place`, or a new fit."""
     identity = identify(spec, task, session, session.backbone(spec.backbone, spec.precision))
     if not overwrite and (result := place.finished(identity)):
         return Outcome(place.target, result)
     with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
-        return _fit(spec, place, task, session, identity, gallery=gallery)
+        return _fit(spec, place, task, session, identity, skipped, leave)
 
 
 def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
@@ -148,11 +179,39 @@ def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
     return place
 
 
-def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
-    """The task of a spec: what is trained on, and what is tested."""
-    dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+def _task(
+    spec: Spec,
+    dataset: Dataset | None,
+    targets: Sequence[Dataset] | None,
+    session: Session,
+    *,
+    skip_bad: bool,
+) -> tuple[Task, list[str]]:
+    """The task of a spec and, with skip_bad, one line per image that was left out because it cannot be read."""
+    if not skip_bad:
+        return task_of(spec, dataset, targets), []
+    dataset, targets = _loaded(spec, dataset, targets)
+    clip = session.backbone(spec.backbone, spec.precision)
+    return readable_task(partial(_task_of, spec), dataset, targets, session, clip)
+
+
+def _loaded(
+    spec: Spec, dataset: Dataset | None, targets: Sequence[Dataset] | None
+) -> tuple[Dataset, Sequence[Dataset]]:
+    """The data that a spec names; what is given is loaded already."""
     if targets is None:
         targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
+    dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+    return dataset if spec.corrections is None else _corrected(Path(spec.corrections), dataset), targets
+
+
+def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Dataset] | None = None) -> Task:
+    """The task of a spec: what is trained on, and what is tested."""
+    return _task_of(spec, *_loaded(spec, dataset, targets))
+
+
+def _task_of(spec: Spec, dataset: Dataset, targets: Sequence[Dataset]) -> Task:
+    """The task of loaded data."""
     require_learnable(dataset)
     if spec.draw is not None:
         return _drawn_by_file(spec, dataset)
@@ -167,6 +226,22 @@ def task_of(spec: Spec, dataset: Dataset | None = None, targets: Sequence[Datase
     )
     require_transferable(spec, task)
     return task
+
+
+def _corrected(model: Path, dataset: Dataset) -> Dataset:
+    """The dataset with the corrections of a model folder among its training images."""
+    found = read_corrections(model)
+    if not found:
+        raise UserError(f"{model} holds no corrections", hint=omit("corrections"))
+    return with_corrections(dataset, found)
+
+
+def _count_corrections(spec: Spec, task: Task) -> int:
+    """How many of the training images are corrections."""
+    if spec.corrections is None:
+        return 0
+    place = Path(spec.corrections) / CORRECTIONS
+    return sum(isinstance(item.image, Path) and item.image.is_relative_to(place) for item in task.source.train)
 
 
 def _with_test_images(spec: Spec, dataset: Dataset) -> Dataset:
@@ -200,17 +275,17 @@ def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
     return Task("few-shot", spec.selection, words, None, spec.seed, whole, found if dataset.test else ())
 
 
-def require_readable(task: Task, session: Session, clip: CLIP) -> None:
-    """Raise, before training, one error that names every image of the task that cannot be read."""
-    tested = (item for target in task.targets for item in target.test)
-    session.require_readable(clip, [item.image for item in (*task.source.train, *task.source.val, *tested)])
-
-
 def _fit(
-    spec: Spec, place: RunFolder, task: Task, session: Session, identity: dict[str, Any], *, gallery: bool
+    spec: Spec,
+    place: RunFolder,
+    task: Task,
+    session: Session,
+    identity: dict[str, Any],
+    skipped: Sequence[str],
+    leave: Leave,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
-    require_readable(task, session, session.backbone(spec.backbone, spec.precision))
+    session.require_readable(session.backbone(spec.backbone, spec.precision), images_of(task))
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -222,10 +297,13 @@ def _fit(
     seconds = before + time.monotonic() - began
     trained = time.monotonic()
     measured = evaluate(model.method_, task.targets, session)
-    result = _result(spec, task, model, measured, seconds)
+    result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
     result["evaluation_seconds"] = round(time.monotonic() - trained, 2)
+    if leave.pictures:
+        both = [(target.adapted, target.zero_shot) for target in measured]
+        result["pictures"] = draw_run(partial, model, task, both, session.progress)
     model.results_ = result
-    checkpoint.write(partial, model.method_, model.record(), model.gallery() if gallery else None)
+    checkpoint.write(partial, model.method_, model.record(), model.gallery() if leave.gallery else None)
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
     write_json(partial / checkpoint.RESULT, result)
     place.finish()
@@ -238,11 +316,12 @@ def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tup
 
 
 def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
+    images, stage = [item.image for item in target.test], f"testing on {target.name}"
+    session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
     session = session.reading(target.dataset, method.problem.selection)
     both = [ZeroShot.of(moved.clip, moved.problem), moved]
-    images = [item.image for item in target.test]
-    plain, fitted = probabilities(both, images, session, stage=f"testing on {target.name}")
+    plain, fitted = probabilities(both, images, session, stage=stage)
     truth = np.array([item.label for item in target.test])
     return TargetResult(
         target.name,
@@ -275,6 +354,7 @@ def _result(
         "shots": spec.shots,
         "draw": Path(spec.draw).name if spec.draw else None,
         "images": len(model.draw_),
+        "corrections": _count_corrections(spec, task),
         "held_out": spec.hold_out,
         "seed": spec.seed,
         "selection": task.selected_on,

@@ -10,6 +10,7 @@ from typing import Any
 from dca.core.actions import Hint, allow_overwrite, choose_output
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, read_json, write_json, writing
+from dca.data.corrections import keep_corrections
 from dca.engine.resume import FOLDS, STATE, read_metrics
 from dca.experiment.identity import TEST, differences
 from dca.model import checkpoint
@@ -121,7 +122,8 @@ class RunFolder:
         return sum(row["seconds"] for folder in folders for row in read_metrics(folder))
 
     def finish(self) -> None:
-        """Rename the partial folder to the target."""
+        """Rename the partial folder to the target; corrections of a model that is there are kept."""
+        keep_corrections(self.target, self.partial)
         atomic_replace(self.partial, self.target)
         # Only now: until the folder is in its place, an interrupted run still needs its state.
         self._drop_state()

@@ -37,6 +37,7 @@ class Spec:
             with their settings for the protocol, and without the EXIF rotation of public images.
         hold_out: Test on this share of each class, where the data has no test part.
         draw: A file that lists exactly which images are drawn.
+        corrections: A model folder; images whose labels were corrected in `dca serve` are training images, too.
         estimate: Estimate the accuracy on the training images; methods that need no time for it always do.
         calibrate: Fit a temperature on the predictions that the estimate is made of.
         options: Options of the method by name; those with their default values are dropped. With the selection
@@ -63,6 +64,7 @@ class Spec:
     selection: Selection = "strict"
     hold_out: float = 0.0
     draw: str | None = None
+    corrections: str | None = None
     estimate: bool = False
     calibrate: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Spec:
             "data": str(self.data),
             "backbone": str(self.backbone),
             "draw": None if self.draw is None else str(self.draw),
+            "corrections": None if self.corrections is None else str(self.corrections),
             "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
             "options": changed_options(kind, self.options, kind.recipe_for(self.protocol, self.selection)),
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
@@ -95,6 +98,9 @@ class Spec:
         if self.draw is None:
             return
         where = Path(self.draw).name
+        if self.corrections is not None:
+            problem = f"draw and corrections cannot be combined: {where} lists the images to draw"
+            raise UserError(problem, hint=omit("corrections"))
         if self.shots is not None:
             problem = f"draw and shots cannot be combined: {where} lists the images to draw"
             raise UserError(problem, hint=[omit("shots"), write_draw()])
@@ -123,6 +129,7 @@ class Spec:
         portable = {
             "data": _last_part(self.data),
             "draw": self.draw and _last_part(self.draw),
+            "corrections": self.corrections and _last_part(self.corrections),
             "backbone": _backbone_name(self.backbone),
             "targets": list(map(_last_part, self.targets)),
             "options": dict(self.options),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dca.core.errors import UserError
 from dca.core.progress import Progress
-from dca.data.dataset import Dataset, ImageLike
+from dca.data.dataset import Dataset, ImageLike, StoredImage
 from dca.data.sources.sample import load_sample
 from dca.export import predict
 from dca.model.classifier import Classifier
@@ -103,7 +103,8 @@ def probabilities(
     """Probabilities (N, C) of an ONNX file, by the code that is exported with it."""
     preprocess = model.method_.clip.preprocess.to_dict()
     session, found = predict.open_session(file), []
-    for crops in predict.batches(images, preprocess):
+    opened = [image for image in images if not isinstance(image, StoredImage)]  # which only a refit has
+    for crops in predict.batches(opened, preprocess):
         found.append(predict.run(session, crops))
         progress("comparing", sum(map(len, found)), len(images), "")
     return np.concatenate(found)

@@ -11,7 +11,7 @@ trained method does not lower that loss by more than noise, b = 0 and the model 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from dca.methods.saved_state import state_problems
 from dca.methods.shared.frozen import shape_problems
 from dca.methods.shared.heads import Head
 from dca.methods.shared.product import ProductHead, Worth, product, weigh
+from dca.methods.uncertainty import CurvePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,14 @@ class Blend(Method):
         own = self.closed.from_frozen(features)
         return own if self.trained is None else torch.cat([own, self.trained.from_frozen(features)], dim=-1)
 
+    def text_contexts(self) -> Sequence[Tensor]:
+        """Those of the trained method."""
+        return () if self.trained is None else self.trained.text_contexts()
+
+    def prompt_features(self) -> Tensor | None:
+        """Those of the trained method, or of the closed form if that is alone."""
+        return (self.trained or self.closed).prompt_features()
+
     def p_values(self, features: Tensor) -> Tensor | None:
         """Those of the closed form."""
         return self.closed.p_values(features[:, : self._size])
@@ -167,6 +176,10 @@ class Blend(Method):
     def expected_gain(self) -> tuple[int, float] | None:
         """That of the closed form if it is alone."""
         return self.closed.expected_gain() if self.trained is None else None
+
+    def learning_curve(self) -> list[CurvePoint]:
+        """That of the closed form if it is alone."""
+        return self.closed.learning_curve() if self.trained is None else []
 
     def notes(self) -> list[str]:
         """What the trained method brought."""

@@ -34,12 +34,12 @@ from dca.core.options import opt
 from dca.methods.interface import HeldOut, Support
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
 from dca.methods.shared.heads import Head
-from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.learning_curve import expected_gain
+from dca.methods.shared.learning_curve import curve, expected_gain
 from dca.methods.shared.left_out_answers import LeftOutAnswers
-from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, some_of, text_gain
+from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, kernel_over, left_out_logits, text_gain
 from dca.methods.shared.pooled_head import PooledHead
 from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.uncertainty import CurvePoint
 
 # Most images that say what is familiar, where there are too many for the kernel of the head.
 FAMILIAR = 3000
@@ -120,19 +120,13 @@ class ClosedForm(FrozenMethod):
         x, y, text = self.image_features.cpu(), self.image_labels.cpu(), self.text_features.cpu()
         # Numbered anew: classes that were removed leave gaps, and a stranger's file may hold any numbers.
         _, groups = torch.unique(self.image_groups.cpu(), return_inverse=True)
-        gaussian = TextGaussian.of(x, y, text, groups)
-        kernel = self._kernel(gaussian) if len(x) <= self.options.kernel_images else None
-        return Experts(gaussian, self.clip.tau, kernel, self.options.fixed())
-
-    def _kernel(self, source: TextGaussian, most: int | None = None) -> KernelRidge:
-        """Kernel ridge over the training images, or over at most so many of them."""
-        rows = some_of(len(source.labels), len(source.labels) if most is None else most)
-        x, y, groups = source.x[rows], source.labels[rows], source.groups[rows]
-        return KernelRidge(x, y, len(source.text), groups, self.options.kernel_width)
+        gaussian, chosen = TextGaussian.of(x, y, text, groups), self.options
+        width, most = chosen.kernel_width, chosen.kernel_images
+        return Experts.of(gaussian, self.clip.tau, chosen.fixed(), width=width, most=most)
 
     @cached_property
     def _answers(self) -> LeftOutAnswers:
-        kernel = self.experts.kernel or self._kernel(self.experts.gaussian, FAMILIAR)
+        kernel = self.experts.kernel or kernel_over(self.experts.gaussian, self.options.kernel_width, FAMILIAR)
         return LeftOutAnswers(self.experts, self.chosen, kernel)
 
     def p_values(self, features: Tensor) -> Tensor | None:
@@ -149,6 +143,10 @@ class ClosedForm(FrozenMethod):
         """By leave-one-out on halves of the training images."""
         return expected_gain(self.experts, self.chosen)
 
+    def learning_curve(self) -> list[CurvePoint]:
+        """By leave-one-out on parts of the training images."""
+        return curve(self.experts, self.chosen)
+
     def notes(self) -> list[str]:
         """Whether the class names help."""
         gain, _ = text_gain(self.experts.zero_shot, self.experts.labels)
@@ -158,12 +156,7 @@ class ClosedForm(FrozenMethod):
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""
-        numbers, experts = self.chosen, self.experts
-        W, bias = experts.gaussian.whitened(numbers.ridge).linear(numbers.text_shots)
-        W = numbers.gaussian * W + numbers.text * self.clip.tau * experts.gaussian.text
-        kernel = experts.kernel if numbers.kernel > 0 else None
-        coefficients = None if kernel is None else numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
-        return PooledHead.of(W, numbers.gaussian * bias, kernel, coefficients).on(self.clip.device)
+        return PooledHead.of_experts(self.experts, self.chosen).on(self.clip.device)
 
     def with_class(self, name: str, images: Support) -> Self:
         """Exactly the fit of all classes with the same numbers, without the images of the other classes."""

@@ -105,6 +105,10 @@ class CoCoOp(TrainedMethod):
         """The same context and network for other names."""
         return self.copy_for(problem, sources).seal()
 
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The context, before an image shifts it."""
+        return [self.context]
+
     def _head(self, context: Tensor, *layers: Tensor) -> ConditionalHead:
         """The head over these parameters: the context, then weight and bias of each layer."""
         return ConditionalHead(self.clip, self.name_ids, context, layers[:2], layers[2:])

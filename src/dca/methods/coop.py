@@ -14,6 +14,7 @@ falls back to a shared context in that case.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,6 +79,10 @@ class CoOp(TextHead):
     def class_parameters(self) -> set[str]:
         """The context, if there is one per class."""
         return {"context"} if self.options.contexts == "class" else set()
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The context."""
+        return [self.context]
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""

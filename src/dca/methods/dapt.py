@@ -13,6 +13,7 @@ class c; it is not normalised and stays constant during training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,6 +96,10 @@ class DAPT(TextHead):
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
         return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The context."""
+        return list(self.text.contexts)
 
     def encode_text(self) -> Tensor:
         """t: unit text features under the learned context, (C, D)."""

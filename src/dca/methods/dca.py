@@ -20,7 +20,7 @@ enters the head, which is more than covariances alone. Any option that is given 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ from dca.methods.shared.mahalanobis_head import MahalanobisHead
 from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
 from dca.methods.shared.readings import POINTS, READINGS, Reading, decided_by
+from dca.methods.shared.sampled_classes import SampledClasses
 from dca.methods.shared.shots import Shots, shots_problems
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
@@ -114,6 +115,11 @@ class DCAOptions(Recipe):
     head_views: int = opt(
         0, "augmented views per training image in the head; 0: the evaluation view", low=0, source="our reading"
     )
+    classes_per_step: int = opt(
+        0,
+        "classes that compete in a step, those of the batch and others at random; 0: all of them, which is exact",
+        low=0,
+    )
     epochs: int | None = opt(
         None,
         "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
@@ -174,6 +180,9 @@ class DCA(KeepsShots):
                     hint=[f"it has values for {', '.join(PAPER_TABLE)}", set_option("recipe", "own")],
                 )
             alpha, beta, rate = PAPER_TABLE[problem.dataset]
+        if chosen.classes_per_step and chosen.train_metric == "mahalanobis":
+            hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
+            raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
         gamma1, gamma2 = gammas(problem.shots)
         auto: dict[str, Any] = {
             "alpha": alpha,
@@ -217,9 +226,13 @@ class DCA(KeepsShots):
         """f: unit image features through the visual tokens, (B, D)."""
         return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
 
-    def encode_text(self) -> Tensor:
-        """u: unit text features, (M, C, D)."""
-        return F.normalize(self.text.encode(self.clip), dim=-1)
+    def encode_text(self, places: Sequence[int] | None = None) -> Tensor:
+        """u: unit text features, (M, C, D), of all classes or of those at `places`."""
+        return F.normalize(self.text.encode(self.clip, places), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The M contexts."""
+        return list(self.text.contexts)
 
     @property
     def shot_views(self) -> int:
@@ -252,9 +265,10 @@ class DCA(KeepsShots):
         chosen = self.options
         assert chosen.intra_reduction is not None
         assert chosen.separation_reduction is not None
-        f, u = self.encode(batch.inputs), self.encode_text()
+        some = self._sampled(batch)
+        f, u = self.encode(batch.inputs), self.encode_text(some.places if some else None)
         logits = self._train_logits(f, u)
-        terms = {"cls": losses.classification(logits, batch.labels)}
+        terms = {"cls": losses.classification(logits, some.labels if some else batch.labels)}
         if chosen.alpha:
             terms["in"] = chosen.alpha * self._intra_class(f, batch.labels, chosen.intra, chosen.intra_reduction)
         if chosen.beta:
@@ -263,7 +277,13 @@ class DCA(KeepsShots):
             if chosen.separation_pairs and len(flat) > 1:
                 pairs = losses.random_pairs(len(flat), chosen.separation_pairs, batch.generator)
             terms["ts"] = chosen.beta * losses.text_separation(flat, reduction=chosen.separation_reduction, pairs=pairs)
-        return Step(terms, logits.detach().softmax(dim=-1).mean(dim=0))
+        probabilities = logits.detach().softmax(dim=-1).mean(dim=0)
+        return Step(terms, some.spread(probabilities) if some else probabilities)
+
+    def _sampled(self, batch: Batch) -> SampledClasses | None:
+        """The classes that compete in this step; None for all."""
+        count, total = self.options.classes_per_step, len(self.problem.names)
+        return SampledClasses.draw(batch.labels, total, count, batch.generator) if 0 < count < total else None
 
     def finish(self, support: Support) -> None:
         """Text features, and the training images through the final visual tokens."""

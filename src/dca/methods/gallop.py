@@ -167,6 +167,14 @@ class GalLoP(TrainedMethod):
         local = F.linear(patches, self.clip.visual.projection.weight @ self.local_layer)
         return F.normalize(torch.cat([image[:, None], local], dim=1), dim=-1).flatten(1)
 
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The global and the local prompts."""
+        return [*self.global_prompts, *self.local_prompts]
+
+    def prompt_features(self) -> Tensor | None:
+        """Those of the global and the local prompts."""
+        return self.encode_text().detach()
+
     def encode_text(self) -> Tensor:
         """t, then s: unit text features, (G + J, C, D)."""
         contexts = [*self.global_prompts, *self.local_prompts]

@@ -92,6 +92,12 @@ def gaussian_part(features: Tensor, labels: Tensor, classes: int, chosen: GDAOpt
     return scale * W, scale * b - math.log(classes)
 
 
+def gda_head(text: Tensor, weight: Tensor, bias: Tensor, tau: float, alpha: float | Tensor) -> LinearHead:
+    """τ f·t + α (f·w + b) as one linear head, of text (C, D), w (C, D) and b (C,), in the type of w."""
+    both = tau * text.double() + alpha * weight.double()
+    return LinearHead(both.to(weight.dtype), (alpha * bias.double()).to(bias.dtype))
+
+
 class GDA(FrozenMethod):
     """Gaussian discriminant analysis beside zero-shot CLIP, in closed form."""
 
@@ -162,10 +168,8 @@ class GDA(FrozenMethod):
         return dataclasses.replace(chosen, alpha=float(self.alpha))
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
-        """τ f·t + α (f·w + b) as one linear head."""
-        weight = self.clip.tau * self.text_features.double() + alpha * self.weight.double()
-        bias = alpha * self.bias.double()
-        return LinearHead(weight.to(self.weight.dtype), bias.to(self.bias.dtype))
+        """The head with this α."""
+        return gda_head(self.text_features, self.weight, self.bias, self.clip.tau, alpha)
 
     def make_head(self) -> Head:
         """Softmax of text and Gaussian part."""

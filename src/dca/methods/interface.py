@@ -25,6 +25,7 @@ from dca.core.choices import Selection, ValidationUse
 from dca.core.errors import UserError
 from dca.methods.class_changes import ClassChanges
 from dca.methods.grid import Grid
+from dca.methods.inspection import Inspection
 from dca.methods.problem import Batch, HeldOut, Problem, Step, Steps, Support, describe_terms
 from dca.methods.published import Published
 from dca.methods.recipe import Recipe
@@ -51,7 +52,7 @@ __all__ = [
 TrainsOn = Literal["images", "features", "nothing"]
 
 
-class Method(ClassChanges, Uncertainty, Published, nn.Module, ABC):
+class Method(ClassChanges, Uncertainty, Inspection, Published, nn.Module, ABC):
     """Base class of all methods: owns its parameters and turns image features into probabilities.
 
     A method opens no file, prints nothing, chooses no device and runs no epochs. The backbone is

@@ -25,6 +25,7 @@ multiplied by s where the text tower reads it:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
@@ -97,6 +98,10 @@ class LAMM(TextHead):
     def with_name(self, index: int, name: str) -> Self:
         """Not possible: the names themselves are learned."""
         raise self.learned_name_error()
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The learned names: one context per class."""
+        return [self._unit * self.labels]
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""

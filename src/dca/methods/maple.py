@@ -13,6 +13,7 @@ class name. Beyond depth J the outputs of the last tokens flow on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -76,6 +77,10 @@ class MaPLe(TextHead):
         maps = (2 * torch.rand(2, clip.config.vision.width, width + 1, generator=draw) - 1) * reach
         maps = maps[[min(i, 1) for i in range(J)]].to(clip.device)
         self.weights, self.biases = nn.Parameter(maps[..., :-1].clone()), nn.Parameter(maps[..., -1].clone())
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The context of the first block."""
+        return [self.prompts[0]]
 
     def visual_tokens(self) -> Tensor:
         """A_i P_i + b_i of every depth: (J, n, W of the image tower)."""

@@ -15,7 +15,7 @@ t° is the mean of the text features (not normalised before) of 60 sentences, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -150,6 +150,10 @@ class PromptSRC(TextHead):
         """f: unit image features through the visual tokens, (B, D)."""
         extra = ExtraTokens(dict(enumerate(self.visual)), place="end", before_norm=True)
         return F.normalize(self.clip.encode_image(pixels, tokens=extra), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The context of the first block."""
+        return [self.context]
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""

@@ -98,6 +98,9 @@ class SiM(FrozenMethod):
         names = [name if c == index else old for c, old in enumerate(self.problem.names)]
         return self.with_rows(range(len(names)), names)
 
+    def prompt_features(self) -> None:
+        """None: no class name is read."""
+
     def make_head(self) -> Head:
         """Softmax of τ s."""
         return LinearHead(self.weight.clone())

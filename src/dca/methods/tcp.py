@@ -13,6 +13,7 @@ V acts in blocks 0 to 7 only. Student and teacher have different sentences, as p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,6 +116,10 @@ class TCP(TextHead):
         """Q: (C, M, W)."""
         tokens: Tensor = self.meta(self.teacher)
         return tokens.view(-1, *self.context.shape)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The shared context, before class tokens replace it."""
+        return [self.context]
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dca.methods.problem import HeldOut, Support
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Accuracy with a number of training images.
+
+    shots: images per class. accuracy: a fraction. expected: whether it is extrapolated rather than measured.
+    """
+
+    shots: float
+    accuracy: float
+    expected: bool = False
 
 
 class Uncertainty:
@@ -69,6 +82,14 @@ class Uncertainty:
             Images per class, and the expected change of the accuracy with so many; None if the method cannot tell.
         """
         return None
+
+    def learning_curve(self) -> list[CurvePoint]:
+        """Accuracy by number of training images, on images that were left out.
+
+        Returns:
+            Points in the order of their number of images; empty if the method cannot tell.
+        """
+        return []
 
     def notes(self) -> list[str]:
         """What the user should know about this fit, in full sentences.

@@ -21,7 +21,8 @@ from dca.core import options
 from dca.core.actions import choose_backbone, choose_output, fit_first, list_methods, resume_fit
 from dca.core.errors import UserError
 from dca.core.files import digest_of, folder_in_one_rename, read_json, utf8, write_bytes, write_json, writing
-from dca.data.dataset import Item
+from dca.data.corrections import CORRECTIONS, keep_corrections
+from dca.data.dataset import ImageLike, Item, StoredImage
 from dca.engine.resume import FOLDS, METRICS, STATE
 from dca.engine.session import Session
 from dca.methods.interface import Method, Problem
@@ -32,8 +33,12 @@ from dca.model.record_checks import record_problems
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+# The folder of pictures of how the model did, and its page.
+PICTURES, REPORT = "pictures", "report.html"
 # Everything that a model folder, finished or not, may hold.
-FILES = frozenset({CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, METRICS, STATE, FOLDS})
+FILES = frozenset({
+    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PICTURES),
+})  # fmt: skip
 PARTIAL = ".partial"
 
 
@@ -119,11 +124,12 @@ def save_model(
 ) -> None:
     """Write a complete model folder to `target`; an existing model is replaced, anything else is refused.
 
-    keep_others: whether files in the folder that no model has are kept.
+    Corrections of the existing model are kept. keep_others: whether files in the folder that no model has are kept.
     """
     require_replaceable(target)
     with folder_in_one_rename(target) as made:
         write(made, method, record, gallery)
+        keep_corrections(target, made)
         if keep_others and target.is_dir():
             _copy_others(target, made)
 
@@ -280,6 +286,11 @@ def require_same_backbone(folder: Path, record: Record, clip: CLIP) -> None:
 def draw_record(items: Sequence[Item], session: Session) -> list[dict[str, Any]]:
     """Class index, short name (the last two parts of a path) and content hash of each image."""
     images = [item.image for item in items]
-    names = ["/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory" for image in images]
-    rows = zip(items, names, session.sha256_all(images), strict=True)
+    rows = zip(items, map(_short_name, images), session.sha256_all(images), strict=True)
     return [{"label": item.label, "name": name, "sha256": sha256} for item, name, sha256 in rows]
+
+
+def _short_name(image: ImageLike) -> str:
+    if isinstance(image, StoredImage):
+        return image.name
+    return "/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from dca.clip import CLIP
 from dca.core.device import require_usable
-from dca.core.progress import Progress, bars_unless_given, silent
+from dca.core.progress import Progress, shown
 from dca.core.wording import NONE
-from dca.data.dataset import Dataset, ImageLike
+from dca.data.dataset import Dataset
 from dca.data.protocols import Selection, training_part
-from dca.engine.evaluate import Evaluation, evaluation, probabilities
+from dca.engine.evaluate import Evaluation, evaluation
 from dca.engine.fit import fit
 from dca.engine.held_out import fits_in_all
 from dca.engine.nested import NestedFits
 from dca.engine.session import Session
-from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
@@ -31,22 +30,23 @@ from dca.model.class_edits import ClassEdits
 from dca.model.estimate import Estimate, assess
 from dca.model.gallery import Gallery
 from dca.model.hub import HubModel, HubOptions, model_folder
+from dca.model.image_forms import is_single_image
 from dca.model.inputs import (
     Images,
     Labelled,
     as_dataset,
     as_images,
-    is_single_image,
     match_classes,
     require_learnable,
     require_shots,
     whole_number,
 )
 from dca.model.parameters import Parameters
+from dca.model.pickles import Pickles
 from dca.model.uncertain import Uncertain
 
 
-class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
+class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
     """A few-shot image classifier.
 
     Args:
@@ -117,9 +117,9 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
         """Learn from labelled images.
 
         Args:
-            X: A folder, an image list, a dataset, or images.
-            y: Label of each image, if X is a list of images.
-            progress: Receives the progress of the fit; None shows bars if stderr is a terminal.
+            X: A folder, an image list, a dataset, images as for `predict_proba`, or a data frame (path, label).
+            y: Label of each image, if X is a list of images; of a data frame also the name of a column.
+            progress: Receives the progress of the fit; None shows it on a terminal, in a notebook and in logs.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
             session: Backbones and images shared with other fits; its device is used instead of `device`.
 
@@ -136,7 +136,7 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
         require_shots(dataset, shots)
         uses = kind.validation_for(kind.choose(self.settings))
         source, _ = training_part(dataset, shots, seed, selection="strict", validation=uses)
-        with bars_unless_given(progress) as receiver:
+        with shown(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
 
@@ -184,12 +184,13 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
         self.draw_ = [{**row, **known} for row, known in drawn]
         return self
 
-    def predict_proba(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
+    def predict_proba(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
         """Probabilities of images.
 
         Args:
-            X: One image or several (paths or PIL images), or a folder of images; n images in all.
-            progress: Receives the progress.
+            X: n images: a path, PIL image, array (H, W, 3) of uint8 or of floats in [0, 1], tensor (3, H, W), bytes
+                or open file; a list or an array (n, H, W, 3) of these; a data frame with the column path; a folder.
+            progress: Receives the progress; None shows it where there are many images.
 
         Returns:
             Probabilities (n, C), columns in the order of `classes_`; every row sums to one.
@@ -217,16 +218,10 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
             best = self.predict_proba(X).argmax(axis=1)
             found = self.classes_[best]
         else:
-            features, probs = self._seen(X, silent)
+            features, probs = self._seen(X, None)
             found = self.classes_[probs.argmax(axis=1)].astype(object)
             found[self._p_values(features, probs) < reject] = NONE
         return found.tolist()[0] if is_single_image(X) else found
-
-    def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress, *, stored: bool, public: str = ""
-    ) -> NDArray[np.float64]:
-        session = self._session.with_progress(progress).reading(public, method.problem.selection)
-        return probabilities([method], images, session, stored=stored)[0]
 
     def evaluate(
         self,
@@ -234,7 +229,7 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
         y: Iterable[Any] | None = None,
         *,
         among: Among | None = None,
-        progress: Progress = silent,
+        progress: Progress | None = None,
     ) -> Evaluation:
         """Measure the model on labelled images.
 
@@ -244,7 +239,7 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
             among: Classes that compete: "all" of the model, or those of the "target", the images' own. None is "all",
                 but "target" for shifted versions of the dataset that the model was fitted on, known by WordNet id
                 (ImageNet-A, ImageNet-R), as in the domain-shift protocol.
-            progress: Receives the progress.
+            progress: As for `predict_proba`.
 
         Returns:
             Accuracy, accuracy per class and calibration.
@@ -267,11 +262,6 @@ class Classifier(Parameters, ClassEdits, Uncertain, HubModel):
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
         report = evaluation(probs, np.array(truth), labels)
         return dataclasses.replace(report, seen_in_training=self._count_seen(images))
-
-    def _count_seen(self, images: Sequence[ImageLike]) -> int:
-        """How many of the images the model was trained on, compared by content."""
-        known = {row["sha256"] for row in self.draw_}
-        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
         """Accuracy on labelled images.

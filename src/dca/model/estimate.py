@@ -123,6 +123,7 @@ def assess(
     nothing = Assessment(None, [{} for _ in source.train])
     if not (estimate or method.estimates_itself):
         return nothing
+    session.progress("estimating", 0, 1, "accuracy on training images that are left out")
     try:
         held = held_out(method, chosen, source, session, clip, seed=seed, selection=selection, folder=folder)
     except NothingHeldOutError as error:
@@ -137,6 +138,7 @@ def assess(
     if not isinstance(method, ZeroShot):
         images = [item.image for item in source.train]
         (plain,) = probabilities([ZeroShot.of(clip, method.problem)], images, session, stage="zero-shot CLIP")
+    session.progress("estimating", 1, 1, held.how)
     return Assessment(estimate_of(held, labels, plain), held_out_rows(held, labels, temperature), temperature)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dca.core.errors import UserError
-from dca.core.progress import silent
-from dca.data.dataset import Item
+from dca.core.progress import Progress, shown, silent
+from dca.data.dataset import ImageLike, Item
+from dca.engine.evaluate import probabilities
 from dca.engine.session import Session
 from dca.methods.interface import Method
 from dca.model.estimate import Estimate
@@ -55,3 +57,15 @@ class Fitted:
                 "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
             )
         return self.method_
+
+    def _probabilities(
+        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
+    ) -> NDArray[np.float64]:
+        with shown(progress, len(images)) as receiver:
+            session = self._session.with_progress(receiver).reading(public, method.problem.selection)
+            return probabilities([method], images, session, stored=stored)[0]
+
+    def _count_seen(self, images: Sequence[ImageLike]) -> int:
+        """How many of the images the model was trained on, compared by content."""
+        known = {row["sha256"] for row in self.draw_}
+        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0

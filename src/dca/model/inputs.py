@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,20 @@ from PIL import Image
 
 from dca.core.actions import set_shots
 from dca.core.errors import UserError
-from dca.core.progress import Progress, of_stage
 from dca.core.wording import counted, fold
 from dca.data import load_dataset
 from dca.data.class_ids import wordnet_ids
 from dca.data.dataset import Dataset, ImageLike, Item
-from dca.data.decode import Unreadable, attempt, unreadable
 from dca.data.matching import match_keys, match_labels
 from dca.data.sources.walk import image_files
 from dca.data.splits import short_classes
+from dca.model.frames import frame_columns, frame_paths, is_frame
+from dca.model.image_forms import as_image, is_single_image, refuse_url
 from dca.model.record_checks import unreadable_names
 
-P = TypeVar("P", bound=ImageLike)
-Images = str | Path | Image.Image | Iterable[str | Path | Image.Image]
-Labelled = str | Path | Dataset | Iterable[str | Path | Image.Image]
+# The forms of one image are those of `image_forms.as_image`; arrays, tensors and data frames are known by what they do.
+Images = str | Path | Image.Image | Iterable[Any] | Any
+Labelled = str | Path | Dataset | Iterable[Any] | Any
 
 
 def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:
@@ -37,6 +37,9 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
 
     measuring: the images are for evaluation only, so they need not be enough to learn from.
     """
+    refuse_url(X)
+    if is_frame(X):
+        X, y = frame_columns(X, y)
     if isinstance(X, str | Path | Dataset):
         if y is not None:
             raise UserError(
@@ -71,6 +74,9 @@ def require_learnable(dataset: Dataset) -> None:
 
 def as_images(X: Any) -> list[ImageLike]:
     """Images to predict: one image, several, or all images of a folder."""
+    refuse_url(X)
+    if is_frame(X):
+        X = frame_paths(X)
     if is_single_image(X):
         return _require_files([as_image(X)])
     if not isinstance(X, str | Path):
@@ -79,33 +85,6 @@ def as_images(X: Any) -> list[ImageLike]:
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
-
-
-def split_readable(images: Sequence[P], progress: Progress) -> tuple[list[P], list[str]]:
-    """The images that can be opened, and one line for each that cannot; raises if none can."""
-    outcomes = attempt(images, lambda image: None, progress=of_stage(progress, "checking"))
-    faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
-    if len(faults) == len(images):
-        raise unreadable(faults, len(images))
-    good = [p for p, outcome in zip(images, outcomes, strict=True) if not isinstance(outcome, Unreadable)]
-    return good, [str(fault) for fault in faults]
-
-
-def is_single_image(X: Any) -> bool:
-    """Whether X is a single image: a PIL image, or a path that is not a folder."""
-    return isinstance(X, Image.Image) or (isinstance(X, str | Path) and not os.path.isdir(X))
-
-
-def as_image(x: Any) -> ImageLike:
-    """A path or an image."""
-    if isinstance(x, Image.Image | Path):
-        return x
-    if isinstance(x, str):
-        return Path(x)
-    raise UserError(
-        f"an image must be a path or a PIL image, not a {type(x).__name__}",
-        hint="make an image of an array with PIL.Image.fromarray(array)",
-    )
 
 
 def require_shots(dataset: Dataset, shots: int | None) -> None:
@@ -118,6 +97,14 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
         details=[f"{label}: {n}" for label, n in short],
         hint=["add images", set_shots(least)] if least else "add images to the empty classes",
     )
+
+
+def measured_items(dataset: Dataset) -> tuple[Item, ...]:
+    """The images that a model is measured on: those of the test part, else validation, else training."""
+    items = dataset.test or dataset.val or dataset.train
+    if not items:
+        raise UserError("no labelled images to measure on")
+    return items
 
 
 @dataclass(frozen=True)
@@ -134,15 +121,13 @@ class Matched:
 
 
 def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str], public: str = "") -> Matched:
-    """The dataset's test images (else validation, else training images), and its classes among those of the model.
+    """The dataset's `measured_items`, and its classes among those of the model.
 
     labels, names: the model's classes. public: name of the public dataset it was fitted on. Classes are matched by
     WordNet id where both have one, else by label, then by name; see `match_labels`.
     Raises UserError with the classes that the model does not know.
     """
-    items = dataset.test or dataset.val or dataset.train
-    if not items:
-        raise UserError("no labelled images to measure on")
+    items = measured_items(dataset)
     if dataset.names == tuple(names):  # in public datasets two classes may have the same name
         return Matched(list(items), tuple(range(len(names))), False)
     own, theirs = wordnet_ids(labels, public), wordnet_ids(dataset.labels, keys=dataset.keys)
@@ -171,9 +156,20 @@ def _title(label: Any, name: str) -> str:
 
 
 def _image_list(X: Any) -> list[ImageLike]:
-    if isinstance(X, Image.Image) or not isinstance(X, Iterable):
+    single = is_single_image(X) and not isinstance(X, str | Path)
+    if single or not isinstance(X, Iterable):
         raise UserError(f"a list of images expected, found a {type(X).__name__}", hint="[image] for a single one")
-    return [as_image(x) for x in X]
+    images, faults = list[ImageLike](), list[tuple[int, UserError]]()
+    for number, x in enumerate(X):
+        try:
+            images.append(as_image(x))
+        except UserError as error:
+            faults.append((number, error))
+    if faults:
+        details = [f"number {number}: {error.problem}" for number, error in faults]
+        found = counted(len(faults), "image", of=len(images) + len(faults))
+        raise UserError(f"{found} cannot be used", details=details, hint=faults[0][1].steps)
+    return images
 
 
 def _label_list(y: Any) -> list[Any]:

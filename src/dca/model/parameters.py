@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from inspect import Parameter, signature
 from typing import Any, Self
+
+from dca.core.errors import unknown_name
+from dca.methods.registry import get_method
 
 # Parameters of every classifier; the others belong to its method.
 OWN = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
@@ -39,7 +44,18 @@ class Parameters:
 
         Returns:
             The classifier itself.
+
+        Raises:
+            UserError: If a name is neither an argument of `Classifier` nor an option of its method.
+
+        Example:
+            >>> from dca import Classifier
+            >>> Classifier().set_params(method="gda", shots=4)
+            Classifier('gda', shots=4)
         """
+        options = {field.name for field in fields(get_method(params.get("method", self.method)).Options)}
+        if unknown := [name for name in params if name not in OWN and name not in options]:
+            raise unknown_name("parameter", unknown[0], [*OWN, *sorted(options)])
         for name, value in params.items():
             if name in OWN:
                 setattr(self, name, value)
@@ -60,5 +76,14 @@ class Parameters:
         )
 
     def __repr__(self) -> str:
-        given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in ("method", "backbone")]
-        return f"Classifier({self.method!r}, {', '.join(given)})"
+        defaults = {name: p.default for name, p in signature(type(self)).parameters.items()}
+        given = {
+            name: value for name, value in self.get_params().items() if value != defaults.get(name, Parameter.empty)
+        }
+        method = [repr(given.pop("method"))] if "method" in given else []
+        return f"{type(self).__name__}({', '.join([*method, *(f'{k}={_short(v)}' for k, v in given.items())])})"
+
+
+def _short(value: Any) -> str:
+    """A value on one line; a loaded backbone by its name."""
+    return repr(getattr(value, "source", value))

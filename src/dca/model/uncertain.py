@@ -14,9 +14,9 @@ from torch import Tensor
 from dca.core.actions import fit_estimate
 from dca.core.calibration import FLOOR
 from dca.core.errors import UserError
-from dca.core.progress import Progress, silent
+from dca.core.progress import Progress, shown
 from dca.data.dataset import ImageLike
-from dca.engine.evaluate import features_of
+from dca.engine.evaluate import classified, features_of, features_of_crops
 from dca.methods.shared.prediction_sets import least_images, p_values, threshold_sets, with_best
 from dca.model.fitted import Fitted
 from dca.model.inputs import Images, as_images
@@ -40,13 +40,13 @@ class Answers:
 class Uncertain(Fitted):
     """The part of `Classifier` that answers with a doubt."""
 
-    def answers(self, X: Images, *, coverage: float | None = None, progress: Progress = silent) -> Answers:
+    def answers(self, X: Images, *, coverage: float | None = None, progress: Progress | None = None) -> Answers:
         """Probabilities, p-values and prediction sets of images, which are opened once.
 
         Args:
             X: As for `predict_proba`; n images.
             coverage: Of the prediction sets; None for no sets.
-            progress: Receives the progress.
+            progress: As for `predict_proba`.
 
         Returns:
             Probabilities; p-values where the model has any; sets where they are asked for.
@@ -62,22 +62,56 @@ class Uncertain(Fitted):
             >>> model.answers([item.image for item in sample.test]).probabilities.shape
             (10, 10)
         """
-        features, probs = self._seen(X, progress)
-        known = self._require_fitted().p_values(features[:0]) is not None or any("held_out" in r for r in self.draw_)
+        return self._answers(*self._seen(X, progress), coverage)
+
+    def answers_for_crops(self, crops: Tensor, *, coverage: float | None = None) -> Answers:
+        """As `answers`, for images that are decoded and cropped.
+
+        Args:
+            crops: uint8 (n, 3, S, S), as `clip.preprocess.crop` gives them.
+            coverage: As for `answers`.
+
+        Returns:
+            As `answers`.
+
+        Raises:
+            UserError: As for `prediction_sets`.
+        """
+        return self._answers(*features_of_crops(self._require_fitted(), crops), coverage)
+
+    def answers_of(self, features: Tensor) -> Answers:
+        """Probabilities and p-values of encoded images.
+
+        Args:
+            features: Features (n, D) of `method_.encode`.
+
+        Returns:
+            Probabilities; p-values where the model has any.
+        """
+        return self._answers(features, classified(self._require_fitted(), features), None)
+
+    @property
+    def has_p_values(self) -> bool:
+        """Whether the model can tell images of none of its classes."""
+        method = self._require_fitted()
+        nothing = torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+        return method.p_values(nothing) is not None or any("held_out" in row for row in self.draw_)
+
+    def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Answers:
         return Answers(
             probs,
-            self._p_values(features, probs) if known else None,
+            self._p_values(features, probs) if self.has_p_values else None,
             None if coverage is None else self._sets(features, probs, coverage),
         )
 
-    def p_values(self, X: Images, *, progress: Progress = silent) -> NDArray[np.float64]:
+    def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
         """How usual images are among the training images; small values mean "none of these classes".
 
         If images are like the training images of their classes, a share P of them has a p-value of at most P.
 
         Args:
             X: As for `predict_proba`; n images.
-            progress: Receives the progress.
+            progress: As for `predict_proba`.
 
         Returns:
             p-values (n,), from 1 / (training images + 1) to 1.
@@ -95,14 +129,14 @@ class Uncertain(Fitted):
         """
         return self._p_values(*self._seen(X, progress))
 
-    def prediction_sets(self, X: Images, *, coverage: float = 0.9, progress: Progress = silent) -> list[list[Any]]:
+    def prediction_sets(self, X: Images, *, coverage: float = 0.9, progress: Progress | None = None) -> list[list[Any]]:
         """Sets of labels that contain the right one with a stated probability.
 
         Args:
             X: As for `predict_proba`; n images.
             coverage: Wanted probability c. The default method guarantees 2c - 1 for new images that are
                 like the training images (jackknife+) and reaches about c; other methods only aim at c.
-            progress: Receives the progress.
+            progress: As for `predict_proba`.
 
         Returns:
             One list of labels per image, the most probable first; never empty.
@@ -120,11 +154,12 @@ class Uncertain(Fitted):
         """
         return self._sets(*self._seen(X, progress), coverage)
 
-    def _seen(self, X: Images, progress: Progress) -> tuple[Tensor, NDArray[np.float64]]:
+    def _seen(self, X: Images, progress: Progress | None) -> tuple[Tensor, NDArray[np.float64]]:
         """Features (n, D) and probabilities (n, C) of images."""
         method = self._require_fitted()
         images: Sequence[ImageLike] = as_images(X)
-        return features_of(method, images, self._session.with_progress(progress))
+        with shown(progress, len(images)) as receiver:
+            return features_of(method, images, self._session.with_progress(receiver))
 
     def _held(self, key: str) -> Tensor:
         """The value `key` of all held-out predictions, (N,)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dca.plots.charts import confusion, reliability, training_curves
 from dca.plots.class_bars import ClassResult, accuracy_bars, class_results
-from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid
+from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid, telling
 from dca.plots.stats import wilson
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "label_sheet",
     "prediction_grid",
     "reliability",
+    "telling",
     "training_curves",
     "wilson",
 ]

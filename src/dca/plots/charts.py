@@ -207,24 +207,33 @@ def _rows(
 # Calibration
 
 
-def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int = BINS) -> Path:
-    """Draw accuracy against confidence, with the expected calibration error.
+def bins_for(images: int) -> int:
+    """Number of bins that suits so many images: about √n, from 3 to 15.
+
+    >>> bins_for(5), bins_for(50), bins_for(1000)
+    (3, 7, 15)
+    """
+    return min(BINS, max(3, round(math.sqrt(images))))
+
+
+def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None) -> Path:
+    """Draw accuracy against confidence, with the expected calibration error over 15 bins.
 
     Args:
         confidence: (N,) probability of the predicted class.
         right: (N,) whether the prediction is correct.
         path: Where to write the chart, a .png or .svg file.
-        bins: Number of equal bins of the confidence.
+        bins: Number of bars; by default as many as suit the number of images.
     """
     style.need_matplotlib()
-    from matplotlib.ticker import MaxNLocator
 
-    table, ece = binned(confidence, right, bins), calibration_error(confidence, right, bins)
+    bins = bins or bins_for(np.size(confidence))
+    table, ece = binned(confidence, right, bins), calibration_error(confidence, right)
     n = int(table.count.sum())
     mean, share = float(np.dot(table.count, table.confidence)) / max(1, n), float(table.right.sum()) / max(1, n)
     with drawing(5.2, 5.75) as figure:
         below = f"mean confidence {percent(mean)}, accuracy {percent(share)} on {n:,} images"
-        below += f"\n{bins} bins, pale with fewer than {FEW} images; lines are 95 % intervals"
+        below += f"\nbars: accuracy, pale below {FEW} images; lines: 95 % intervals; dashed: ideal"
         style.headline(figure, f"Calibration error (ECE) {ece:.3f}", below)
         axes = style.box(figure, 0.75, 1.15, 4.1, 3.0)
         _reliability_bars(axes, table)
@@ -232,8 +241,10 @@ def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bi
         counts = style.box(figure, 0.75, 4.35, 4.1, 0.8)
         counts.bar(_middles(table), table.count, width=88 / bins, color=PALE)
         counts.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100], ylabel="images", xlabel="confidence, %")
-        counts.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-        counts.grid(axis="y", color=RULE, lw=0.8)
+        counts.set(ylim=(0, 1.25 * max(1, table.count.max())), yticks=[])
+        for middle, count in zip(_middles(table), table.count, strict=True):
+            if count:
+                counts.text(middle, count, f"{count:,}", ha="center", va="bottom", size=7, color=MUTED)
         return save(figure, path)
 
 
@@ -245,7 +256,6 @@ def _middles(table: Bins) -> NDArray[np.float64]:
 def _reliability_bars(axes: Axes, table: Bins) -> None:
     """Accuracy of each bin with its interval, and the diagonal of perfect calibration."""
     axes.plot([0, 100], [0, 100], color=MUTED, lw=1, ls=(0, (4, 3)), zorder=3)
-    axes.text(1.5, 5, "perfect calibration", rotation=35.5, rotation_mode="anchor", size=7.5, color=MUTED)
     for middle, count, right in zip(_middles(table), table.count, table.right, strict=True):
         if count == 0:
             continue
@@ -255,6 +265,8 @@ def _reliability_bars(axes: Axes, table: Bins) -> None:
         height = max(0.8, 100 * right / count)
         axes.bar(middle, height, width=88 / len(table.count), color=BLUE, alpha=0.4 if few else 1)
         axes.plot([middle, middle], [100 * low, 100 * high], color=TEXT, lw=0.9, alpha=0.25 if few else 0.75)
+        ink = TEXT if few or height < 9 else "white"
+        axes.text(middle, 1.5, f"{100 * right / count:.0f}", ha="center", va="bottom", size=7, color=ink)
     axes.set(xlim=(0, 100), ylim=(0, 102), xticks=[0, 25, 50, 75, 100], yticks=[0, 25, 50, 75, 100])
     axes.set_xticklabels([])
     axes.grid(axis="y", color=RULE, lw=0.8)

@@ -86,7 +86,9 @@ def hardest(per_class: Sequence[ClassResult], most: int) -> list[ClassResult]:
     return sorted(tested, key=lambda row: (row.adapted / row.images, row.name))[:most][::-1]
 
 
-def accuracy_bars(per_class: Sequence[ClassResult], path: Path | str, *, label: str = "DCA") -> Path:
+def accuracy_bars(
+    per_class: Sequence[ClassResult], path: Path | str, *, label: str = "DCA", what: str = "test images"
+) -> Path:
     """Draw the accuracy of a model, overall and per class, with 95 % intervals.
 
     Zero-shot CLIP is drawn beside it where the rows have its counts.
@@ -95,15 +97,16 @@ def accuracy_bars(per_class: Sequence[ClassResult], path: Path | str, *, label: 
         per_class: Counts per class, as `class_results` gives them.
         path: Where to write the chart, a .png or .svg file.
         label: Name of the model.
+        what: What the images are.
     """
     overall, shown = everything(per_class), hardest(per_class, MOST_BARS)
     share = overall.adapted / max(1, overall.images)
     tested = sum(row.images > 0 for row in per_class)
-    title, below = f"Accuracy {percent(share)}", f"{plain(label)} on {overall.images:,} test images"
+    title, below = f"Accuracy {percent(share)}", f"{plain(label)} on {overall.images:,} {what}"
     if overall.zero_shot is not None:
         before = overall.zero_shot / max(1, overall.images)
         title = f"{percent(before)} zero-shot, {percent(share)} with {plain(label)}"
-        below = f"{100 * (share - before):+.1f} points on {overall.images:,} test images"
+        below = f"{100 * (share - before):+.1f} points on {overall.images:,} {what}"
     if len(shown) < tested:
         below += f"; the {len(shown)} hardest of {tested} classes"
     height = 1.45 + (_ROW if overall.zero_shot is not None else 0.75 * _ROW) * (len(shown) + 1.4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +18,12 @@ from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, sa
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_TILES = 40
+MOST_TILES = 30
 _TILE, _GAP, _CAPTION = 1.02, 0.17, 0.33
+# Tiles with a sentence below them, and the height of the title of a group of them.
+_LARGE, _GROUP = 1.4, 0.33
+# Letters per line of such a sentence, and the height of its three lines.
+_LETTERS, _SENTENCE = 23, 0.47
 
 
 class _Tile(NamedTuple):
@@ -43,6 +48,24 @@ def _tiles(
     return [_Tile(*four) for four in zip(images, truths, predictions, map(float, probabilities), strict=True)]
 
 
+def telling(truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]) -> list[int]:
+    """Places of the images that are worth a look: the surest mistakes, then the least sure right answers.
+
+    Args:
+        truths: Class name of each image.
+        predictions: Predicted class name of each image.
+        probabilities: Probability of each predicted class.
+
+    Returns:
+        At most 30 places; a fifth of them is kept for right answers, if there are any.
+    """
+    places = range(len(truths))
+    wrong = sorted((k for k in places if truths[k] != predictions[k]), key=lambda k: -probabilities[k])
+    right = sorted((k for k in places if truths[k] == predictions[k]), key=lambda k: probabilities[k])
+    kept = wrong[: MOST_TILES - min(len(right), MOST_TILES // 5)]
+    return [*kept, *right[: min(MOST_TILES - len(kept), max(MOST_TILES // 5, len(kept)))]]
+
+
 def prediction_grid(
     images: Sequence[Any],
     truths: Sequence[str],
@@ -50,9 +73,10 @@ def prediction_grid(
     probabilities: Sequence[float],
     path: Path | str,
     *,
-    columns: int = 8,
+    columns: int = 6,
+    counts: tuple[int, int] | None = None,
 ) -> Path:
-    """Draw images with their predictions: mistakes first, the most confident of them leading.
+    """Draw images with their predictions: the surest mistakes, then the least sure right answers.
 
     Args:
         images: RGB images of PIL, or arrays (H, W, 3) or (H, W).
@@ -61,20 +85,35 @@ def prediction_grid(
         probabilities: Probability of each predicted class.
         path: Where to write the chart, a .png or .svg file.
         columns: Images per row.
+        counts: Mistakes and images in all, if these images were chosen from more.
     """
     tiles = _tiles(images, truths, predictions, probabilities)
-    wrong = sum(not tile.right for tile in tiles)
-    shown = sorted(tiles, key=lambda tile: (tile.right, -tile.probability))[:MOST_TILES]
-    columns = max(1, min(columns, len(shown)))
-    rows = math.ceil(len(shown) / columns)
-    width = max(4.6, 0.6 + columns * (_TILE + _GAP) - _GAP)
-    with drawing(width, 1.0 + rows * (_TILE + _CAPTION + _GAP) + 0.1) as figure:
-        below = f"{wrong:,} of {len(tiles):,} wrong"
-        if len(shown) < len(tiles):
-            below += f"; {len(shown)} shown, mistakes first"
-        style.headline(figure, "Predictions", below)
-        grid_panel(figure, 0.3, 0.95, shown, columns)
+    chosen = [tiles[k] for k in telling(truths, predictions, [tile.probability for tile in tiles])]
+    groups = {"mistakes, the surest first": [tile for tile in chosen if not tile.right]}
+    groups["right answers, the least sure first"] = [tile for tile in chosen if tile.right]
+    wrong, total = counts or (sum(not tile.right for tile in tiles), len(tiles))
+    drawn = {title: some for title, some in groups.items() if some}
+    columns = max(1, min(columns, max(map(len, drawn.values()), default=1)))
+    rows = [math.ceil(len(some) / columns) for some in drawn.values()]
+    height = 1.0 + sum(_GROUP + each * (_LARGE + _SENTENCE + _GAP) for each in rows) + 0.1
+    with drawing(max(5.2, 0.6 + columns * (_LARGE + _GAP) - _GAP), height) as figure:
+        style.headline(figure, "Predictions", f"{wrong:,} of {total:,} wrong")
+        top = 0.95
+        for (title, some), each in zip(drawn.items(), rows, strict=True):
+            style.note(figure, 0.3, top, f"{title} ({len(some)})", size=9, weight="bold")
+            frames_panel(figure, 0.3, top + _GROUP - 0.1, list(map(_spoken, some)), columns, _SENTENCE, _LARGE)
+            top += _GROUP + each * (_LARGE + _SENTENCE + _GAP)
         return save(figure, path)
+
+
+def _spoken(tile: _Tile) -> _Frame:
+    """A tile with a sentence below it, such as "said cat (97 %), really dog", on up to three lines."""
+    sure = f"({100 * tile.probability:.0f}\N{NO-BREAK SPACE}%)"
+    said = f"{plain(tile.predicted, 20)} {sure}"
+    words = said if tile.right else f"said {said}, really {plain(tile.truth, 20)}"
+    lines = textwrap.wrap(words, _LETTERS, max_lines=3, placeholder=" …")
+    colour = GREEN if tile.right else RED
+    return _Frame(tile.image, colour, [(line, {"size": 7.2, "color": TEXT}) for line in lines])
 
 
 def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
@@ -102,19 +141,28 @@ def _frame(tile: _Tile) -> _Frame:
 
 
 def frames_panel(
-    figure: Figure, left: float, top: float, frames: Sequence[_Frame], columns: int, caption: float = _CAPTION
+    figure: Figure,
+    left: float,
+    top: float,
+    frames: Sequence[_Frame],
+    columns: int,
+    caption: float = _CAPTION,
+    side: float = _TILE,
 ) -> None:
-    """Framed images in rows, from `left` and `top` in inches; `caption` is the height of the lines below each."""
+    """Framed images in rows, from `left` and `top` in inches.
+
+    caption: height of the lines below each. side: of an image.
+    """
     for k, frame in enumerate(frames):
-        x = left + (k % columns) * (_TILE + _GAP)
-        y = top + (k // columns) * (_TILE + caption + _GAP)
-        axes = style.box(figure, x, y, _TILE, _TILE)
+        x = left + (k % columns) * (side + _GAP)
+        y = top + (k // columns) * (side + caption + _GAP)
+        axes = style.box(figure, x, y, side, side)
         axes.imshow(_square(frame.image), interpolation="antialiased")
         axes.set(xticks=[], yticks=[])
-        for side in axes.spines.values():
-            side.set(visible=True, color=frame.colour, linewidth=2.4)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=frame.colour, linewidth=2.4)
         for line, (words, look) in enumerate(frame.lines):
-            style.note(figure, x, y + _TILE + 0.06 + 0.14 * line, words, **look)
+            style.note(figure, x, y + side + 0.06 + 0.14 * line, words, **look)
 
 
 def label_sheet(

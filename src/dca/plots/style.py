@@ -43,14 +43,24 @@ _MORE_FONTS = (
 )
 
 
-def need_matplotlib() -> None:
-    """Raise a UserError if matplotlib is not installed."""
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError(
-            "charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'"
-        ) from None
+        return False
+    return True
+
+
+def no_charts() -> UserError:
+    """The error where matplotlib is missing."""
+    return UserError("charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'")
+
+
+def need_matplotlib() -> None:
+    """Raise a UserError if matplotlib is not installed."""
+    if not can_draw():
+        raise no_charts()
 
 
 def require_drawable(path: Path | str) -> None:
@@ -89,11 +99,17 @@ def _letters() -> frozenset[int]:
 
 
 def plain(text: str, most: int = 28) -> str:
-    """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long."""
+    """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long.
+
+    A longer one loses its middle: names of a group ("Boeing 737-700", "Boeing 737-800") often differ at the end.
+    """
     words = " ".join(text.split())
     kept = "".join(c for c in words if unicodedata.category(c)[0] != "C")
     kept = "".join(c if ord(c) in _letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
-    return kept if len(kept) <= most else kept[: most - 1].rstrip() + "…"
+    if len(kept) <= most:
+        return kept
+    tail = most // 3
+    return kept[: most - 1 - tail].rstrip() + "…" + kept[len(kept) - tail :].lstrip()
 
 
 @contextmanager

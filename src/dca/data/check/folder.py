@@ -69,8 +69,8 @@ def check_dataset(dataset: Dataset, path: Path, *, open_images: bool = True, pro
     facts: dict[str, object] = {
         "classes": len(dataset.labels),
         **dataset.counts(),
-        "fewest_per_class": min(have.values()),
-        "most_per_class": max(have.values()),
+        "fewest_per_class": min(have.values(), default=0),
+        "most_per_class": max(have.values(), default=0),
         "split": dataset.split,
     }
     order = {"blocker": 0, "warning": 1, "note": 2}

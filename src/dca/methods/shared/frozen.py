@@ -143,6 +143,10 @@ class FrozenMethod(Method):
         """Text features of the sentences, not normalised: (T, C, D)."""
         return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
 
+    def prompt_features(self) -> Tensor | None:
+        """Those of the sentences."""
+        return F.normalize(self.texts(), dim=-1)
+
     def class_parameters(self) -> set[str]:
         """Parameters among `class_rows`."""
         return {name for name, _ in self.named_parameters() if name in self.class_rows}

@@ -62,6 +62,14 @@ class KeepsShots(TrainedMethod):
             state = {**state, "rest_features": rest.features, "rest_counts": rest.counts, "rest_text": rest.centers}
         super().restore(state)
 
+    def prompt_features(self) -> Tensor | None:
+        """The stored text features."""
+        return self.text_features if self.text_features.dim() == 3 else self.text_features[None]
+
+    def kept_features(self) -> tuple[Tensor, Tensor] | None:
+        """The stored features."""
+        return (self.shot_features, self.shots.labels()) if len(self.shot_features) else None
+
     @property
     def shot_views(self) -> int:
         """Augmented views of each image that are stored; 0 for the evaluation view."""

@@ -15,6 +15,7 @@ from dca.methods.shared.expert_scales import class_weights
 from dca.methods.shared.kernel_ridge import KernelRidge
 from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits
 from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.uncertainty import CurvePoint
 
 # A half with fewer images per class says little.
 LEAST_SHOTS = 4
@@ -23,17 +24,52 @@ DRAWS = 4
 
 def expected_gain(experts: Experts, numbers: Numbers) -> tuple[int, float] | None:
     """Twice as many images per class, and what they would bring; None where there are too few to tell."""
-    labels = experts.labels
-    shots = len(labels) / max(int((experts.gaussian.counts > 0).sum()), 1)
-    if shots < LEAST_SHOTS or not experts.gaussian.leaves_out:
+    half = _half_error(experts, numbers, DRAWS)
+    if half is None:
         return None
-    all_of_them = _error(experts, numbers)
-    halves = [part for seed in range(DRAWS) for part in _halves(labels, experts.gaussian.groups, seed)]
-    parts = [_part(experts, rows, numbers) for rows in halves]
+    error = _error(experts, numbers)
+    return round(2 * _shots(experts)), error * (1 - _factor(error, half))
+
+
+def curve(experts: Experts, numbers: Numbers) -> list[CurvePoint]:
+    """Accuracy by images per class: with a quarter and half of the images, with all, and expected with 2 and 4 times.
+
+    Empty where there are too few images to tell.
+    """
+    shots, half = _shots(experts), _half_error(experts, numbers, DRAWS)
+    if half is None:
+        return []
+    error = _error(experts, numbers)
+    points = [CurvePoint(shots / 2, 1 - half), CurvePoint(shots, 1 - error)]
+    halves = [_part(experts, rows, numbers) for rows in _halves(experts.labels, experts.gaussian.groups, 0)]
+    found = [_half_error(part, choose(part), 2) for part in halves if part.gaussian.leaves_out]
+    if quarters := [one for one in found if one is not None]:
+        points.insert(0, CurvePoint(shots / 4, 1 - sum(quarters) / len(quarters)))
+    factor = _factor(error, half)
+    return [*points, *(CurvePoint(shots * 2**k, 1 - error * factor**k, expected=True) for k in (1, 2))]
+
+
+def _shots(experts: Experts) -> float:
+    """Images per class, the mean."""
+    return len(experts.labels) / max(int((experts.gaussian.counts > 0).sum()), 1)
+
+
+def _half_error(experts: Experts, numbers: Numbers, draws: int) -> float | None:
+    """Left-out error with half of the images, the mean over so many draws of two halves.
+
+    None where there are too few images, or too many copies among them, to leave any out of a half.
+    """
+    if _shots(experts) < LEAST_SHOTS or not experts.gaussian.leaves_out:
+        return None
+    labels, groups = experts.labels, experts.gaussian.groups
+    parts = [_part(experts, rows, numbers) for seed in range(draws) for rows in _halves(labels, groups, seed)]
     errors = [_error(part, choose(part)) for part in parts if part.gaussian.leaves_out]
-    half = sum(errors) / len(errors)
-    factor = min(max(all_of_them / half, 0.5), 1.0) if half > 0 else 1.0
-    return round(2 * shots), all_of_them * (1 - factor)
+    return sum(errors) / len(errors) if errors else None
+
+
+def _factor(error: float, half: float) -> float:
+    """What the error is multiplied with when the number of images doubles."""
+    return min(max(error / half, 0.5), 1.0) if half > 0 else 1.0
 
 
 def _error(experts: Experts, numbers: Numbers) -> float:

@@ -30,6 +30,10 @@ class NameHeadMethod(Method):
         other.finish()
         return other.seal()
 
+    def prompt_features(self) -> Tensor | None:
+        """One per class."""
+        return self.text_features[None]
+
     def make_head(self) -> Head:
         """Softmax of τ cos."""
         return LinearHead.cosine(self.text_features, self.clip.tau)

@@ -68,6 +68,12 @@ class Experts:
     kernel: KernelRidge | None
     fixed: Fixed = field(default_factory=Fixed)
 
+    @classmethod
+    def of(cls, gaussian: TextGaussian, tau: float, fixed: Fixed, *, width: float, most: int) -> Experts:
+        """All three; kernel ridge, with width w, only where there are at most `most` images."""
+        kernel = kernel_over(gaussian, width) if len(gaussian.x) <= most else None
+        return cls(gaussian, tau, kernel, fixed)
+
     @cached_property
     def zero_shot(self) -> Tensor:
         """τ x·t of the training images, (N, C)."""
@@ -81,6 +87,12 @@ class Experts:
     def labels(self) -> Tensor:
         """Class of each image, (N,)."""
         return self.gaussian.labels
+
+
+def kernel_over(source: TextGaussian, width: float, most: int | None = None) -> KernelRidge:
+    """Kernel ridge with width w over the training images, or over at most so many of them."""
+    rows = some_of(len(source.labels), len(source.labels) if most is None else most)
+    return KernelRidge(source.x[rows], source.labels[rows], len(source.text), source.groups[rows], width)
 
 
 def choose(experts: Experts) -> Numbers:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from dca.methods.shared.heads import Head
 from dca.methods.shared.kernel_ridge import KernelRidge
+from dca.methods.shared.pooled_choice import Experts, Numbers
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,28 @@ class PooledHead(Head):
 
     @classmethod
     def of(
-        cls, weight: Tensor, bias: Tensor, kernel: KernelRidge | None = None, coefficients: Tensor | None = None
+        cls,
+        weight: Tensor,
+        bias: Tensor,
+        kernel: KernelRidge | None = None,
+        coefficients: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> PooledHead:
         """From float64 weight (C, D) and bias (C,), and coefficients (N, C) of a kernel."""
         # What all classes share changes no probability, but would cost digits in float32.
-        weight, bias = (weight - weight.mean(dim=0)).float(), (bias - bias.mean()).float()
+        weight, bias = (weight - weight.mean(dim=0)).to(dtype), (bias - bias.mean()).to(dtype)
         if kernel is None or coefficients is None:
             return cls(weight, bias, None, None, 0.0)
-        return cls(weight, bias, (kernel.rate * kernel.x).float(), coefficients.float(), kernel.rate)
+        return cls(weight, bias, (kernel.rate * kernel.x).to(dtype), coefficients.to(dtype), kernel.rate)
+
+    @classmethod
+    def of_experts(cls, experts: Experts, numbers: Numbers, dtype: torch.dtype = torch.float32) -> PooledHead:
+        """The three experts, weighed by the numbers."""
+        W, bias = experts.gaussian.whitened(numbers.ridge).linear(numbers.text_shots)
+        W = numbers.gaussian * W + numbers.text * experts.tau * experts.gaussian.text
+        kernel = experts.kernel if numbers.kernel > 0 else None
+        coefficients = None if kernel is None else numbers.kernel * kernel.coefficients(numbers.kernel_ridge)
+        return cls.of(W, numbers.gaussian * bias, kernel, coefficients, dtype)
 
     def on(self, device: torch.device) -> PooledHead:
         """The head on a device."""

@@ -84,9 +84,12 @@ class TextPrompts(nn.Module):
         self.contexts = nn.ParameterList(starts)
         require_room(clip, names, self.name_ids, max(start.shape[-2] for start in starts))
 
-    def encode(self, clip: CLIP) -> Tensor:
-        """Features of every class under every context, not normalised: (M, C, D)."""
-        return clip.encode_prompts(list(self.contexts), self.name_ids)
+    def encode(self, clip: CLIP, places: Sequence[int] | None = None) -> Tensor:
+        """Features of every class, or of those at `places`, under every context, not normalised: (M, C, D)."""
+        if places is None:
+            return clip.encode_prompts(list(self.contexts), self.name_ids)
+        contexts = [context if context.dim() == 2 else context[list(places)] for context in self.contexts]
+        return clip.encode_prompts(contexts, [self.name_ids[place] for place in places])
 
 
 def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -1,0 +1,19 @@
+# dca serve: docker build -t dca-serve . (docs/serve.md says how to run it)
+FROM python:3.12-slim
+
+RUN useradd --create-home --uid 1000 dca
+WORKDIR /app
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+# The usual builds of torch bring gigabytes of GPU libraries; name an index with CPU builds to leave them out:
+# docker build --build-arg PIP_EXTRA_INDEX_URL=ADDRESS -t dca-serve .
+ARG PIP_EXTRA_INDEX_URL
+RUN pip install --no-cache-dir '.[serve]'
+
+USER dca
+# Nothing is fetched at run time; features that a server computes stay in memory.
+ENV HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+EXPOSE 8080
+VOLUME /models
+ENTRYPOINT ["dca", "serve", "--host", "0.0.0.0", "--port", "8080"]
+CMD ["/models/model.dca"]

@@ -1,0 +1,44 @@
+"""Whole fits with the GPU kernels and with the plain implementations, from the same seeds: do they end alike?
+
+    python benchmarks/kernel_accuracy.py DATA [--epochs 200] [--seeds 3] [--device cuda] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from dca import Classifier, load_dataset
+from dca.core.kernels import plain
+
+
+def main() -> None:
+    """Fit, evaluate and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    dataset, found = load_dataset(chosen.data), {"kernels": [], "plain": []}
+    for seed in range(1, chosen.seeds + 1):
+        for name, context in (("kernels", nullcontext()), ("plain", plain())):
+            with context:
+                model = Classifier("dca", shots=16, seed=seed, device=chosen.device, epochs=chosen.epochs).fit(dataset)
+            found[name].append(100 * model.evaluate(dataset).accuracy)
+            click.echo(f"seed {seed}, {name}: {found[name][-1]:.2f}")
+    means = {name: statistics.mean(values) for name, values in found.items()}
+    gap = means["kernels"] - means["plain"]
+    click.echo(f"mean: kernels {means['kernels']:.2f}, plain {means['plain']:.2f}, difference {gap:+.2f} points")
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"accuracy": found, "difference": gap}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

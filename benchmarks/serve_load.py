@@ -1,0 +1,208 @@
+"""`dca serve` under load: images per second, waiting times and memory, with and without batching.
+
+    python benchmarks/serve_load.py                                  2,000 requests from 50 clients, each way
+    python benchmarks/serve_load.py --minutes 20                     then 20 minutes of load, with the memory over time
+    python benchmarks/serve_load.py --requests 200 --clients 8       a quick look
+
+Server and clients run on this machine and talk over the loopback address. The model is the default method on the
+embedded backbone, fitted on images drawn by code; `--model` takes another one. Every request sends different bytes, so
+that no answer comes from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_REQUESTS, MOST_CLIENTS, MOST_MINUTES = 100_000, 200, 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+
+@contextmanager
+def running(model: Path, batch: int) -> Iterator[Server]:
+    """`dca serve` on a free port, ended at the end."""
+    command = [sys.executable, "-m", "dca", "serve", str(model), "--port", "0", "--batch", str(batch)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)/", line):
+                yield Server(process, int(found[1]))
+                break
+        else:
+            raise SystemExit("the server did not start")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def fitted_model(folder: Path) -> Path:
+    """A model of the default method on images drawn by code."""
+    from dca import Classifier
+    from dca.data.sources.sample import load_sample
+
+    Classifier(device="cpu").fit(load_sample(per_class_train=8, per_class_test=1)).save_pretrained(folder / "model.dca")
+    return folder / "model.dca"
+
+
+def photos(count: int, side: int) -> list[bytes]:
+    """JPEG files of images drawn by code."""
+    from dca.data.sources.sample import load_sample
+
+    found = []
+    for item in load_sample(per_class_train=1, per_class_test=max(count // 10, 1), size=side).test:
+        file = io.BytesIO()
+        item.image.save(file, "JPEG", quality=88)
+        found.append(file.getvalue())
+    return found
+
+
+class Client:
+    """One keep-alive connection; small, because it shares the processors with the server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> Client:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nX-DCA: 1\r\n"
+        head += f"Content-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        await self._writer.drain()
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        length = next(int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:"))
+        return int(lines[0].split()[1]), await self._reader.readexactly(length)
+
+
+async def load(port: int, images: list[bytes], clients: int, requests: int, seconds: float) -> dict[str, Any]:
+    """So many requests, or as many as fit into the seconds, from so many clients at once."""
+    waits: list[float] = []
+    errors: list[int] = []
+    left = iter(range(requests))
+    end = time.monotonic() + seconds
+
+    async def one(number: int) -> None:
+        rng = random.Random(number)
+        async with Client(port) as client:
+            for _ in left:
+                began = time.monotonic()
+                if began > end:
+                    return
+                status, _ = await client.request("POST", "/api/predict", rng.choice(images) + rng.randbytes(16))
+                waits.append(time.monotonic() - began)
+                if status != 200:
+                    errors.append(status)
+
+    began = time.monotonic()
+    await asyncio.gather(*(one(number) for number in range(clients)))
+    took = time.monotonic() - began
+    cuts = statistics.quantiles(waits, n=100)
+    return {
+        "requests": len(waits), "errors": len(errors), "seconds": round(took, 2),
+        "images_per_second": round(len(waits) / took, 1),
+        "p50_ms": round(1000 * cuts[49], 1), "p95_ms": round(1000 * cuts[94], 1), "p99_ms": round(1000 * cuts[98], 1),
+    }  # fmt: skip
+
+
+def family(pid: int) -> Iterator[tuple[list[str], list[str]]]:
+    """`stat` (behind the name) and `statm` of a process and of the processes that it started, the process first."""
+    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
+        try:
+            stat = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(place.name) == pid or int(stat[1]) == pid:
+                yield stat, (place / "statm").read_text().split()
+        except (OSError, ValueError):
+            continue
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a server with its decoding processes, in MB."""
+    return round(sum(int(memory[1]) for _, memory in family(pid)) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+
+
+def processor_seconds(pid: int) -> list[float]:
+    """Processor time of a server, and of its decoding processes together."""
+    times = [(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") for stat, _ in family(pid)]
+    return [times[0], sum(times[1:])]
+
+
+async def mean_batch(port: int) -> float:
+    """Images that passed the encoder together, on average since the start."""
+    async with Client(port) as client:
+        text = (await client.request("GET", "/metrics"))[1].decode()
+    total, count = (float(re.search(rf"dca_batch_images_{part} (\S+)", text)[1]) for part in ("sum", "count"))
+    return round(total / count, 1)
+
+
+async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """The figures of one server."""
+    images = photos(args.images, args.side)
+    with running(model, batch) as server:
+        await load(server.port, images, args.clients, args.clients * 2, 60)  # warm up
+        before, busy = resident_mb(server.process.pid), processor_seconds(server.process.pid)
+        found = await load(server.port, images, args.clients, args.requests, 600)
+        spent = [end - start for start, end in zip(busy, processor_seconds(server.process.pid), strict=True)]
+        found["processor_ms_per_image"] = [round(1000 * part / found["requests"], 2) for part in spent]
+        found |= {"batch": batch, "mean_batch": await mean_batch(server.port)}
+        found["memory_mb"] = [before, resident_mb(server.process.pid)]
+        if batch > 1 and args.minutes:
+            found["memory_over_time"] = [before]
+            for _ in range(args.minutes * 2):
+                await load(server.port, images, args.clients, MOST_REQUESTS, 30)
+                found["memory_over_time"].append(resident_mb(server.process.pid))
+    return found
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder; by default one is fitted")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--images", type=int, default=40, help="different images; every request changes their bytes")
+    parser.add_argument("--side", type=int, default=256, help="pixels of their sides")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--minutes", type=int, default=0, help="of load for the memory over time")
+    args = parser.parse_args()
+    if args.requests > MOST_REQUESTS or args.clients > MOST_CLIENTS or args.minutes > MOST_MINUTES:
+        parser.error(f"at most {MOST_REQUESTS:,} requests, {MOST_CLIENTS} clients and {MOST_MINUTES} minutes")
+    with tempfile.TemporaryDirectory() as place:
+        model = args.model or fitted_model(Path(place))
+        batched, single = (asyncio.run(measure(model, args, batch)) for batch in (args.batch, 1))
+    ratio = batched["images_per_second"] / single["images_per_second"]
+    print(json.dumps({"batched": batched, "unbatched": single, "ratio": round(ratio, 2)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

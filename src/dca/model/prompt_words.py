@@ -1,0 +1,140 @@
+"""Learned prompts in words: the tokens nearest to every learned vector, and the angles between prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dca.clip import CLIP
+from dca.methods.interface import Method
+
+# Most prompts that are put into words: a method with one context per class has one for each of them.
+MOST = 24
+WORDS = 3
+
+
+@dataclass(frozen=True)
+class NearWord:
+    """A token near a learned vector. text: as the tokenizer writes it. distance: Euclidean, of the embeddings."""
+
+    text: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class PromptWords:
+    """One learned prompt.
+
+    name: of the prompt. tokens: for every learned vector, the nearest tokens, the nearest first.
+    """
+
+    name: str
+    tokens: tuple[tuple[NearWord, ...], ...]
+
+    @property
+    def sentence(self) -> str:
+        """The nearest token of every vector."""
+        return " ".join(words[0].text for words in self.tokens)
+
+
+@dataclass(frozen=True)
+class PromptReport:
+    """The learned prompts of a method.
+
+    Attributes:
+        prompts: The prompts in words; at most `MOST`.
+        left_out: How many more there are.
+        usual: Median distance between a token and the nearest other one, to compare distances with.
+        angles: Angle between the text features of each two prompts in degrees, the mean over classes, (M, M); empty
+            for a single prompt.
+    """
+
+    prompts: tuple[PromptWords, ...]
+    left_out: int
+    usual: float
+    angles: tuple[tuple[float, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `dca explain --prompts --json` prints them."""
+        rows = [
+            {
+                "prompt": prompt.name,
+                "tokens": [[{"text": w.text, "distance": w.distance} for w in words] for words in prompt.tokens],
+            }
+            for prompt in self.prompts
+        ]
+        return {
+            "prompts": rows,
+            "left_out": self.left_out,
+            "usual_distance": self.usual,
+            "angles": [list(row) for row in self.angles],
+        }
+
+
+@torch.no_grad()
+def prompt_words(method: Method, labels: Sequence[Any]) -> PromptReport | None:
+    """The learned prompts of a finished method in words.
+
+    Args:
+        method: The method.
+        labels: Label of each class.
+
+    Returns:
+        Prompts and angles; None if the method learns no prompt.
+    """
+    named = _named(method.text_contexts(), labels)
+    if not named:
+        return None
+    table, ids = _words(method.clip)
+    prompts = tuple(
+        PromptWords(name, tuple(_near(row, table, ids, method.clip) for row in rows)) for name, rows in named[:MOST]
+    )
+    return PromptReport(prompts, max(len(named) - MOST, 0), _usual(table), _angles(method.prompt_features()))
+
+
+def _named(contexts: Sequence[Tensor], labels: Sequence[Any]) -> list[tuple[str, Tensor]]:
+    """Every learned context (L, W) with a name."""
+    found = []
+    for place, context in enumerate(contexts, start=1):
+        prompt = f"prompt {place}" if len(contexts) > 1 else "the prompt"
+        if context.dim() == 2:
+            found.append((prompt, context))
+        else:
+            own = f"{prompt}, " if len(contexts) > 1 else ""
+            found += [(f"{own}{label}", rows) for label, rows in zip(labels, context, strict=True)]
+    return found
+
+
+def _words(clip: CLIP) -> tuple[Tensor, list[int]]:
+    """Embeddings (V, W) of all tokens that are text, and their ids."""
+    special = {clip.tokenizer.sot_id, clip.tokenizer.eot_id}
+    ids = [i for i in range(clip.config.text.vocab_size) if i not in special]
+    return clip.text.embed(ids), ids
+
+
+def _near(row: Tensor, table: Tensor, ids: Sequence[int], clip: CLIP) -> tuple[NearWord, ...]:
+    """The tokens nearest to a vector (W,)."""
+    distances, places = torch.cdist(row[None].double(), table.double())[0].topk(WORDS, largest=False)
+    pairs = zip(places.tolist(), distances.tolist(), strict=True)
+    return tuple(NearWord(clip.tokenizer.decode([ids[place]]), distance) for place, distance in pairs)
+
+
+def _usual(table: Tensor, sample: int = 256) -> float:
+    """Median distance from a token to the nearest other one, over evenly spread tokens of the table (V, W)."""
+    some = table[:: max(len(table) // sample, 1)].double()
+    nearest = torch.cdist(some, table.double()).topk(2, largest=False).values[:, 1]
+    return float(nearest.median())
+
+
+def _angles(features: Tensor | None) -> tuple[tuple[float, ...], ...]:
+    """Mean angle in degrees between unit text features (M, C, D) of each two prompts: (M, M)."""
+    if features is None or len(features) < 2:
+        return ()
+    cosines = torch.einsum("mcd,ncd->mnc", features.double(), features.double()).clamp(-1, 1)
+    degrees = (cosines.acos() * (180 / math.pi)).mean(dim=-1).fill_diagonal_(0.0)
+    return tuple(tuple(row) for row in degrees.tolist())

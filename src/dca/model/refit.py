@@ -1,0 +1,126 @@
+"""A fitted model fitted again with further labelled images, from stored features and without the original images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dca.core.errors import UserError
+from dca.core.wording import counted
+from dca.data.corrections import extended_classes
+from dca.data.dataset import Dataset, Item, StoredImage
+from dca.data.memory_store import MemoryStore
+from dca.engine.features import facts_of
+from dca.engine.session import Session
+from dca.methods.interface import TrainedMethod
+from dca.model.classifier import Classifier
+from dca.model.gallery import Gallery
+
+
+@dataclass(frozen=True)
+class Example:
+    """A labelled image. features: (D,) of the frozen backbone, not normalised."""
+
+    image: StoredImage
+    label: str
+    features: Tensor
+
+
+class Refitter:
+    """Fits a model again on its training images, known by their stored features, and on further examples.
+
+    Args:
+        model: A fitted classifier.
+
+    Attributes:
+        obstacle: Why this model cannot be fitted again without its training images; "" if it can.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+        self.obstacle = _obstacle(model)
+        self._store = MemoryStore()
+        self._session = Session(device=str(model.method_.clip.device), store=self._store)
+        gallery = model.gallery()
+        if gallery is not None:
+            rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
+            self._images = {row[0]: StoredImage(*row) for row in rows}
+            self._store.add(facts_of(model.method_.clip), gallery.sha256, gallery.features)
+
+    def refit(self, examples: Sequence[Example]) -> Classifier:
+        """The model fitted on all images; an example replaces a training image of the same content.
+
+        Args:
+            examples: The further images; a label that the model does not have becomes a class.
+
+        Returns:
+            Another classifier.
+
+        Raises:
+            UserError: If the model cannot be fitted again, or a class would have no image left.
+        """
+        if self.obstacle:
+            raise UserError(self.obstacle, hint="fit it again on all images")
+        model, method = self.model, self.model.method_
+        self._store.add(facts_of(method.clip), [e.image.sha256 for e in examples], _stacked(examples))
+        other = Classifier(
+            model.method,
+            seed=model.seed,
+            backbone=method.clip,
+            precision=model.precision,
+            estimate=model.estimate,
+            calibrate=model.calibrate,
+            **model.settings,
+        )
+        other.learn(self._source(examples), self._session, selection=method.problem.selection)
+        other.gallery_ = self._gallery(examples).of_draw(other.draw_)
+        return other
+
+    def _gallery(self, examples: Sequence[Example]) -> Gallery:
+        """The training images and the examples; their class indices are not those of the new model yet."""
+        own = self.model.gallery()
+        assert own is not None
+        replaced = {example.image.sha256 for example in examples}
+        kept = own.of_draw([row for row in self.model.draw_ if row["sha256"] not in replaced])
+        images = [example.image for example in examples]
+        added = Gallery(
+            _stacked(examples).view(len(examples), own.features.shape[1]),
+            (0,) * len(images),
+            tuple(image.sha256 for image in images),
+            tuple(image.name for image in images),
+            tuple(image.thumbnail for image in images),
+        )
+        return kept.joined(added)
+
+    def _source(self, examples: Sequence[Example]) -> Dataset:
+        """The training images of the model and the examples."""
+        model, problem = self.model, self.model.method_.problem
+        wanted = [example.label for example in examples]
+        labels, names, index = extended_classes(model.classes_.tolist(), problem.names, wanted)
+        replaced = {example.image.sha256 for example in examples}
+        kept = [Item(self._images[row["sha256"]], row["label"]) for row in model.draw_ if row["sha256"] not in replaced]
+        added = [Item(example.image, place) for example, place in zip(examples, index, strict=True)]
+        train = (*kept, *added)
+        return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
+
+
+def _stacked(examples: Sequence[Example]) -> Tensor:
+    return torch.stack([example.features for example in examples]) if examples else torch.empty(0, 0)
+
+
+def _obstacle(model: Classifier) -> str:
+    """Why a model cannot be fitted again from the stored features of its training images; "" if it can."""
+    method, gallery = model.method_, model.gallery()
+    if isinstance(method, TrainedMethod) or method.fits_others:
+        return f"{method.name} is trained on the images themselves"
+    if getattr(method.options, "views", 0):
+        return f"{method.name} uses augmented views of the training images"
+    if gallery is None:
+        return "the features of the training images were not saved with the model"
+    missing = {row["sha256"] for row in model.draw_} - set(gallery.sha256)
+    if missing:
+        return f"the features of {counted(len(missing), 'training image')} were not saved with the model"
+    return ""

@@ -1,0 +1,47 @@
+"""The page about one model: `dca report MODEL [DATA]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dca.core.progress import Progress, silent
+from dca.core.wording import counted
+from dca.data.dataset import Dataset
+from dca.engine.session import Session
+from dca.model.classifier import Classifier
+from dca.report import page
+from dca.report.sections import SECTIONS
+from dca.report.subject import about
+
+
+def model_page(
+    model: Classifier,
+    name: str,
+    session: Session,
+    *,
+    folder: Path | None = None,
+    dataset: Dataset | None = None,
+    data: str = "",
+    progress: Progress = silent,
+) -> str:
+    """One self-contained HTML page about a model.
+
+    Args:
+        model: A fitted classifier.
+        name: What to call it.
+        session: Reads images and features.
+        folder: Folder of the model, for what its run recorded.
+        dataset: Labelled images to measure it on; None for what the fit knows.
+        data: Where these are, as the user named the place.
+        progress: Receives the progress.
+
+    Returns:
+        The HTML.
+
+    Raises:
+        UserError: If a class of the data is not one of the model's, an image cannot be read, or jinja2 is missing.
+    """
+    page.need_jinja()
+    subject = about(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
+    below = f"{model.method_.name} on {model.method_.clip.source}, {counted(len(model.classes_), 'class')}"
+    return page.render(SECTIONS, subject, title=name, about=below)

@@ -1,0 +1,117 @@
+"""A page: sections with their templates, rendered into one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from markupsafe import Markup, escape
+
+from dca.core.errors import UserError
+from dca.core.files import utf8, write_bytes, writing
+from dca.core.wording import counted
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE = Path(__file__).parent
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Section(Generic[S]):
+    """One part of a page about a subject of type S.
+
+    name: of the template `sections/NAME.html`, and of the anchor. title: heading. build: from the subject to the values
+    of the template, or to one sentence that says why the section is left out.
+    """
+
+    name: str
+    title: str
+    build: Callable[[S], Mapping[str, Any] | str]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A fraction as text, in per cent; the sign stays with the number.
+
+    >>> percent(0.9751).split(), percent(1.0, 0).split()
+    (['97.5', '%'], ['100', '%'])
+    """
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def soft(text: object) -> Markup:
+    """Text that may be broken after the separators of file and class names.
+
+    >>> str(soft("a_<b>"))
+    'a_<wbr>&lt;b&gt;'
+    """
+    return Markup(re.sub(r"([_/.\\-])", r"\1<wbr>", str(escape(text))))
+
+
+def signed(points: float) -> str:
+    """A difference of fractions in points, with a proper minus sign.
+
+    >>> signed(0.031), signed(-0.031)
+    ('+3.1', '−3.1')
+    """
+    return f"{100 * points:+.1f}".replace("-", "−")
+
+
+def need_jinja() -> None:
+    """Raise a UserError if jinja2 is not installed."""
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        problem = "reports need jinja2, which is not installed."
+        raise UserError(problem, hint="pip install 'dca-prompt[report]'") from None
+
+
+def environment() -> Environment:
+    """Templates with escaping on, and the filters that they share."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader([HERE / "templates", HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    made.filters |= {"percent": percent, "signed": signed, "soft": soft}
+    made.globals["counted"] = counted
+    return made
+
+
+def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str) -> str:
+    """The page about a subject.
+
+    Args:
+        sections: In the order of the page.
+        subject: What the page is about.
+        title: Heading of the page.
+        about: One line below it.
+
+    Returns:
+        The HTML.
+    """
+    templates, shown, left_out = environment(), [], []
+    for section in sections:
+        values = section.build(subject)
+        if isinstance(values, str):
+            left_out.append((section.title, values))
+            continue
+        body = templates.get_template(f"sections/{section.name}.html").render(**values)
+        shown.append({"name": section.name, "title": section.title, "body": Markup(body)})
+    style = Markup((HERE / "templates" / "page.css").read_text(encoding="utf-8"))
+    page = templates.get_template("page.html")
+    return page.render(title=title, about=about, sections=shown, left_out=left_out, style=style)
+
+
+def write(path: Path, html: str) -> Path:
+    """Write a page atomically; returns its path."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, utf8(html))
+    return path

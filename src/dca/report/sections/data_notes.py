@@ -1,0 +1,50 @@
+"""What is noteworthy about the images and class names: copies, unreadable or tiny images, odd names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dca.core.actions import render
+from dca.core.errors import UserError
+from dca.core.progress import of_stage
+from dca.data.check.folder import check_dataset
+from dca.data.check.public import Report
+from dca.data.sources.folder import load_folder
+from dca.model.findings import findings
+from dca.report.page import Section
+from dca.report.subject import Subject
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """Findings of the data check, and notes of the fit."""
+    model, checked = subject.model, check(subject)
+    noted = findings(model.method_, model.draw_, model.classes_.tolist())["notes"]
+    notes = [*model.results_.get("warnings", []), *noted]
+    if checked is None:
+        return (
+            {"notes": notes, "findings": [], "facts": []} if notes else "No data was given, and the fit noted nothing."
+        )
+    facts = [(name.replace("_", " "), f"{value:,}") for name, value in checked.facts.items() if type(value) is int]
+    rows = [
+        {"level": one.level, "what": one.what, "examples": one.examples, "advice": render(one.advice, "cli")}
+        for one in checked.findings
+    ]
+    return {"notes": notes, "findings": rows, "facts": facts}
+
+
+def check(subject: Subject) -> Report | None:
+    """Look at all images of the data: every part of a folder, or the part that was measured."""
+    dataset, place = subject.dataset, Path(subject.data or "in memory").expanduser()
+    if dataset is None:
+        return None
+    if place.is_dir():
+        try:
+            dataset = load_folder(place)
+        except UserError:  # enough to measure on, but not to learn from
+            place = Path("one part")
+    return check_dataset(dataset, place, progress=of_stage(subject.progress, "checking images"))
+
+
+SECTION = Section("data_notes", "Notes on the data", build)

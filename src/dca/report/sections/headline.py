@@ -1,0 +1,128 @@
+"""The accuracy with its interval, next to zero-shot CLIP: measured on test images, or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from dca.core.calibration import wilson
+from dca.core.paired import paired_difference
+from dca.core.wording import counted
+from dca.report.page import Section, percent
+from dca.report.subject import Subject
+from dca.report.svg import Scale, drawing, element, line, rect, short, words
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy with its interval. basis: what it was measured on. main: whether it is the headline."""
+
+    name: str
+    share: float
+    low: float
+    high: float
+    basis: str
+    main: bool = False
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """The figures of the headline, and a drawing of all of them."""
+    rows = accuracies(subject)
+    if not rows:
+        return "The accuracy was neither measured nor estimated: give labelled images, or fit with --estimate."
+    return {
+        "main": next(row for row in rows if row.main),
+        "plain": next((row for row in rows if row.name == "zero-shot CLIP"), None),
+        "paired": _paired(subject),
+        "chart": chart(rows),
+        "rows": rows,
+        "seen": subject.evaluation.seen_in_training if subject.evaluation is not None else 0,
+        "n": subject.evaluation.n if subject.evaluation is not None else 0,
+        "facts": _facts(subject),
+    }
+
+
+def accuracies(subject: Subject) -> list[Accuracy]:
+    """What is known of the accuracy, zero-shot CLIP first: measured now, else by the run, else estimated."""
+    method, found = subject.model.method_.name, subject.predictions
+    estimated = _estimated(subject)
+    if found is not None and found.tested and found.zero_shot is not None:
+        plain, own = float((found.zero_shot == found.truth).mean()), float(found.right.mean())
+        measured = [_measured("zero-shot CLIP", plain, len(found), found.basis)]
+        measured.append(_measured(method, own, len(found), found.basis, main=True))
+        return [*measured, *estimated[1:]]
+    if recorded := _recorded(subject):
+        return [*recorded, *estimated[1:]]
+    return [*estimated[:1], *(Accuracy(**{**vars(row), "main": True, "name": method}) for row in estimated[1:])]
+
+
+def _measured(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
+    return Accuracy(name, share, *wilson(share, n), basis, main)
+
+
+def _recorded(subject: Subject) -> list[Accuracy]:
+    """What the run that made the model measured on its test images."""
+    rows = subject.model.results_.get("targets") or []
+    if not rows or subject.model.lineage_:
+        return []
+    row, method = rows[0], subject.model.method_.name
+    n, basis = row["test_images"], f"{counted(row['test_images'], 'test image')} of {row['name']}, by the fit"
+    return [
+        _measured("zero-shot CLIP", row["zero_shot_accuracy"], n, basis),
+        _measured(method, row["accuracy"], n, basis, main=True),
+    ]
+
+
+def _estimated(subject: Subject) -> list[Accuracy]:
+    """The estimate of the fit: zero-shot CLIP, then the model."""
+    found = subject.model.estimate_
+    if found is None:
+        return []
+    basis = f"{found.how} on {counted(found.n, 'training image')}"
+    own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis)
+    if found.zero_shot_accuracy is None:
+        return [own, own]
+    return [_measured("zero-shot CLIP", found.zero_shot_accuracy, found.n, basis), own]
+
+
+def _paired(subject: Subject) -> Any:
+    """The paired difference to zero-shot CLIP on test images; None without any."""
+    found = subject.predictions
+    if found is None or found.zero_shot is None:
+        return None
+    return paired_difference(found.right, found.zero_shot == found.truth)
+
+
+def chart(rows: list[Accuracy]) -> Markup:
+    """One line per accuracy: a bar to the value, and its interval."""
+    width, top, step = 360.0, 8.0, 46.0
+    scale = Scale(0, 1, 4, width - 24)
+    height = top + step * len(rows) + 20
+    parts = [line(scale(x), top, scale(x), height - 20, "grid") for x in (0, 0.25, 0.5, 0.75, 1)]
+    parts += [words(scale(x), height - 5, f"{100 * x:.0f}", "middle") for x in (0.25, 0.5, 0.75)]
+    parts += [words(4, height - 5, "0"), words(width, height - 5, "100 %", "end")]
+    for place, row in enumerate(rows):
+        y = top + step * place
+        parts.append(words(4, y + 13, f"{short(row.name)}: {percent(row.share)}", "strong"))
+        parts.append(rect(4, y + 20, scale(row.share) - 4, 14, "good" if row.main else "pale"))
+        parts.append(line(scale(row.low), y + 27, scale(row.high), y + 27, "whisker"))
+        parts += [line(scale(end), y + 22, scale(end), y + 32, "whisker") for end in (row.low, row.high)]
+    said = "; ".join(f"{r.name} {percent(r.share)} ({percent(r.low)} to {percent(r.high)})" for r in rows)
+    return drawing(width, height, f"Accuracy: {said}", element("g", *parts))
+
+
+def _facts(subject: Subject) -> list[tuple[str, str]]:
+    """The model in one line each."""
+    model = subject.model
+    return [
+        ("classes", f"{len(model.classes_):,}"),
+        ("training images", f"{len(model.draw_):,}" if model.draw_ else "not recorded"),
+        ("method", model.method_.name),
+        ("backbone", f"{model.method_.clip.source}, {model.method_.clip.preprocess.size} px"),
+    ]
+
+
+SECTION = Section("headline", "How good is it?", build)

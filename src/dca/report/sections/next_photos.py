@@ -1,0 +1,59 @@
+"""Which photos to take next: the classes where errors are most frequent, and what they are taken for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dca.report.page import Section
+from dca.report.subject import Predictions, Subject
+
+MOST, EXAMPLES, SIDE = 6, 3, 88
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """The classes that need photos most."""
+    found = subject.predictions
+    if found is None:
+        return "No predictions for images that the model has not seen."
+    if found.right.all():
+        return "All answers are right: these images do not tell which photo to take."
+    have = Counter(str(subject.model.classes_[row["label"]]) for row in subject.model.draw_)
+    return {"rows": [_row(subject, found, c, have) for c in neediest(found, len(subject.labels))[:MOST]]}
+
+
+def neediest(found: Predictions, classes: int) -> list[int]:
+    """Classes with errors, by the share of images that they lose or take from others.
+
+    Half an image is added to the errors and one to the images, so that a single image does not decide.
+    """
+    counts = found.confusion(classes)
+    missed = counts.sum(axis=1) - counts.diagonal()
+    taken = counts.sum(axis=0) - counts.diagonal()
+    images = counts.sum(axis=1)
+    need = (missed + 0.5 * taken + 0.5) / (images + 1)
+    return [int(c) for c in np.argsort(-need, kind="stable") if missed[c] + taken[c] > 0]
+
+
+def _row(subject: Subject, found: Predictions, c: int, have: Counter[str]) -> dict[str, Any]:
+    """What is known about one class."""
+    labels, counts = subject.labels, found.confusion(len(subject.labels))
+    own = [n for n in found.mistakes if found.truth[n] == c]
+    others = counts[c] + counts[:, c]
+    others[c] = 0
+    examples = own[:EXAMPLES]
+    return {
+        "name": labels[c],
+        "missed": len(own),
+        "n": int(counts[c].sum()),
+        "taken": int(counts[:, c].sum() - counts[c, c]),
+        "rival": labels[int(others.argmax())],
+        "have": have.get(labels[c], 0),
+        "examples": subject.thumbnails(examples, SIDE),
+    }
+
+
+SECTION = Section("next_photos", "Which photo to take next", build)

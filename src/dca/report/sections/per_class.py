@@ -1,0 +1,49 @@
+"""Accuracy of every class with its interval and number of images, the hardest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dca.plots.class_bars import ClassResult, class_results
+from dca.plots.stats import wilson
+from dca.report.page import Section
+from dca.report.subject import Subject
+
+MOST = 24
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """One bar per class."""
+    found = subject.predictions
+    if found is None:
+        return "No predictions for images that the model has not seen."
+    results = class_results(found.truth, found.zero_shot, found.answer, subject.labels)
+    tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
+    rows = [_bar(row) for row in tested]
+    return {
+        "first": rows[:MOST],
+        "rest": rows[MOST:],
+        "basis": found.basis,
+        "zero_shot": found.zero_shot is not None,
+        "untested": len(results) - len(tested),
+    }
+
+
+def _bar(row: ClassResult) -> dict[str, Any]:
+    """Positions in per cent."""
+    low, high = wilson(row.adapted, row.images)
+    share = 100 * row.adapted / row.images
+    return {
+        "name": row.name,
+        "share": share,
+        "low": 100 * low,
+        "width": 100 * (high - low),
+        "zero_shot": None if row.zero_shot is None else 100 * row.zero_shot / row.images,
+        "right": row.adapted,
+        "n": row.images,
+        "said": f"{share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f}",
+    }
+
+
+SECTION = Section("per_class", "Class by class", build)

@@ -1,0 +1,22 @@
+"""Learned prompts in words: nearest tokens with their distances, and angles between prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dca.model.prompt_words import prompt_words
+from dca.report.page import Section
+from dca.report.subject import Subject
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """All learned prompts."""
+    method = subject.model.method_
+    found = prompt_words(method, subject.model.classes_.tolist())
+    if found is None:
+        return f"{method.name} learns no prompts."
+    return {"prompts": found.prompts, "left_out": found.left_out, "usual": found.usual, "angles": found.angles}
+
+
+SECTION = Section("prompts", "The learned prompts in words", build)

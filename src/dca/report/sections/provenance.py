@@ -1,0 +1,78 @@
+"""How the model was made: the command, versions, seed and hashes."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+
+import dca
+from dca.core.files import digest_of, read_json
+from dca.core.wording import seconds_text
+from dca.methods.registry import DEFAULT_METHOD
+from dca.model.checkpoint import CONFIG, SPEC
+from dca.report.page import Section
+from dca.report.subject import Subject
+
+
+def build(subject: Subject) -> Mapping[str, Any] | str:
+    """Everything that decides the model, as far as it is recorded."""
+    model, folder = subject.model, subject.folder
+    spec = read_json(folder / SPEC).get("spec", {}) if folder is not None and (folder / SPEC).is_file() else {}
+    version = read_json(folder / CONFIG).get("version", "") if folder is not None else dca.__version__
+    clip, options = model.method_.clip, model.record().given["options"]
+    facts = [
+        ("seed", str(model.method_.problem.seed)),
+        ("images per class", str(spec.get("shots") or model.shots or "all")),
+        ("draw (sha256)", draw_hash(model.draw_) if model.draw_ else "not recorded"),
+        ("backbone", f"{clip.source} (sha256 {clip.digest[:16]})"),
+        ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
+        ("fitted with", f"dca {version}"),
+        ("this page", f"dca {dca.__version__}, torch {torch.__version__}, numpy {numpy.__version__}, {_system()}"),
+    ]
+    if seconds := model.results_.get("seconds"):
+        facts.insert(0, ("time of the fit", seconds_text(seconds)))
+    return {"command": command(spec) if spec else "", "facts": facts, "lineage": _changes(model.lineage_)}
+
+
+def draw_hash(draw: list[dict[str, Any]]) -> str:
+    """Hash of the training images and their classes, the same as in the run's `spec.json`."""
+    return digest_of([[row["label"], row["sha256"]] for row in draw])
+
+
+def command(spec: Mapping[str, Any]) -> str:
+    """The `dca fit` command of a recorded spec; of paths only the last parts are recorded."""
+    words = ["dca", "fit", str(spec["data"])]
+    flags = {
+        "--method": None if spec["method"] == DEFAULT_METHOD else spec["method"],
+        "--shots": spec["shots"],
+        "--seed": spec["seed"] if spec["seed"] != 1 else None,
+        "--backbone": spec["backbone"] if spec["backbone"] != "mini" else None,
+        "--protocol": spec["protocol"] if spec["protocol"] != "few-shot" else None,
+        "--selection": spec["selection"] if spec["selection"] != "strict" else None,
+        "--hold-out": spec["hold_out"] or None,
+        "--draw": spec["draw"],
+    }
+    for flag, value in flags.items():
+        words += [] if value is None else [flag, str(value)]
+    for target in spec["targets"]:
+        words += ["--target", str(target)]
+    for name, value in spec["options"].items():
+        words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
+
+
+def _system() -> str:
+    return f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _changes(lineage: list[dict[str, Any]]) -> list[str]:
+    """Changes of the model since the fit."""
+    return [", ".join(f"{name}: {value}" for name, value in row.items() if isinstance(value, str)) for row in lineage]
+
+
+SECTION = Section("provenance", "How it was made", build)

@@ -1,0 +1,53 @@
+"""dca serve on the command line: what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from dca.core.files import exclusive_lock
+from dca.serve.options import ServeOptions
+from dca.serve.server import address_of, bound_socket
+
+
+def test_a_missing_model_or_folder_is_named(dca, fitted: Path, tmp_path: Path):
+    assert "no such model folder" in dca("serve", tmp_path / "none.dca").err
+    assert dca("serve", fitted, "--tray", tmp_path / "none").code == 2
+
+
+def test_a_missing_package_is_named(dca, fitted: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dca.serve.find_spec", lambda name: None)
+    told = dca("serve", fitted)
+    assert told.code == 2
+    assert "pip install 'dca-prompt[serve]'" in told.err
+
+
+def test_a_port_in_use_is_named(dca, fitted: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        told = dca("serve", fitted, "--port", taken.getsockname()[1])
+    assert told.code == 2
+    assert "choose another --port" in told.err
+
+
+def test_one_server_per_model(dca, fitted: Path):
+    with exclusive_lock(fitted):
+        told = dca("serve", fitted, "--port", 0)
+    assert told.code == 2
+    assert "is writing" in told.err
+
+
+def test_the_address_holds_the_token():
+    with bound_socket(ServeOptions(port=0)) as listening:
+        port = listening.getsockname()[1]
+        assert address_of(listening, ServeOptions()) == f"http://127.0.0.1:{port}/"
+        assert address_of(listening, ServeOptions(host="::", token="abc")) == f"http://[::]:{port}/#token=abc"
+
+
+def test_help_teaches_with_an_example(dca):
+    told = dca("serve", "--help")
+    assert "dca serve photos.dca --host 0.0.0.0" in told.out
+    assert "/api/predict" in told.out

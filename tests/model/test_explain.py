@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dca import Classifier, Dataset, UserError
+from dca.clip import CLIP
+from dca.methods.interface import Method
+from dca.model.explain import between, explain, grid, relevance, window, window_places
+from oracles.explain import occlusion, rank_correlation
+
+# Rank correlation with occlusion on the images of the sample, and the least that a single image may have.
+AGREEMENT, LEAST = 0.85, 0.7
+
+
+@pytest.fixture(scope="module")
+def model(sample: Dataset) -> Classifier:
+    return Classifier(device="cpu").fit(sample)
+
+
+def pixels_of(method: Method, image: Image.Image) -> torch.Tensor:
+    return method.clip.preprocess([image])
+
+
+def test_relevance_agrees_with_occlusion(model: Classifier, sample: Dataset) -> None:
+    method, found = model.method_, []
+    for item in sample.test[::10]:
+        assert isinstance(item.image, Image.Image)
+        pixels = pixels_of(method, item.image)
+        with torch.no_grad():
+            target = int(method.classify(method.encode(pixels)).argmax())
+        fast, slow = relevance(method, pixels, target), occlusion(method, pixels, target)
+        middles = torch.tensor(window_places(grid(method)))
+        torch.testing.assert_close(fast[middles][:, middles], slow[middles][:, middles], atol=2e-3, rtol=1e-3)
+        found.append(rank_correlation(fast, slow))
+    assert np.mean(found) > AGREEMENT
+    assert min(found) > LEAST
+
+
+class Painted(torch.nn.Module):
+    """A model whose log-odds of class 1 are linear in the pixels."""
+
+    def __init__(self, clip: CLIP, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.clip, self.weight = clip, weight
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels * self.weight).flatten(1)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        z = features.sum(dim=1, keepdim=True)
+        return torch.cat([torch.zeros_like(z), z], dim=1).double().softmax(dim=1)
+
+
+def test_values_between_windows_are_linear() -> None:
+    places = [0, 2, 5]
+    rows, columns = torch.meshgrid(torch.arange(6.0), torch.arange(6.0), indexing="ij")
+    plane = 3 * rows - 2 * columns + rows * columns
+    torch.testing.assert_close(between(plane[places][:, places], places, 6), plane)
+    torch.testing.assert_close(between(torch.tensor([[7.0]]), [0], 1), torch.tensor([[7.0]]))
+
+
+def test_windows_cover_every_patch() -> None:
+    for side in range(2, 40):
+        places = window_places(side)
+        assert len(places) <= 8
+        assert (places[0], places[-1]) == (0, side - 1)
+        if side <= 19:
+            seen = sum(1 - window(side, row, column) for row in places for column in places)
+            assert float(seen.min()) >= 1, side
+
+
+def test_a_part_that_decides_is_relevant(clip: CLIP) -> None:
+    size, side = clip.preprocess.size, clip.config.vision.image_size // clip.config.vision.patch_size
+    weight = torch.zeros(3, size, size)
+    weight[:, : size // side, : size // side] = 1
+    pixels = torch.zeros(1, 3, size, size)
+    pixels[..., : size // side, : size // side] = 1
+    found = relevance(Painted(clip, weight), pixels, 1)
+    assert int(found.argmax()) == 0
+    assert float(found[-1, -1]) == pytest.approx(0, abs=1e-6)
+    against = relevance(Painted(clip, weight), pixels, 0)
+    torch.testing.assert_close(found, -against, atol=1e-6, rtol=1e-6)
+
+
+def test_an_explanation_names_classes_and_nearest_images(model: Classifier, sample: Dataset) -> None:
+    image = sample.train[0].image
+    found = explain(model, image, neighbours=3)
+    np.testing.assert_allclose(found.probabilities, model.predict_proba([image])[0], rtol=1e-5)
+    assert found.top(1)[0][0] == model.predict(image)
+    assert found.nearest[0].similarity == pytest.approx(1, abs=1e-4)
+    assert found.nearest[0].label == sample.labels[sample.train[0].label]
+    assert len(found.nearest) == 3
+    assert found.heat_map(96).size == (96, 96)
+    other = explain(model, image, target=sample.labels[5])
+    assert other.target == 5
+    with pytest.raises(UserError, match="unknown class 'no such'"):
+        explain(model, image, target="no such")
+
+
+def test_the_heat_map_is_orange_for_and_blue_against(model: Classifier, sample: Dataset) -> None:
+    found = explain(model, sample.train[0].image)
+    half = np.ones((8, 8))
+    half[:, 4:] = -1
+    picture = np.asarray(type(found)(**{**vars(found), "relevance": half}).heat_map(80)).astype(int)
+    left, right = picture[:, :20].mean(axis=(0, 1)), picture[:, -20:].mean(axis=(0, 1))
+    assert left[0] > left[2]
+    assert right[2] > right[0]
+
+
+def test_a_model_without_gallery_has_no_nearest_images(model: Classifier, sample: Dataset) -> None:
+    bare = Classifier("zero_shot", device="cpu").fit(sample)
+    bare.gallery_, bare._training = None, ()
+    assert explain(bare, sample.test[0].image).nearest == ()

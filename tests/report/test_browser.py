@@ -1,0 +1,137 @@
+"""The page in a real browser: nothing is cut, nothing is loaded, everything can be reached."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dca.model.comparison import compare
+from dca.report.comparison_page import comparison_page
+from dca.report.page import render
+from dca.report.sections import SECTIONS
+from dca.report.subject import Subject, zero_shot_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# Elements that reach over the edge of the window, other than inside a scrolling region that is within it.
+OVERFLOWING = """() => [...document.querySelectorAll('body *')].filter(e => {
+  const box = e.getBoundingClientRect();
+  if (!box.width || e.closest('.skip, .stack thead') || (box.right <= innerWidth + 1 && box.left >= -1)) return false;
+  const region = e.parentElement.closest('.scroll');
+  return !region || region.getBoundingClientRect().right > innerWidth + 1;
+}).map(e => e.tagName + '.' + e.className)"""
+
+# Texts that are cut off inside their own box.
+CUT = """() => [...document.querySelectorAll('h1, h2, h3, p, dd, dt, li, td, th')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline' && e.clientWidth)
+  .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
+
+# Texts of one drawing that lie over each other, or outside the drawing.
+COLLIDING = """() => [...document.querySelectorAll('svg.chart')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')], wrong = [];
+  texts.forEach((one, n) => {
+    const a = one.getBoundingClientRect();
+    if (a.right > frame.right + 1 || a.left < frame.left - 1 || a.bottom > frame.bottom + 1 || a.top < frame.top - 1)
+      wrong.push('outside: ' + one.textContent);
+    texts.slice(n + 1).forEach(other => {
+      const b = other.getBoundingClientRect();
+      const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (w > 1 && h > 3) wrong.push(one.textContent + ' / ' + other.textContent);
+    });
+  });
+  return wrong;
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tested: Subject, left_out: Subject, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page with test images, the page without, and a comparison."""
+    folder = tmp_path_factory.mktemp("pages")
+    assert tested.dataset is not None
+    both = compare([("mine", tested.model), ("zero-shot", zero_shot_of(tested.model))], tested.dataset)
+    texts = {
+        "tested": render(SECTIONS, tested, title="tested", about="about"),
+        "left_out": render(SECTIONS, left_out, title="left out", about="about"),
+        "compared": comparison_page(both),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+@pytest.mark.parametrize("name", ["tested", "left_out", "compared"])
+@pytest.mark.parametrize("width", [1366, 390])
+def test_nothing_is_cut_and_nothing_is_loaded(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if not _own(request.url) else None)
+    page.goto(pages[name].as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERFLOWING) == []
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(COLLIDING) == []
+    assert problems == []
+    page.close()
+
+
+def _own(address: str) -> bool:
+    return address.startswith(("file:", "data:"))
+
+
+def test_a_cell_leads_to_its_images_by_keyboard(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1366, "height": 900})
+    page.goto(pages["tested"].as_uri())
+    link = page.locator(".matrix a").first
+    target = link.get_attribute("href")
+    assert not page.locator(target).is_visible()
+    link.focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.locator(target).wait_for(state="visible")
+    assert page.locator(f"{target} img").count() > 0
+    page.close()
+
+
+def test_the_other_plane_is_a_key_away(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(pages["tested"].as_uri())
+    first, second = page.locator(".tabs > .tab").all()
+    assert first.is_visible()
+    page.locator("#map-pair").focus()
+    page.keyboard.press("ArrowRight")
+    assert second.is_visible()
+    assert not first.is_visible()
+    assert page.evaluate(OVERFLOWING) == []
+    page.close()
+
+
+def test_dark_and_print_have_colours_of_their_own(browser: Any, pages: dict[str, Path]) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(pages["left_out"].as_uri())
+        colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        if scheme == "dark":
+            page.emulate_media(media="print")
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+            assert not page.locator("nav").is_visible()
+        page.close()
+    assert colours["light"] != colours["dark"]

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from dca import Classifier, Session
+from dca.model.comparison import compare
+from dca.model.inputs import as_dataset
+from dca.report.comparison_page import comparison_page
+from dca.report.subject import zero_shot_of
+from report.html_structure import structure
+
+
+def test_the_page_shows_differences_and_images(model: Classifier, hostile_photos: Path, session: Session) -> None:
+    dataset = as_dataset(hostile_photos, None, measuring=True)
+    found = compare([("<b>mine", model), ("zero", zero_shot_of(model))], dataset)
+    html = comparison_page(found)
+    tags = structure(html)
+    assert "script" not in tags.tags
+    assert "b" not in tags.tags
+    assert {"compared", "disagreements", "costs"} <= set(tags.ids)
+    assert "Tango" in html
+    assert tags.tags.count("img") > 0
+    same = comparison_page(compare([("a", model), ("b", model)], dataset))
+    assert "The models give the same answer for every image." in same

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dca import Classifier, Session, UserError
+from dca.core.files import read_json
+from dca.model.inputs import as_dataset
+from dca.report import page
+from dca.report.model_page import model_page
+from dca.report.page import Section, render
+from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
+from dca.report.subject import Predictions, Subject, about, left_out
+from report.html_structure import structure
+
+MOST_BYTES = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def html(tested: Subject) -> str:
+    return render(SECTIONS, tested, title=tested.name, about="about")
+
+
+def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
+    found = structure(html)
+    assert "script" not in found.tags, "a class name became a tag"
+    assert len(set(found.ids)) == len(found.ids)
+    assert all(link.startswith("#") and link[1:] in found.ids for link in found.links)
+    assert found.images_without_words == 0
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", html)
+    assert "url(" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert len(html) < MOST_BYTES
+
+
+def test_every_section_is_shown_or_left_out_with_a_reason(html: str, left_out: Subject) -> None:
+    assert "closed_form learns no prompts." in html
+    other = render(SECTIONS, left_out, title="t", about="a")
+    for text in (html, other):
+        found = structure(text)
+        shown = {section.name for section in SECTIONS} & set(found.ids)
+        missing = [section.title for section in SECTIONS if section.name not in shown]
+        reasons = re.findall(r"<dt>([^<]*)</dt><dd>([^<]{10,})</dd>", text.partition('id="left-out"')[2])
+        assert sorted(title for title, _ in reasons) == sorted(missing)
+
+
+def test_a_model_that_knows_nothing_of_itself_still_has_a_page(
+    fitted: Path, tiny_folder: Path, session: Session
+) -> None:
+    """A trained method without estimate, gallery and data: figures of the run, prompts, and how it was made."""
+    model = Classifier.from_pretrained(fitted, backbone=tiny_folder, session=session)
+    html = model_page(model, "photos.dca", session, folder=fitted)
+    assert {"headline", "prompts", "feature_map", "provenance", "left-out"} <= set(structure(html).ids)
+    assert "of photos, by the fit" in html
+    assert "No predictions for images that the model has not seen" in html
+
+
+def test_the_headline_is_what_was_measured(tested: Subject, left_out: Subject) -> None:
+    assert tested.evaluation is not None
+    rows = headline.accuracies(tested)
+    main = next(row for row in rows if row.main)
+    assert main.share == tested.evaluation.accuracy
+    assert main.low <= main.share <= main.high
+    assert [row.name for row in rows] == ["zero-shot CLIP", "closed_form", "estimated by the fit"]
+    recorded = headline.accuracies(left_out)
+    assert [(row.share, row.low) for row in recorded] == [(row.share, row.low) for row in rows]
+    bare = dataclasses.replace(left_out)
+    found = left_out.model.estimate_
+    assert found is not None
+    results, bare.model.results_ = bare.model.results_, {}
+    try:
+        estimated = headline.accuracies(bare)
+    finally:
+        bare.model.results_ = results
+    assert [(row.share, row.main) for row in estimated] == [(found.zero_shot_accuracy, False), (found.accuracy, True)]
+
+
+def test_mistakes_are_the_surest_and_show_evidence(tested: Subject, left_out: Subject) -> None:
+    values = mistakes.build(tested)
+    assert isinstance(values, dict)
+    sure = [row["sure"] for row in values["rows"]]
+    assert sure == sorted(sure, reverse=True)
+    assert all(row["said"] != row["really"] for row in values["rows"])
+    assert all(row["heat"].startswith("data:image/jpeg") for row in values["rows"])
+    assert all(len(row["near"]) == 3 for row in values["rows"])
+    others = mistakes.build(left_out)
+    assert isinstance(others, dict)
+    assert all(not row["heat"] and row["picture"] for row in others["rows"])
+
+
+def test_an_image_is_not_its_own_neighbour(left_out: Subject) -> None:
+    found = left_out.predictions
+    assert found is not None
+    for n, near in zip(range(5), left_out.nearest(range(5), 3), strict=True):
+        assert found.places[n] not in [place for place, _ in near]
+        assert near[0][1] < 0.99999
+
+
+def test_a_model_without_gallery_says_so(tested: Subject, hostile_photos: Path) -> None:
+    kept, tested.model.gallery_ = tested.model.gallery_, None
+    try:
+        dataset = as_dataset(hostile_photos, None, measuring=True)
+        bare = about(tested.model, "bare", tested.session, dataset=dataset, data=str(hostile_photos))
+        html = render(SECTIONS, bare, title="bare", about="")
+    finally:
+        tested.model.gallery_ = kept
+    structure(html)
+    assert "The model has no gallery" in html
+    assert "The model has kept no features" in html
+
+
+def test_labels_next_photos_and_curve(left_out: Subject, tested: Subject) -> None:
+    values = labels.build(left_out)
+    assert isinstance(values, dict)
+    assert all(row["label"] != row["suggested"] for row in values["rows"])
+    rows = next_photos.build(tested)
+    assert isinstance(rows, dict)
+    assert rows["rows"][0]["missed"] + rows["rows"][0]["taken"] > 0
+    assert rows["rows"][0]["have"] == 4
+    curve = photos.build(tested)
+    assert isinstance(curve, dict)
+    assert curve["now"].shots == 4
+    assert isinstance(prompts.build(tested), str)
+
+
+def test_the_draw_hash_and_the_command_are_those_of_the_run(tested: Subject, model_folder: Path) -> None:
+    recorded = read_json(model_folder / "spec.json")
+    assert provenance.draw_hash(tested.model.draw_) == recorded["identity"]["training images"]
+    assert provenance.command(recorded["spec"]).startswith("dca fit 'pho'")
+    spec = {**recorded["spec"], "method": "dca", "shots": 8, "seed": 3, "options": {"epochs": 5}}
+    assert "--method dca --shots 8 --seed 3" in provenance.command(spec)
+    assert provenance.command(spec).endswith("--set epochs=5")
+
+
+def test_no_mistake_and_no_predictions_are_said(tested: Subject, session: Session) -> None:
+    found = tested.predictions
+    assert found is not None
+    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, answer=found.truth))
+    html = render(SECTIONS, perfect, title="t", about="")
+    structure(html)
+    assert "No mistakes: all answers" in html
+    assert "There is no mistake to show." in html
+
+
+def test_a_page_of_a_hundred_classes_stays_small(tested: Subject) -> None:
+    """A thousand mistakes among a hundred classes: the number of images on the page is bounded."""
+    found = tested.predictions
+    assert found is not None
+    rng = np.random.default_rng(0)
+    n = 2000
+    many = Predictions(
+        True, "images", rng.integers(0, 100, n), rng.integers(0, 100, n), rng.random(n), rng.random(n),
+        rng.integers(0, 100, n), ("a/b.png",) * n, tuple(found.images[k % 30] for k in range(n)), (-1,) * n,
+    )  # fmt: skip
+    assert tested.evaluation is not None
+    evaluation = dataclasses.replace(tested.evaluation, labels=tuple(f"class {c}" for c in range(100)))
+    subject = dataclasses.replace(tested, predictions=many, evaluation=evaluation)
+    names = {"confusion", "per_class", "calibration"}
+    html = render([section for section in SECTIONS if section.name in names], subject, title="t", about="")
+    found_tags = structure(html)
+    assert len(html) < MOST_BYTES / 2
+    assert found_tags.tags.count("img") <= 240
+    assert "All 100 classes" in html
+
+
+def test_a_new_section_is_a_function_and_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sections").mkdir()
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "sections" / "mine.html").write_text("<p>{{ value }}</p>", encoding="utf-8")
+    for name in ("page.html", "page.css"):
+        (tmp_path / "templates" / name).write_text((page.HERE / "templates" / name).read_text(), encoding="utf-8")
+    monkeypatch.setattr(page, "HERE", tmp_path)
+    html = render([Section("mine", "Mine", lambda subject: {"value": subject})], "<i>", title="<t>", about="")
+    assert "<p>&lt;i&gt;</p>" in html
+    assert "<title>&lt;t&gt;</title>" in html
+
+
+def test_a_missing_jinja2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(UserError, match="jinja2"):
+        page.need_jinja()
+
+
+def test_models_without_held_out_predictions_have_none(model: Classifier) -> None:
+    rows, model.draw_ = model.draw_, [{k: v for k, v in row.items() if k != "held_out"} for row in model.draw_]
+    try:
+        assert left_out(model) is None
+    finally:
+        model.draw_ = rows
