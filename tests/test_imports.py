@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # Packages in the order of the data flow: each may import those before it, and itself.
 ORDER = (
     *("core", "data", "clip", "methods", "engine", "model", "plots", "experiment"),
-    *("report", "export", "estimators", "serve", "bench", "demo", "cli", "__main__"),
+    *("studies", "report", "export", "estimators", "serve", "bench", "demo", "cli", "__main__"),
 )
 # Stricter than the order: what a package may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {

@@ -161,6 +161,17 @@ def show_method(name: str) -> Action:
     )
 
 
+def show_specification() -> Action:
+    """Show what a sweep specification may hold."""
+    return Action("see its keys with `dca sweep --help`", "see its keys with `help(dca.studies.spec_file)`")
+
+
+def start_ray() -> Action:
+    """Start a Ray cluster, or name one."""
+    way = "start a cluster with `ray start --head`, or name one with RAY_ADDRESS"
+    return Action(way, way)
+
+
 # Data
 
 

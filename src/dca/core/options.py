@@ -8,6 +8,7 @@ import math
 import numbers
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dca.core.actions import Hint
@@ -55,9 +56,21 @@ def opt(
     return dataclasses.field(default=default, metadata=meta)
 
 
+def option_types(cls: Any) -> Mapping[str, Any]:
+    """The type of each option of an options class, by name."""
+    return _types(cls)
+
+
+@cache
+def _types(cls: type[Any]) -> Mapping[str, Any]:
+    """`option_types`, kept, because reading annotations takes milliseconds."""
+    return types.MappingProxyType(get_type_hints(cls))
+
+
 def check(options: Any) -> None:
     """Raise one UserError for all values outside their limits; call from `__post_init__`."""
-    problems, choices = [], _choices(type(options))
+    cls: Any = type(options)
+    problems, choices = [], _choices(cls)
     for field in dataclasses.fields(options):
         value, meta = getattr(options, field.name), field.metadata
         if value is None or "help" not in meta:
@@ -72,9 +85,10 @@ def check(options: Any) -> None:
         raise UserError("options out of range", details=problems)
 
 
+@cache
 def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     """The texts that each option allows, by name: those of `Literal`, also with `| None`; empty for other types."""
-    kinds = {name: {kind, *get_args(kind)} for name, kind in get_type_hints(cls).items()}
+    kinds = {name: {kind, *get_args(kind)} for name, kind in option_types(cls).items()}
     literals = {name: [get_args(kind) for kind in own if get_origin(kind) is Literal] for name, own in kinds.items()}
     return {name: found[0] if found else () for name, found in literals.items()}
 
@@ -94,7 +108,7 @@ def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
 
     hint: where the options and their limits can be looked up, for errors without a hint of their own.
     """
-    types_of, values, problems = get_type_hints(cls), dict[str, Any](), []
+    types_of, values, problems = option_types(cls), dict[str, Any](), []
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -116,7 +130,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
 
     hint: as for `parse`.
     """
-    types_of, problems, taken = get_type_hints(cls), [], {}
+    types_of, problems, taken = option_types(cls), [], {}
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in names:
@@ -230,7 +244,7 @@ def _parts(text: str) -> list[str]:
     return [part if isinstance(part, str) else json.dumps(part) for part in parts]
 
 
-def describe(cls: type[Any]) -> list[dict[str, Any]]:
+def describe(cls: Any) -> list[dict[str, Any]]:
     """Name, default, help, limits and origin of each option, the class's own before inherited ones."""
     own, choices = cls.__annotations__, _choices(cls)
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)

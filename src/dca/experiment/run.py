@@ -21,7 +21,7 @@ from dca.data.class_names import name_warnings
 from dca.data.corrections import CORRECTIONS, read_corrections, with_corrections
 from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
-from dca.data.protocols import Target, Task, harmonic_mean, make_task, training_part
+from dca.data.protocols import Protocol, Target, Task, harmonic_mean, make_task, training_part
 from dca.data.splits import hold_out
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.session import Session
@@ -295,8 +295,10 @@ def _fit(
         place.abandon()
         raise
     seconds = before + time.monotonic() - began
+    trained = time.monotonic()
     measured = evaluate(model.method_, task.targets, session)
     result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
+    result["evaluation_seconds"] = round(time.monotonic() - trained, 2)
     if leave.pictures:
         both = [(target.adapted, target.zero_shot) for target in measured]
         result["pictures"] = draw_run(partial, model, task, both, session.progress)
@@ -341,9 +343,7 @@ def _result(
     spec: Spec, task: Task, model: Classifier, measured: Sequence[TargetResult], seconds: float
 ) -> dict[str, Any]:
     """The figures of a run, as `dca fit --json` prints them; they hold no path of the user's machine."""
-    rows = [target.to_dict() for target in measured]
-    first: dict[str, Any] = rows[0] if rows and spec.protocol != "cross-dataset" else {}
-    found: dict[str, Any] = {
+    return {
         "method": spec.method,
         "backbone": model.method_.clip.source,
         "dataset": task.source.name,
@@ -358,19 +358,28 @@ def _result(
         "held_out": spec.hold_out,
         "seed": spec.seed,
         "selection": task.selected_on,
-        "test_images": first.get("test_images", 0),
-        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
-        "accuracy": first.get("accuracy"),
+        **accuracies(spec.protocol, measured),
         "estimate": model.estimate_.to_dict() if model.estimate_ else None,
         "temperature": model.method_.temperature,
-        "targets": rows,
         "findings": findings(model.method_, model.draw_, model.classes_.tolist()),
         "warnings": name_warnings(task.source),
         "image_size": model.method_.clip.preprocess.size,
         "trained_parameters": model.method_.count_trained(),
         "seconds": round(seconds, 2),
     }
-    if spec.protocol == "base-to-new":
+
+
+def accuracies(protocol: Protocol, measured: Sequence[TargetResult]) -> dict[str, Any]:
+    """The figures of a result that the test images decide: of each target, and of the first as the run's own."""
+    rows = [target.to_dict() for target in measured]
+    first: dict[str, Any] = rows[0] if rows and protocol != "cross-dataset" else {}
+    found: dict[str, Any] = {
+        "test_images": first.get("test_images", 0),
+        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
+        "accuracy": first.get("accuracy"),
+        "targets": rows,
+    }
+    if protocol == "base-to-new":
         base, new = rows
         found["harmonic_mean"] = harmonic_mean(base["accuracy"], new["accuracy"])
     return found

@@ -1,0 +1,269 @@
+"""dca sweep: many experiments from one specification."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from dca.cli.common import emit, json_flag, quiet_flag
+from dca.core.wording import about_text, counted, seconds_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dca.core.errors import UserError
+    from dca.studies.engine import Event
+    from dca.studies.sweep import Counts, Plan
+
+MOST_LISTED = 40
+
+
+class Display(Protocol):
+    """Shows a sweep as it goes on."""
+
+    def __call__(self, event: Event, counts: Counts, /) -> None:
+        """Show the counts after an event."""
+
+
+@click.command(epilog="Specifications that come with dca: see docs/studies.md, or give any name for the list.")
+@click.argument("spec", metavar="SPEC")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of the results, one folder per cell.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where cells run: processes of this machine, or an existing Ray cluster.",
+)
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes at once. [as many as fit]")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="How often a cell that failed is tried again.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the cells, the expected time and what is missing; run nothing.")
+@click.option(
+    "--data",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=None,
+    help="Folder that holds the datasets. [DCA_DATA]",
+)
+@click.option("--backbone", default=None, help="Used instead of the backbones of the specification.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")
+@quiet_flag
+@json_flag
+def command(
+    spec: str,
+    runs: Path,
+    dry_run: bool,
+    backbone: str | None,
+    quiet: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Run every cell of SPEC: a TOML file, or a specification that comes with dca.
+
+    Each cell is one experiment as `dca fit` runs it, in RUNS/ID. Finished cells are skipped, and an
+    interrupted or killed sweep loses only the cells in flight: give the same command again.
+
+    \b
+    dca sweep paper/few-shot --dry-run
+    dca sweep paper/few-shot --backbone vit-b-16 --data ~/datasets --runs runs
+    dca sweep my.toml --runs runs --workers 4
+
+    \b
+    my.toml:
+      title = "DCA against CoOp"
+      [common]
+      data = ["eurosat", "dtd"]      # a list is an axis of the grid
+      shots = [1, 4, 16]
+      seed = [1, 2, 3]
+      [[grid]]
+      method = "coop"
+      [[grid]]
+      method = "dca"
+      options = {alpha = [1, 10]}    # options of the method
+      head = {gamma1 = [100, 500]}   # measured on the finished model, without another fit
+    """
+    from dca.studies.spec_file import load_study
+    from dca.studies.sweep import plan
+
+    made = plan(load_study(spec, backbone=backbone), runs)
+    if dry_run:
+        show_plan(made, arguments["root"], as_json=as_json)
+        return
+    with display(quiet=quiet) as show:
+        failed = carried_out(made, show, **arguments)
+    if as_json:
+        emit(summary(made, failed))
+    else:
+        for line in last_lines(made, failed):
+            click.echo(line)
+    if failed:
+        raise click.exceptions.Exit(2)
+
+
+def carried_out(made: Plan, show: Display, **arguments: Any) -> dict[str, tuple[str, str]]:
+    """Run the sweep and show it; returns the cells that failed: id -> (words, error)."""
+    from contextlib import closing
+
+    from dca.studies.sweep import sweep
+
+    failed: dict[str, tuple[str, str]] = {}
+    try:
+        with closing(sweep(made, **arguments)) as events:
+            for event, counts in events:
+                show(event, counts)
+                failed = {id: (cell.label, error) for id, (cell, error) in counts.failed.items()}
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command does the cells that are left", err=True)
+        raise click.exceptions.Exit(130) from None
+    return failed
+
+
+def summary(made: Plan, failed: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """The end of a sweep, for --json."""
+    return {
+        "study": made.study.name,
+        "runs": str(made.runs),
+        "cells": len(made.study.cells),
+        "finished_before": len(made.finished),
+        "finished_now": len(made.to_do) - len(failed),
+        "failed": [{"id": id, "cell": words, "error": error} for id, (words, error) in failed.items()],
+    }
+
+
+def last_lines(made: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """The end of a sweep as text."""
+    now = len(made.to_do) - len(failed)
+    cells = counted(len(made.study.cells), "cell")
+    yield f"{made.study.name}: {cells}, {len(made.finished):,} done before, {now:,} now"
+    if failed:
+        yield f"{counted(len(failed), 'cell')} failed; the same command tries them again:"
+        for id, (words, error) in failed.items():
+            yield f"  {id}  {words}: {error}"
+        yield f"where: {made.runs / 'failed'}/ID.json"
+
+
+def show_plan(made: Plan, root: Path | None, *, as_json: bool) -> None:
+    """Print what a sweep would do."""
+    from dca.studies.sweep import missing
+
+    lacking = missing(made.study, root)
+    if as_json:
+        emit(plan_values(made, lacking))
+        return
+    study, left = made.study, made.to_do
+    click.echo(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
+    done = f"{len(made.finished):,} done before, {len(left):,} to do in {counted(len(made.jobs), 'fit')}"
+    click.echo(f"{counted(len(study.cells), 'cell')}, {done}")
+    for line in listed(made):
+        click.echo(f"  {line}")
+    click.echo(f"expected time: {expected_text(made.expected_seconds) if left else 'nothing to do'}")
+    for error in lacking:
+        click.echo(f"missing: {error.problem}")
+    if lacking:
+        click.echo(
+            "  fix: --data DIR is the folder that holds the datasets (`dca datasets`), --backbone PLACE the weights"
+        )
+
+
+def expected_text(seconds: float | None) -> str:
+    """The expected time in words."""
+    if seconds is None:
+        return "unknown: no cell like these is finished"
+    return f"about {about_text(seconds)} in one process"
+
+
+def plan_values(made: Plan, lacking: Sequence[UserError]) -> dict[str, Any]:
+    """The plan, for --json."""
+    left = {cell.id for cell in made.to_do}
+    cells = [
+        {"id": c.id, "finished": c.id not in left, "rows": list(c.rows), **c.spec.to_dict(), "head": dict(c.head)}
+        for c in made.study.cells
+    ]
+    return {
+        "study": made.study.name,
+        "title": made.study.title,
+        "paper": made.study.paper,
+        "fits": len(made.jobs),
+        "expected_seconds": made.expected_seconds,
+        "missing": [error.problem for error in lacking],
+        "cells": cells,
+    }
+
+
+def listed(made: Plan) -> Iterator[str]:
+    """One line per cell, or per row and method where there are many cells."""
+    left = {cell.id for cell in made.to_do}
+    if len(made.study.cells) <= MOST_LISTED:
+        yield from (f"{c.id}  {c.label}{'' if c.id in left else '  (done)'}" for c in made.study.cells)
+        return
+    groups = Counter(", ".join(c.rows) or c.spec.method for c in made.study.cells)
+    yield from (f"{name}: {counted(number, 'cell')}" for name, number in groups.items())
+    yield "every cell: --json"
+
+
+@contextmanager
+def display(*, quiet: bool) -> Iterator[Display]:
+    """Show a sweep on stderr: a live table on a terminal, a line per cell elsewhere."""
+    if quiet:
+        yield lambda event, counts: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(stderr=True), refresh_per_second=4) as live:
+            yield lambda event, counts: live.update(table(counts))
+    else:
+        yield line
+
+
+def line(event: Event, counts: Counts) -> None:
+    """A plain line for each cell that ended."""
+    if event.cell is None or event.report is None:
+        return
+    left = counts.seconds_left
+    ending = f", about {about_text(left)} left" if left else ""
+    state = f"{event.kind} in {seconds_text(event.report.seconds)}" if event.kind == "finished" else event.kind
+    error = f": {event.report.error}" if event.report.error else ""
+    failed = f", {len(counts.failed):,} failed" if counts.failed else ""
+    click.echo(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)
+
+
+def table(counts: Counts) -> Table:
+    """The live table: counts, and the cells that are running."""
+    import time
+
+    from rich.table import Table
+
+    left = counts.seconds_left
+    drawn = Table(box=None, pad_edge=False)
+    for name in ("done", "running", "failed", "retried", "time left"):
+        drawn.add_column(name, justify="right")
+    drawn.add_column("cell")
+    drawn.add_row(
+        f"{counts.done:,}/{counts.total:,}",
+        f"{len(counts.running):,}",
+        f"{len(counts.failed):,}",
+        f"{counts.retried:,}",
+        about_text(left) if left else "-",
+    )
+    for cell, began in counts.running.values():
+        drawn.add_row("", "", "", "", "", f"{cell.label}  {seconds_text(time.monotonic() - began)}")
+    return drawn

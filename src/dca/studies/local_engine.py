@@ -1,0 +1,205 @@
+"""Jobs of a sweep in processes of this machine.
+
+Results are files that the workers write, each in one rename, so an end of this process or of a worker at any moment
+loses only the cells that are being computed. Workers end when this process ends, even if it is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from dca.core.device import resolve_device
+from dca.studies.cell import Cell, Job
+from dca.studies.engine import PULSE, Event, Queue
+from dca.studies.worker import Report, Worker
+
+# GPU memory that is set aside for one worker: training with a ViT-B/16 at batch size 32 fits into it.
+WORKER_BYTES = 8 * 2**30
+
+
+@dataclass(eq=False)
+class _Process:
+    """A worker process, its device, and the job it has now."""
+
+    process: BaseProcess
+    pipe: Connection
+    device: str
+    job: Job | None = None
+    open: dict[str, Cell] = field(default_factory=dict)
+
+
+def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
+    """The device of each worker.
+
+    Args:
+        device: "auto", "cpu", "cuda", "cuda:1", ...; "auto" and "cuda" are all GPUs of this machine.
+        workers: Number of workers; by default as many as fit into the free memory of the GPUs, or one per two cores.
+        jobs: Number of jobs; there are never more workers.
+
+    Returns:
+        One name per worker.
+
+    Raises:
+        UserError: If the device cannot be used.
+    """
+    found = resolve_device(device)
+    if found.type != "cuda":
+        count = workers or max(1, (os.cpu_count() or 1) // 2)
+        return [str(found)] * max(1, min(count, jobs))
+    gpus = [found.index] if found.index is not None else list(range(torch.cuda.device_count()))
+    room = {gpu: max(1, torch.cuda.mem_get_info(gpu)[0] // WORKER_BYTES) for gpu in gpus}
+    places = [gpu for turn in range(max(room.values())) for gpu in gpus if turn < room[gpu]]
+    count = workers or min(len(places), os.cpu_count() or 1)
+    return [f"cuda:{places[n % len(places)]}" for n in range(max(1, min(count, jobs)))]
+
+
+def carry_out(
+    jobs: Sequence[Job], runs: Path, root: Path | None, *, device: str, workers: int | None, retries: int
+) -> Iterator[Event]:
+    """Carry out jobs in processes of this machine.
+
+    Args:
+        jobs: What to do.
+        runs: Folder of the results.
+        root: Folder that holds the public datasets.
+        device: "auto", "cpu", "cuda", ...
+        workers: Number of processes; see `devices_for`.
+        retries: How often a cell that failed is tried again. A worker that runs out of GPU memory beside others on
+            the same GPU is ended, and its cells are tried again without counting.
+
+    Yields:
+        Events as they happen. Closing the generator ends the workers.
+
+    Raises:
+        UserError: If the device cannot be used.
+    """
+    pool = _Pool(jobs, runs, root, devices_for(device, workers, len(jobs)), retries)
+    try:
+        yield from pool.events()
+    finally:
+        pool.close()
+
+
+class _Pool:
+    """The workers and the queue of jobs."""
+
+    def __init__(
+        self, jobs: Iterable[Job], runs: Path, root: Path | None, devices: Sequence[str], retries: int
+    ) -> None:
+        self._queue, self._runs, self._root = Queue(jobs, retries), runs, root
+        self._threads = max(1, (os.cpu_count() or 1) // len(devices))
+        self._workers = [self._start(device) for device in devices]
+
+    def _start(self, device: str) -> _Process:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        ours, theirs = context.Pipe()
+        arguments = (theirs, self._runs, self._root, device, self._threads)
+        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return _Process(process, ours, device)
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens until all jobs are done."""
+        while True:
+            for worker in self._workers:
+                if worker.job is None and self._queue:
+                    yield from self._give(worker, self._queue.next())
+            busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
+            if not busy:
+                return
+            for pipe in wait(list(busy), PULSE):
+                yield from self._take(busy[pipe])  # type: ignore[index]
+            yield Event("pulse")
+
+    def _give(self, worker: _Process, job: Job) -> Iterator[Event]:
+        worker.job, worker.open = job, {cell.id: cell for cell in job.cells}
+        try:
+            worker.pipe.send(job)
+        except OSError:  # it has just ended; `_take` sees that
+            return
+        yield Event("started", job.cells[0])
+
+    def _take(self, worker: _Process) -> Iterator[Event]:
+        """One message of a worker: a report, None at the end of a job, or the end of the process."""
+        try:
+            report = worker.pipe.recv()
+        except (EOFError, OSError):
+            yield from self._lost(worker)
+            return
+        if report is None:
+            worker.job = None
+            return
+        cell = worker.open.pop(report.id)
+        if report.memory and self._retire(worker, cell):
+            return
+        yield self._queue.judged(cell, report)
+        if following := next(iter(worker.open.values()), None):
+            yield Event("started", following)
+
+    def _retire(self, worker: _Process, cell: Cell) -> bool:
+        """End a worker that found no memory beside others on its GPU; its cells are queued again. False if alone."""
+        if not any(other.device == worker.device for other in self._workers if other is not worker):
+            return False
+        assert worker.job is not None
+        self._queue.put(replace(worker.job, cells=(cell, *worker.open.values())))
+        self._end(worker)
+        self._workers.remove(worker)
+        return True
+
+    def _lost(self, worker: _Process) -> Iterator[Event]:
+        """A worker has ended by itself: its cells failed, and another takes its place."""
+        worker.process.join()
+        message = f"the worker process ended with code {worker.process.exitcode}"
+        cells = list(worker.open.values())
+        worker.pipe.close()
+        self._workers[self._workers.index(worker)] = self._start(worker.device)
+        for cell in cells:
+            yield self._queue.judged(cell, Report(cell.id, 0.0, message))
+
+    @staticmethod
+    def _end(worker: _Process) -> None:
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            self._end(worker)
+
+
+def _serve(pipe: Connection, runs: Path, root: Path | None, device: str, threads: int) -> None:
+    """The main function of a worker process: take jobs, send reports."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("dca").setLevel(logging.ERROR)  # what a run warns of is in its result file
+    torch.set_num_threads(threads)
+    worker = Worker(runs, root, device)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        for report in worker.carry_out(job):
+            pipe.send(report)
+        pipe.send(None)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the process that started it has ended, however that was."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

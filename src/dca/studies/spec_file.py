@@ -1,0 +1,203 @@
+"""A sweep specification in TOML: grids of experiments, expanded to cells.
+
+    title = "What DCA gains over CoOp"
+
+    [common]                      # values of every grid
+    data = ["eurosat", "dtd"]
+    shots = [1, 4, 16]
+    seed = [1, 2, 3]
+
+    [[grid]]
+    name = "CoOp"                 # optional: names these cells in tables
+    method = "coop"
+
+    [[grid]]
+    name = "DCA"
+    method = "dca"
+    options = {alpha = [1, 10]}   # options of the method
+    head = {gamma1 = [100, 500]}  # options of the finished model's head, measured without another fit
+
+A list is an axis of the grid; a grid is the product of its axes. Where a value is a list itself (`targets`, an option
+such as `phrases`), an axis is a list of lists. The keys are the fields of `Spec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, get_origin
+
+from dca.core.actions import Hint, list_methods, show_specification
+from dca.core.errors import UserError, unknown_name
+from dca.core.options import option_types
+from dca.core.wording import counted
+from dca.experiment.spec import Spec
+from dca.methods.interface import Method
+from dca.methods.registry import DEFAULT_METHOD, get_method
+from dca.studies.cell import Cell
+
+TOP_KEYS = ("title", "paper", "common", "grid")
+NESTED = ("options", "head")
+FIELDS = tuple(f.name for f in dataclasses.fields(Spec) if f.name != "options")
+GRID_KEYS = ("name", *FIELDS, *NESTED)
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A sweep specification with all of its cells.
+
+    Attributes:
+        name: Name of a specification that comes with the package, or the name of the file.
+        title: What is compared.
+        paper: Tables and figures of the paper that it corresponds to; may be empty.
+        cells: The cells; each once.
+    """
+
+    name: str
+    title: str
+    paper: str
+    cells: tuple[Cell, ...]
+
+
+def shipped() -> dict[str, Path]:
+    """The specifications that come with the package, by name such as "paper/few-shot"."""
+    root = Path(str(files("dca.studies") / "specs"))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.toml"))}
+
+
+def load_study(source: str | Path, *, backbone: str | None = None) -> Study:
+    """Read a specification.
+
+    Args:
+        source: A TOML file, or the name of a specification that comes with the package.
+        backbone: Used instead of the backbones of the specification.
+
+    Returns:
+        The study.
+
+    Raises:
+        UserError: If there is no such specification, or it has unknown keys, names or values; it lists all of them.
+    """
+    known, path = shipped(), Path(source).expanduser()
+    if not path.is_file() and str(source) in known:
+        return study_of(_read(known[str(source)]), str(source), backbone=backbone)
+    if not path.is_file() and path.suffix != ".toml":
+        raise unknown_name(
+            "specification", str(source), known, hint=["give a TOML file", f"one of: {', '.join(known)}"]
+        )
+    return study_of(_read(path), path.name, backbone=backbone)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})", hint="give a TOML file") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise UserError(f"{path}: not readable TOML ({error})", hint="docs/studies.md shows one") from None
+
+
+def study_of(table: Table, name: str, *, backbone: str | None = None) -> Study:
+    """The study of a specification that is read already; see `load_study`.
+
+    >>> table = {"common": {"data": "sample", "shots": [1, 2]}, "grid": [{"method": ["gda", "zero_shot"]}]}
+    >>> len(study_of(table, "example").cells)
+    4
+    """
+    grids = _grids(table, name)
+    if backbone is not None:
+        grids = [{**grid, "backbone": backbone} for grid in grids]
+    cells, problems = dict[str, Cell](), dict[str, None]()
+    for number, grid in enumerate(grids, 1):
+        place = str(grid.get("name") or f"grid {number}")
+        for made in _cells(grid, str(grid.get("name", ""))):
+            if isinstance(made, str):
+                problems[f"{place}: {made}"] = None
+            else:
+                _add(cells, made, problems)
+    if problems:
+        raise _unusable(name, list(problems))
+    if not cells:
+        raise UserError(f"{name}: no cells", hint="give at least one value for data")
+    return Study(name, str(table.get("title", name)), str(table.get("paper", "")), tuple(cells.values()))
+
+
+def _unusable(name: str, problems: Sequence[str]) -> UserError:
+    hint: Hint = [show_specification(), list_methods()]
+    return UserError(f"{name}: {counted(len(problems), 'problem')}", details=problems, hint=hint)
+
+
+def _add(cells: dict[str, Cell], made: Cell, problems: dict[str, None]) -> None:
+    """Add a cell; one that is there already gets the other row as well. Records keep only the last part of a path."""
+    there = cells.get(made.id, made)
+    if there.spec != made.spec:
+        problems[f"{there.spec.data} and {made.spec.data} have the same last part, which names them in records"] = None
+        return
+    cells[made.id] = dataclasses.replace(there, rows=tuple(dict.fromkeys([*there.rows, *made.rows])))
+
+
+def _grids(table: Table, name: str) -> list[dict[str, Any]]:
+    """The grids with the common values filled in; raises for unknown keys and wrong types."""
+    common, own = table.get("common", {}), table.get("grid", [{}])
+    if not isinstance(common, dict) or not isinstance(own, list) or not all(isinstance(grid, dict) for grid in own):
+        raise _unusable(name, ["expected one table [common] and tables [[grid]]"])
+    problems = [unknown_name("key", key, TOP_KEYS).problem for key in table if key not in TOP_KEYS]
+    for place, grid in (("common", common), *((f"grid {n}", grid) for n, grid in enumerate(own, 1))):
+        problems += [f"{place}: {unknown_name('key', k, GRID_KEYS).problem}" for k in grid if k not in GRID_KEYS]
+        problems += [f"{place}: {k} must be a table" for k in NESTED if not isinstance(grid.get(k, {}), dict)]
+    if problems:
+        raise _unusable(name, problems)
+    return [{**common, **grid, **{k: {**common.get(k, {}), **grid.get(k, {})} for k in NESTED}} for grid in own]
+
+
+def _cells(grid: Table, row: str) -> Iterator[Cell | str]:
+    """The cells of one grid; a text in place of each cell that cannot be made."""
+    if "data" not in grid:
+        yield "data is missing"
+        return
+    names = [name for name in FIELDS if name in grid]
+    for values in product(*(_axis(grid[name], name == "targets") for name in names)):
+        given = dict(zip(names, values, strict=True))
+        try:
+            kind = get_method(given.get("method", DEFAULT_METHOD))
+            for options in _combinations(grid["options"], kind):
+                spec = Spec(**given, options=options)
+                yield from (Cell(spec, head, (row,) if row else ()) for head in _heads(grid["head"], kind))
+        except UserError as error:
+            yield "; ".join([error.problem, *error.details])
+        except (TypeError, ValueError) as error:
+            yield f"{given}: {error}"
+
+
+def _heads(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
+    """The combinations of head options, checked; one empty combination if there are none."""
+    if unknown := [name for name in table if name not in kind.head_options]:
+        can = ", ".join(kind.head_options) or "none"
+        raise UserError(f"{', '.join(unknown)}: no option of the head of {kind.name}, which has: {can}")
+    for combination in _combinations(table, kind):
+        chosen = kind.choose(combination)
+        yield {name: getattr(chosen, name) for name in sorted(combination)}
+
+
+def _combinations(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
+    """The product of the axes of a table of options."""
+    types = option_types(kind.Options)
+    axes = [_axis(value, get_origin(types.get(name)) is tuple) for name, value in table.items()]
+    return (dict(zip(table, values, strict=True)) for values in product(*axes))
+
+
+def _axis(value: Any, of_lists: bool) -> Sequence[Any]:
+    """The values of one axis. of_lists: each value is a list itself.
+
+    >>> _axis(1, False), _axis([1, 2], False), _axis(["a", "b"], True), _axis([["a"], ["b"]], True)
+    ([1], [1, 2], [['a', 'b']], [['a'], ['b']])
+    """
+    if not isinstance(value, list):
+        return [value]
+    return value if not of_lists or (value and all(isinstance(item, list) for item in value)) else [value]

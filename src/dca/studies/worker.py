@@ -1,0 +1,122 @@
+"""What one worker of a sweep does: a fit, and every cell that shares it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dca.core.errors import UserError
+from dca.data import load_dataset
+from dca.data.dataset import Dataset
+from dca.data.protocols import Task
+from dca.engine.session import Session
+from dca.experiment.head_run import finished_method, run_head
+from dca.experiment.run import Outcome, run, task_of
+from dca.experiment.spec import Spec
+from dca.studies.cell import Cell, Job
+
+
+@dataclass(frozen=True)
+class Report:
+    """How one cell ended.
+
+    Attributes:
+        id: Id of the cell.
+        seconds: How long it took.
+        error: What went wrong; empty if it is finished.
+        traceback: Where, for an error that is not the user's.
+        memory: Whether memory ran out.
+    """
+
+    id: str
+    seconds: float
+    error: str = ""
+    traceback: str = ""
+    memory: bool = False
+
+
+class Worker:
+    """Carries out jobs one after the other; they share backbones, datasets, images and features.
+
+    Args:
+        runs: Folder of the results.
+        root: Folder that holds the public datasets; DCA_DATA by default.
+        device: "auto", "cpu", "cuda:1", ...
+    """
+
+    def __init__(self, runs: Path, root: Path | None, device: str) -> None:
+        self.runs, self.root = runs, root
+        self.session = Session(device=device)
+        self._datasets: dict[tuple[str, bool], Dataset] = {}
+
+    def carry_out(self, job: Job) -> Iterator[Report]:
+        """Finish the cells of a job, reporting each; an error ends its cell and not the others.
+
+        Args:
+            job: What to do; cells that are finished are not done again.
+
+        Yields:
+            One report per cell, in their order; if the fit fails, all cells have its error.
+        """
+        began = time.monotonic()
+        try:
+            outcome = self._fit(job.spec)
+        except Exception as error:
+            yield from (_failed(cell, error, time.monotonic() - began) for cell in job.cells)
+            return
+        heads = _Heads(self, job.spec, outcome)
+        for cell in job.cells:
+            try:
+                if cell.head and not cell.result_file(self.runs).is_file():
+                    heads.measure(cell)
+            except Exception as error:
+                yield _failed(cell, error, time.monotonic() - began)
+            else:
+                yield Report(cell.id, time.monotonic() - began)
+            began = time.monotonic()
+
+    def _fit(self, spec: Spec) -> Outcome:
+        dataset, targets = self.data_of(spec)
+        return run(spec, self.runs / spec.id, dataset=dataset, targets=targets, session=self.session)
+
+    def data_of(self, spec: Spec) -> tuple[Dataset, list[Dataset]]:
+        """The dataset of a spec and its targets; each is read once per worker."""
+        return self._dataset(spec.data, False), [self._dataset(name, True) for name in spec.targets]
+
+    def _dataset(self, name: str, measuring: bool) -> Dataset:
+        key = name, measuring
+        if key not in self._datasets:
+            self._datasets[key] = load_dataset(name, root=self.root, measuring=measuring)
+        return self._datasets[key]
+
+
+class _Heads:
+    """The finished model of a job, which is loaded when a cell needs it."""
+
+    def __init__(self, worker: Worker, spec: Spec, outcome: Outcome) -> None:
+        self.worker, self.spec, self.folder = worker, spec, outcome.folder
+        self._method = outcome.classifier.method_ if outcome.classifier is not None else None
+        self._task: Task | None = None
+
+    def measure(self, cell: Cell) -> None:
+        """Measure one head and record its figures."""
+        worker = self.worker
+        if self._method is None:
+            self._method = finished_method(self.spec, self.folder, worker.session)
+        if self._task is None:
+            self._task = task_of(self.spec, *worker.data_of(self.spec))
+        place = worker.runs / cell.id
+        run_head(self.spec, cell.head, self._method, self._task, worker.session, self.folder, place)
+
+
+def _failed(cell: Cell, error: Exception, seconds: float) -> Report:
+    if isinstance(error, UserError):
+        return Report(cell.id, seconds, "; ".join([error.problem, *error.details[:5]]))
+    message = str(error).partition("\n")[0]
+    # By name and text, as some allocators of torch raise a plain RuntimeError.
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "t allocate mem" in message
+    trace = "".join(traceback.format_exception(error))
+    return Report(cell.id, seconds, f"{type(error).__name__}: {message}", trace, memory)

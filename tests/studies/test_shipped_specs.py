@@ -1,0 +1,86 @@
+"""The specifications that come with the package."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dca.core.errors import UserError
+from dca.data.sources import catalog
+from dca.methods.dca import PAPER_TABLE
+from dca.methods.interface import Method
+from dca.studies.spec_file import load_study, shipped
+
+ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
+# Name -> cells and fits.
+SIZES = {
+    "paper/few-shot": (11 + 13 * 11 * 5 * 3, 11 + 13 * 11 * 5 * 3),
+    "paper/domain-shift": (1 + 6 * 3, 1 + 6 * 3),
+    "paper/components": (6 * 7 * 3, 6 * 7 * 3),
+    "paper/metric": (9 * 3 * 5 * 3, 4 * 3 * 5 * 3),
+    "paper/intra-loss": (3 * 11 * 2 * 3, 3 * 11 * 2 * 3),
+    "paper/prompts": (6 * 2 * 2 * 3, 6 * 2 * 2 * 3),
+    "paper/alpha-beta": (10 * 2 * 3, 10 * 2 * 3),
+    "paper/gamma": (7 * 7 * 2 * 2 * 3, 2 * 3),
+    "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
+    "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
+    "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
+}
+
+
+def test_every_experiment_has_a_specification():
+    assert set(shipped()) == set(SIZES)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_specification_has_its_cells(name: str):
+    study = load_study(name)
+    assert (len(study.cells), len({cell.spec.id for cell in study.cells})) == SIZES[name]
+    assert study.title
+    assert bool(study.paper) == name.startswith("paper/")
+    for spec in {cell.spec for cell in study.cells}:
+        assert all(catalog.lookup(data) is not None for data in (spec.data, *spec.targets))
+        assert (spec.backbone, spec.selection) == ("vit-b-16", "paper")
+        assert spec.seed in SEEDS
+        assert spec.shots in SHOTS
+        if spec.protocol in ("base-to-new", "cross-dataset", "domain-shift"):
+            assert spec.kind.retarget is not Method.retarget, spec.method
+
+
+def test_the_few_shot_table_has_all_methods_datasets_and_shots():
+    cells = [cell for cell in load_study("paper/few-shot").cells if cell.spec.method != "zero_shot"]
+    by_row: dict[str, set[tuple[str, Any, int]]] = {}
+    for cell in cells:
+        by_row.setdefault(cell.rows[0], set()).add((cell.spec.data, cell.spec.shots, cell.spec.seed))
+    assert len(by_row) == 13
+    for found in by_row.values():
+        assert found == {(data, shots, seed) for data in ELEVEN for shots in SHOTS for seed in SEEDS}
+
+
+def test_cells_of_two_specifications_are_shared():
+    few, seeds, components, metric = (
+        {cell.id for cell in load_study(f"paper/{name}").cells}
+        for name in ("few-shot", "seeds", "components", "metric")
+    )
+    assert seeds < few
+    assert len(components & few) == 7 * 3  # the last row is DCA
+    assert len(metric & few) == 2 * 3 * 5 * 3  # DAPT with the cosine, DCA
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_dry_run_needs_no_data(name: str, dca: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DCA_DATA", raising=False)
+    said = dca("sweep", name, "--dry-run", "--json", "--runs", tmp_path / "runs")
+    assert said.code == 0
+    value = json.loads(said.out)
+    assert len(value["cells"]) == SIZES[name][0]
+    data = {place for cell in value["cells"] for place in (cell["data"], *cell["targets"])}
+    assert sum(line.startswith("data ") for line in value["missing"]) == len(data)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="unknown specification 'paper/fewshot'") as raised:
+        load_study("paper/fewshot")
+    assert set(raised.value.hint.partition("one of: ")[2].split(", ")) == set(shipped())
