@@ -22,7 +22,8 @@ def in_type(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A frozen weight in a type, converted once; a weight that is trained is converted at every call."""
     if weight.dtype == dtype:
         return weight
-    if weight.requires_grad or type(torch.empty(0)) is not Tensor or torch.compiler.is_compiling():
+    traced = type(torch.empty(0)) is not Tensor or torch.compiler.is_compiling()
+    if weight.requires_grad or weight.is_inference() or traced:  # inference tensors have no version
         return weight.to(dtype)
     kept = _CAST.get(weight)  # type: ignore[no-untyped-call]
     if kept is None or kept[0] != (weight._version, dtype):
