@@ -8,6 +8,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.experiment.run import run
+from dca.experiment.tracking import TRACKERS, Tracker
 from dca.model.classifier import Classifier
 from dca.studies import worker as workers
 from dca.studies.cell import Cell, jobs_of
@@ -49,6 +50,29 @@ def test_heads_of_a_fit_that_was_finished_before_are_the_same(study: Study, work
     run(job.spec, later.runs / job.spec.id, device="cpu")
     assert not any(report.error for report in later.carry_out(job))
     assert figures(later.runs) == figures(worker.runs)
+
+
+def test_every_cell_is_tracked(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown: dict[str, tuple[Any, Any]] = {}
+
+    class Recorder(Tracker):
+        def __init__(self, folder: Path, config: Any) -> None:
+            self.folder, self.config = folder, config
+
+        def finish(self, result: Any) -> None:
+            shown[self.folder.name] = self.config, dict(result)
+
+    monkeypatch.setattr("dca.experiment.run.require_tracker", lambda name: None)
+    monkeypatch.setattr("dca.experiment.tracking.require_tracker", lambda name: None)
+    monkeypatch.setitem(TRACKERS, "wandb", (Recorder, "wandb"))
+    worker = Worker(tmp_path / "runs", None, "cpu", "wandb")
+    for job in jobs_of(study.cells):
+        assert not any(report.error for report in worker.carry_out(job))
+    assert {cell.id for cell in study.cells} == shown.keys()
+    for cell in study.cells:
+        config, result = shown[cell.id]
+        assert result == json.loads(cell.result_file(worker.runs).read_text())
+        assert config == {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
 
 
 def test_a_finished_head_is_not_measured_again(study: Study, worker: Worker, monkeypatch: pytest.MonkeyPatch):

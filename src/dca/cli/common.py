@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dca.core.choices import TRACKER_NAMES
 from dca.core.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ pictures_flag = click.option(
     default=True,
     envvar="DCA_PICTURES",
     help="Draw how the model did into MODEL/pictures, or leave it out. Needs matplotlib. [on; DCA_PICTURES=0: off]",
+)
+
+
+track_option = click.option(
+    "--track",
+    type=click.Choice(TRACKER_NAMES),
+    default=None,
+    help="Also show the metrics in TensorBoard or Weights & Biases; metrics.jsonl is always written.",
 )
 
 

@@ -19,6 +19,7 @@ from dca.cli.common import (
     running,
     say_how_to_draw,
     showing,
+    track_option,
 )
 from dca.cli.completion import complete_method
 from dca.cli.fit_report import summary
@@ -127,6 +128,7 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     help="Also write report.html into the model folder and open it; see: dca report.",
 )
 @overwrite_flag
+@track_option
 @running
 @quiet_flag
 @json_flag
@@ -144,6 +146,7 @@ def command(
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2
     dca fit photos/ --with dca --open
+    dca fit photos/ --method dca --track tensorboard
     dca fit photos/ --method gda --estimate
     dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
@@ -153,7 +156,7 @@ def command(
     from dca.experiment.run import run
 
     target = output or default_output(data)
-    written = {name: given.pop(name) for name in ("overwrite", "gallery", "skip_bad", "pictures")}
+    written = {name: given.pop(name) for name in ("overwrite", "gallery", "skip_bad", "pictures", "track")}
     spec = spec_of(data, target, **given)
     with resumable(target), showing(quiet=quiet) as progress:
         outcome = run(spec, target, device=device, progress=progress, **written)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag
+from dca.cli.common import emit, json_flag, quiet_flag, track_option
 from dca.core.wording import about_text, counted, seconds_text
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Display(Protocol):
 )
 @click.option("--backbone", default=None, help="Used instead of the backbones of the specification.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")
+@track_option
 @quiet_flag
 @json_flag
 def command(

@@ -172,6 +172,12 @@ def start_ray() -> Action:
     return Action(way, way)
 
 
+def log_in_to_wandb() -> Action:
+    """Give Weights & Biases an account, or keep its runs on this machine."""
+    way = "log in with `wandb login`, or set WANDB_MODE=offline"
+    return Action(way, way)
+
+
 # Data
 
 

@@ -12,5 +12,8 @@ Selection = Literal["strict", "paper"]
 # What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
 # images per class, or the full validation split.
 ValidationUse = Literal["none", "few", "shots", "full"]
+# Where the metrics of runs are shown beside their files.
+TrackerName = Literal["tensorboard", "wandb"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)

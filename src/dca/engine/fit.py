@@ -12,7 +12,7 @@ from dca.core.progress import Progress, silent
 from dca.data.dataset import Dataset
 from dca.data.protocols import Selection
 from dca.engine.loop import Tick, Trainer
-from dca.engine.resume import FOLDS, STATE, Row, write_metrics
+from dca.engine.resume import FOLDS, STATE, Follow, Row, write_metrics
 from dca.engine.session import Session
 from dca.engine.time_notice import Pace
 from dca.engine.training_images import TrainingImages
@@ -45,6 +45,7 @@ def fit(
     folder: Path | None = None,
     nested: Nested | None = None,
     fits: int = 1,
+    follow: Follow | None = None,
 ) -> tuple[Method, list[Row]]:
     """Learn from all training images of `source`, in their order.
 
@@ -62,6 +63,7 @@ def fit(
         folder: Where the state of training is kept, so that an interrupted fit continues.
         nested: Fits other methods for one that is made of others; see `engine.nested`.
         fits: Number of fits of this length to come, this one included, for the notice that training takes long.
+        follow: Receives the row of each epoch; of several candidates, the rows of the best one at the end.
 
     Returns:
         The finished method, and one row of metrics per epoch (none for methods without epochs).
@@ -74,9 +76,13 @@ def fit(
     images = TrainingImages(source.train, session, clip, seed, validation, nested)
     tried = kind.candidates(chosen, problem) if validation and issubclass(kind, TrainedMethod) else [chosen]
     if len(tried) == 1:
-        return _fit(kind.build(clip, problem, tried[0]), images, seed, folder, session.progress, fits)
+        return _fit(kind.build(clip, problem, tried[0]), images, seed, folder, session.progress, fits, follow)
     made = (kind.build(clip, problem, candidate) for candidate in tried)
-    return _best_of(made, len(tried), images, seed, folder, fits)
+    method, rows = _best_of(made, len(tried), images, seed, folder, fits)
+    if follow:
+        for row in rows:
+            follow(row)
+    return method, rows
 
 
 def _best_of(
@@ -119,10 +125,16 @@ def naming(progress: Progress, name: str) -> Progress:
 
 
 def _fit(
-    method: Method, images: TrainingImages, seed: int, folder: Path | None, progress: Progress, fits: int
+    method: Method,
+    images: TrainingImages,
+    seed: int,
+    folder: Path | None,
+    progress: Progress,
+    fits: int,
+    follow: Follow | None = None,
 ) -> tuple[Method, list[Row]]:
     """Train one method and finish it."""
-    rows = _train(method, images, seed, folder, progress, images.session.time_notice.pace(progress, fits))
+    rows = _train(method, images, seed, folder, progress, images.session.time_notice.pace(progress, fits), follow)
     progress("fitting", 0, 1, method.name)
     method.finish(images)
     progress("fitting", 1, 1, method.name)
@@ -130,7 +142,13 @@ def _fit(
 
 
 def _train(
-    method: Method, images: TrainingImages, seed: int, folder: Path | None, progress: Progress, pace: Pace
+    method: Method,
+    images: TrainingImages,
+    seed: int,
+    folder: Path | None,
+    progress: Progress,
+    pace: Pace,
+    follow: Follow | None,
 ) -> list[Row]:
     """Run the training loop, for methods that have steps."""
     if not isinstance(method, TrainedMethod):
@@ -146,6 +164,6 @@ def _train(
         progress("training", tick.done, tick.total, note)
         pace.step(tick.done, tick.total)
 
-    rows = trainer.run(folder, watch)
+    rows = trainer.run(folder, watch, follow)
     method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
     return rows

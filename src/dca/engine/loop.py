@@ -22,7 +22,7 @@ from dca.core import seeds
 from dca.core.actions import set_option, show_method
 from dca.core.device import send, threads_for
 from dca.core.errors import UserError
-from dca.engine.resume import Row, Snapshot, restore
+from dca.engine.resume import Follow, Row, Snapshot, restore
 from dca.engine.schedule import Stage, advance, batches, make_optimizer, rate_at, stage_at
 from dca.engine.step import Gradients
 from dca.engine.training_images import TrainingImages
@@ -122,13 +122,14 @@ class Trainer:
             self.method.begin_stage(self._now.number)
             self._gradients = Gradients(self.method)
 
-    def run(self, folder: Path | None = None, watch: Watch | None = None) -> list[Row]:
+    def run(self, folder: Path | None = None, watch: Watch | None = None, follow: Follow | None = None) -> list[Row]:
         """Train to the last epoch, continuing from the state in `folder`; returns one row per epoch.
 
-        A KeyboardInterrupt is raised again after the state of the last whole epoch is saved.
+        follow: receives each row, those of epochs that were done before first. A KeyboardInterrupt is raised again
+        after the state of the last whole epoch is saved.
         """
         with self._threads():
-            return self._run(folder, watch)
+            return self._run(folder, watch, follow or (lambda row: None))
 
     def _threads(self) -> AbstractContextManager[None]:
         """The threads of training; steps in closed form are products of a batch with the parameters."""
@@ -136,12 +137,15 @@ class Trainer:
             return nullcontext()
         return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_trained())
 
-    def _run(self, folder: Path | None, watch: Watch | None) -> list[Row]:
+    def _run(self, folder: Path | None, watch: Watch | None, follow: Follow) -> list[Row]:
         saved = self._restore(folder) if folder else 0
         latest, clock = None, time.monotonic()
+        for row in self.rows:
+            follow(row)
         try:
             for epoch in range(saved, self.epochs):
                 self.rows.append(self._epoch(epoch, watch))
+                follow(self.rows[-1])
                 if folder is None:
                     continue
                 latest = Snapshot.take(self.method, self.optimizer, epoch + 1, self.rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ FOLDS = "folds"
 OPTIMIZER_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 
 Row = dict[str, float]
+# Receives the row of each epoch as it ends.
+Follow = Callable[[Row], None]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dca.core.actions import omit
+from dca.core.choices import TrackerName
 from dca.core.device import require_usable
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
@@ -24,12 +26,14 @@ from dca.data.draws import import_draw
 from dca.data.protocols import Protocol, Target, Task, harmonic_mean, make_task, training_part
 from dca.data.splits import hold_out
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
+from dca.engine.resume import Follow
 from dca.engine.session import Session
 from dca.experiment.identity import identify
 from dca.experiment.pictures import draw_run
 from dca.experiment.run_folder import RunFolder
 from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
+from dca.experiment.tracking import open_tracker, require_tracker
 from dca.methods.interface import Method
 from dca.methods.registry import all_methods
 from dca.methods.zero_shot import ZeroShot
@@ -70,10 +74,11 @@ class TargetResult:
 
 @dataclass(frozen=True)
 class Leave:
-    """What a run leaves beside the model: pictures of how it did, and thumbnails of the training images."""
+    """What a run leaves beside the model: pictures, thumbnails of the training images, and the files of a tracker."""
 
     pictures: bool
     gallery: bool
+    track: TrackerName | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ def run(
     skip_bad: bool = False,
     pictures: bool = False,
     gallery: bool = False,
+    track: TrackerName | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """Run one experiment and leave a finished model with its figures at `folder`.
@@ -128,6 +134,7 @@ def run(
         skip_bad: Leave out images that cannot be read before the draw; `result["skipped"]` names them.
         pictures: Draw how the model did into its folder, if matplotlib is installed; `result["pictures"]` names them.
         gallery: Also write thumbnails and features of the training images.
+        track: "tensorboard" or "wandb" also show the metrics there.
         progress: Receives the progress of the run.
 
     Returns:
@@ -137,26 +144,24 @@ def run(
         UserError: If data, spec or folder cannot be used, or another run's model is there.
 
     Example:
-        >>> import tempfile
-        >>> from dca import Spec, run
+        >>> import dca, tempfile
         >>> from dca.data.sources.sample import load_sample
-        >>> spec, sample = Spec(data="sample", method="zero_shot"), load_sample(per_class_train=1, per_class_test=2)
-        >>> run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
+        >>> spec, sample = dca.Spec(data="sample", method="zero_shot"), load_sample(per_class_train=1, per_class_test=2)
+        >>> dca.run(spec, tempfile.mkdtemp() + "/model", dataset=sample, device="cpu").result["test_images"]
         20
     """
-    place = _checked_place(spec, Path(folder), device)
+    place = _checked_place(spec, Path(folder), device, track)
     session = (session or Session(device=device)).with_progress(progress)
-    task, skipped = _task(spec, dataset, targets, session, skip_bad=skip_bad)
-    leave = Leave(pictures, gallery)
-    return _finished_or_fitted(spec, place, task, session, skipped, leave, overwrite=overwrite)
+    task = _task(spec, dataset, targets, session, skip_bad=skip_bad)
+    return _finished_or_fitted(spec, place, *task, session, Leave(pictures, gallery, track), overwrite=overwrite)
 
 
 def _finished_or_fitted(
     spec: Spec,
     place: RunFolder,
     task: Task,
-    session: Session,
     skipped: Sequence[str],
+    session: Session,
     leave: Leave,
     *,
     overwrite: bool,
@@ -168,11 +173,15 @@ def _finished_or_fitted(
     with exclusive_lock(place.target):
         if not overwrite and (result := place.finished(identity)):  # by a fit that has just ended
             return Outcome(place.target, result)
-        return _fit(spec, place, task, session, identity, skipped, leave)
+        with closing(open_tracker(leave.track, place.target, spec.to_dict())) as tracker:
+            outcome = _fit(spec, place, task, session, identity, skipped, leave, tracker.log)
+            tracker.finish(outcome.result)
+        return outcome
 
 
-def _checked_place(spec: Spec, folder: Path, device: str) -> RunFolder:
-    """The folder of a run; raises, before anything is loaded, if the folder or the device cannot be used."""
+def _checked_place(spec: Spec, folder: Path, device: str, track: TrackerName | None) -> RunFolder:
+    """The folder of a run; raises, before anything is loaded, if it, the device or the tracker cannot be used."""
+    require_tracker(track)
     place = RunFolder(folder)
     place.require_place(spec.data)
     require_usable(device, spec.precision)
@@ -283,6 +292,7 @@ def _fit(
     identity: dict[str, Any],
     skipped: Sequence[str],
     leave: Leave,
+    follow: Follow,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
     session.require_readable(session.backbone(spec.backbone, spec.precision), images_of(task))
@@ -290,7 +300,7 @@ def _fit(
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
     try:
-        model.learn(task.source, session, selection=spec.selection, folder=partial)
+        model.learn(task.source, session, selection=spec.selection, folder=partial, follow=follow)
     except (UserError, KeyboardInterrupt):
         place.abandon()
         raise

@@ -20,6 +20,7 @@ from dca.engine.evaluate import Evaluation, evaluation
 from dca.engine.fit import fit
 from dca.engine.held_out import fits_in_all
 from dca.engine.nested import NestedFits
+from dca.engine.resume import Follow
 from dca.engine.session import Session
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
@@ -147,6 +148,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         *,
         selection: Selection = "strict",
         folder: Path | None = None,
+        follow: Follow | None = None,
     ) -> Self:
         """Learn from all training images of a drawn dataset; `fit` and `run` call it.
 
@@ -155,6 +157,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
             session: Loads backbones, images and features.
             selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
             folder: Folder that keeps the state of training.
+            follow: Receives the row of metrics of each epoch.
 
         Returns:
             The classifier itself.
@@ -172,7 +175,9 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         estimate = bool(self.estimate)
         fits = fits_in_all(kind, source, estimate=estimate)
         nested = NestedFits(source, session, clip, **shared)
-        method, self.history_ = fit(kind, chosen, source, session, clip, fits=fits, nested=nested, **shared)
+        method, self.history_ = fit(
+            kind, chosen, source, session, clip, fits=fits, nested=nested, follow=follow, **shared
+        )
         found = assess(
             method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
         )

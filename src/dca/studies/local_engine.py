@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from dca.core.choices import TrackerName
 from dca.core.device import resolve_device
 from dca.studies.cell import Cell, Job
 from dca.studies.engine import PULSE, Event, Queue
@@ -26,6 +27,7 @@ from dca.studies.worker import Report, Worker
 
 # GPU memory that is set aside for one worker: training with a ViT-B/16 at batch size 32 fits into it.
 WORKER_BYTES = 8 * 2**30
+Place = tuple[Path, Path | None, TrackerName | None]
 
 
 @dataclass(eq=False)
@@ -65,7 +67,14 @@ def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
 
 
 def carry_out(
-    jobs: Sequence[Job], runs: Path, root: Path | None, *, device: str, workers: int | None, retries: int
+    jobs: Sequence[Job],
+    runs: Path,
+    root: Path | None,
+    *,
+    device: str,
+    workers: int | None,
+    retries: int,
+    track: TrackerName | None = None,
 ) -> Iterator[Event]:
     """Carry out jobs in processes of this machine.
 
@@ -77,6 +86,7 @@ def carry_out(
         workers: Number of processes; see `devices_for`.
         retries: How often a cell that failed is tried again. A worker that runs out of GPU memory beside others on
             the same GPU is ended, and its cells are tried again without counting.
+        track: Where the metrics are also shown.
 
     Yields:
         Events as they happen. Closing the generator ends the workers.
@@ -84,7 +94,7 @@ def carry_out(
     Raises:
         UserError: If the device cannot be used.
     """
-    pool = _Pool(jobs, runs, root, devices_for(device, workers, len(jobs)), retries)
+    pool = _Pool(Queue(jobs, retries), devices_for(device, workers, len(jobs)), (runs, root, track))
     try:
         yield from pool.events()
     finally:
@@ -92,19 +102,17 @@ def carry_out(
 
 
 class _Pool:
-    """The workers and the queue of jobs."""
+    """The workers and the queue of jobs. place: runs, root and track, as for `carry_out`."""
 
-    def __init__(
-        self, jobs: Iterable[Job], runs: Path, root: Path | None, devices: Sequence[str], retries: int
-    ) -> None:
-        self._queue, self._runs, self._root = Queue(jobs, retries), runs, root
+    def __init__(self, queue: Queue, devices: Sequence[str], place: Place) -> None:
+        self._queue, self._place = queue, place
         self._threads = max(1, (os.cpu_count() or 1) // len(devices))
         self._workers = [self._start(device) for device in devices]
 
     def _start(self, device: str) -> _Process:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         ours, theirs = context.Pipe()
-        arguments = (theirs, self._runs, self._root, device, self._threads)
+        arguments = (theirs, device, self._threads, self._place)
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -180,13 +188,14 @@ class _Pool:
             self._end(worker)
 
 
-def _serve(pipe: Connection, runs: Path, root: Path | None, device: str, threads: int) -> None:
+def _serve(pipe: Connection, device: str, threads: int, place: Place) -> None:
     """The main function of a worker process: take jobs, send reports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("dca").setLevel(logging.ERROR)  # what a run warns of is in its result file
     torch.set_num_threads(threads)
-    worker = Worker(runs, root, device)
+    runs, root, track = place
+    worker = Worker(runs, root, device, track)
     while True:
         try:
             job = pipe.recv()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.actions import start_ray
+from dca.core.choices import TrackerName
 from dca.core.errors import UserError
 from dca.studies.cell import Job
 from dca.studies.engine import PULSE, Event, Queue
@@ -24,7 +25,14 @@ PER_GPU = 4
 
 
 def carry_out(
-    jobs: Sequence[Job], runs: Path, root: Path | None, *, device: str, workers: int | None, retries: int
+    jobs: Sequence[Job],
+    runs: Path,
+    root: Path | None,
+    *,
+    device: str,
+    workers: int | None,
+    retries: int,
+    track: TrackerName | None = None,
 ) -> Iterator[Event]:
     """Carry out jobs as tasks of the Ray cluster that RAY_ADDRESS names, or that runs on this machine.
 
@@ -35,6 +43,7 @@ def carry_out(
         device: "auto" takes the GPUs of the cluster if it has some; "cpu" none.
         workers: Tasks at once; by default 4 per GPU, or one per CPU.
         retries: How often a cell that failed is tried again; also how often Ray restarts a task whose worker died.
+        track: Where the metrics are also shown.
 
     Yields:
         Events as they happen. Closing the generator cancels the tasks.
@@ -45,9 +54,8 @@ def carry_out(
     ray = _connected()
     try:
         at_once, gpus = shares(ray.cluster_resources(), device, workers)
-        place = _Place(
-            os.getcwd(), str(runs.resolve()), None if root is None else str(root.resolve()), "auto" if gpus else "cpu"
-        )
+        data = None if root is None else str(root.resolve())
+        place = _Place(os.getcwd(), str(runs.resolve()), data, "auto" if gpus else "cpu", track)
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_do)
         yield from _events(ray, task, Queue(jobs, retries), at_once, place)
     finally:
@@ -58,13 +66,14 @@ def carry_out(
 class _Place:
     """Where a task finds things, as on the machine that gives the tasks.
 
-    folder: working folder. runs, root: as for `carry_out`. device: of the worker. data: value of DCA_DATA.
+    folder: working folder. runs, root, track: as for `carry_out`. device: of the worker. data: value of DCA_DATA.
     """
 
     folder: str
     runs: str
     root: str | None
     device: str
+    track: TrackerName | None
     data: str | None = field(default_factory=lambda: os.environ.get("DCA_DATA"))
 
 
@@ -133,4 +142,4 @@ def _worker(place: _Place) -> Worker:
     os.chdir(place.folder)
     if place.data is not None:
         os.environ["DCA_DATA"] = place.data
-    return Worker(Path(place.runs), None if place.root is None else Path(place.root), place.device)
+    return Worker(Path(place.runs), None if place.root is None else Path(place.root), place.device, place.track)

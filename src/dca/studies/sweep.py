@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from dca.clip.places import MINI, backbones, hub_id
 from dca.core.actions import choose_backbone, list_datasets
+from dca.core.choices import TrackerName
 from dca.core.errors import UserError
 from dca.core.files import write_json, writing
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, place_of
+from dca.experiment.tracking import require_tracker
 from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
 from dca.studies.engine import Event
@@ -201,6 +203,7 @@ def sweep(
     device: str = "auto",
     workers: int | None = None,
     retries: int = 1,
+    track: TrackerName | None = None,
 ) -> Generator[tuple[Event, Counts]]:
     """Carry out a plan, in processes of this machine or on a Ray cluster.
 
@@ -213,19 +216,22 @@ def sweep(
         device: "auto", "cpu", "cuda", ...
         workers: Cells at once; see `local_engine.devices_for` and `ray_engine.carry_out`.
         retries: How often a cell that failed is tried again.
+        track: "tensorboard" or "wandb" also show the metrics there.
 
     Yields:
         Each event with the counts after it. Closing the generator ends the workers; only cells in flight are lost.
 
     Raises:
-        UserError: If the device cannot be used, or the folder cannot be written.
+        UserError: If device or tracker cannot be used, or the folder cannot be written.
     """
+    require_tracker(track)
     counts = Counts(len(made.study.cells), len(made.finished))
     if not made.jobs:
         return
     with writing(made.runs):
         made.runs.mkdir(parents=True, exist_ok=True)
-    for event in ENGINES[engine](made.jobs, made.runs, root, device=device, workers=workers, retries=retries):
+    shared: dict[str, Any] = {"device": device, "workers": workers, "retries": retries, "track": track}
+    for event in ENGINES[engine](made.jobs, made.runs, root, **shared):
         counts.take(event)
         if event.kind in ("finished", "failed"):
             _note(made.runs, event)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from dca.core.choices import TrackerName
 from dca.core.errors import UserError
 from dca.data import load_dataset
 from dca.data.dataset import Dataset
@@ -16,6 +18,7 @@ from dca.engine.session import Session
 from dca.experiment.head_run import finished_method, run_head
 from dca.experiment.run import Outcome, run, task_of
 from dca.experiment.spec import Spec
+from dca.experiment.tracking import open_tracker
 from dca.studies.cell import Cell, Job
 
 
@@ -45,10 +48,11 @@ class Worker:
         runs: Folder of the results.
         root: Folder that holds the public datasets; DCA_DATA by default.
         device: "auto", "cpu", "cuda:1", ...
+        track: Where the metrics are also shown.
     """
 
-    def __init__(self, runs: Path, root: Path | None, device: str) -> None:
-        self.runs, self.root = runs, root
+    def __init__(self, runs: Path, root: Path | None, device: str, track: TrackerName | None = None) -> None:
+        self.runs, self.root, self.track = runs, root, track
         self.session = Session(device=device)
         self._datasets: dict[tuple[str, bool], Dataset] = {}
 
@@ -80,7 +84,8 @@ class Worker:
 
     def _fit(self, spec: Spec) -> Outcome:
         dataset, targets = self.data_of(spec)
-        return run(spec, self.runs / spec.id, dataset=dataset, targets=targets, session=self.session)
+        place = self.runs / spec.id
+        return run(spec, place, dataset=dataset, targets=targets, session=self.session, track=self.track)
 
     def data_of(self, spec: Spec) -> tuple[Dataset, list[Dataset]]:
         """The dataset of a spec and its targets; each is read once per worker."""
@@ -109,7 +114,9 @@ class _Heads:
         if self._task is None:
             self._task = task_of(self.spec, *worker.data_of(self.spec))
         place = worker.runs / cell.id
-        run_head(self.spec, cell.head, self._method, self._task, worker.session, self.folder, place)
+        config = {**self.spec.to_dict(), "head": dict(cell.head)}
+        with closing(open_tracker(worker.track, place, config)) as tracker:
+            tracker.finish(run_head(self.spec, cell.head, self._method, self._task, worker.session, self.folder, place))
 
 
 def _failed(cell: Cell, error: Exception, seconds: float) -> Report:
