@@ -6,12 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dca.core.errors import UserError
 from dca.studies import ray_engine
 from dca.studies.cell import jobs_of
 from dca.studies.engine import Queue
@@ -60,24 +59,6 @@ def test_cells_that_fail_are_retried_and_then_listed(study: Study):
 
 def test_a_task_whose_worker_died_has_failed(study: Study):
     assert seen(study, [RayError("the node died"), "", ""], retries=1)[0] == ["retry", "finished", "finished"]
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match="needs Ray") as raised:
-        ray_engine._connected()
-    assert raised.value.hint == "pip install 'dca-prompt[ray]'"
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # as of an empty folder of this name
-    with pytest.raises(UserError, match="needs Ray"):
-        ray_engine._connected()
-
-
-def test_gpus_are_shared_in_equal_parts():
-    assert ray_engine.shares({"CPU": 64, "GPU": 4}, "auto", None) == (16, 0.25)
-    assert ray_engine.shares({"CPU": 64, "GPU": 4}, "auto", 2) == (2, 1)
-    assert ray_engine.shares({"CPU": 64, "GPU": 4}, "auto", 6) == (6, 0.5)
-    assert ray_engine.shares({"CPU": 64, "GPU": 4}, "cpu", None) == (64, 0)
-    assert ray_engine.shares({}, "auto", None) == (1, 0)
 
 
 @pytest.mark.slow

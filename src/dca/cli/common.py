@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -110,6 +110,13 @@ def showing(*, quiet: bool) -> Iterator[Progress]:
             yield drawn
     else:
         yield lines()
+
+
+@contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """Send to stderr what libraries print on stdout, as Ray does when a node is lost."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def pictures_line(pictures: Sequence[str]) -> str:

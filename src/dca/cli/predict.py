@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, quiet_flag, running, showing
+from dca.cli.common import (
+    backbone_of_model,
+    columns,
+    emit,
+    json_flag,
+    only_results_on_stdout,
+    padded,
+    quiet_flag,
+    running,
+    showing,
+)
 from dca.core.errors import UserError
 from dca.core.wording import NONE, counted, seconds_text
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
     from dca.model.bulk import Done, Wanted
-    from dca.model.classifier import Classifier
 
 
 @click.command()
@@ -28,10 +37,32 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
-    help="Write one row per image to this .csv, .jsonl or .parquet file; a killed command can be given again.",
+    help="Write one row per image to this .csv, .jsonl or .parquet file, or with --engine ray to files in this folder; "
+    "a killed command can be given again.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where images are predicted: on this machine, or on an existing Ray cluster.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "jsonl", "parquet"]),
+    default=None,
+    help="Files that --engine ray writes. [csv]",
+)
+@click.option(
+    "--per-shard",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Images per file that --engine ray writes; what a lost worker repeats at most. [1024]",
 )
 @click.option(
     "--copy-to",
@@ -67,15 +98,14 @@ def command(
     images: tuple[str, ...],
     top: int,
     output: Path | None,
-    copy_to: Path | None,
-    overwrite: bool,
-    as_csv: bool,
+    engine: str,
     reject: float | None,
     coverage: float | None,
     skip_bad: bool,
     quiet: bool,
+    as_csv: bool,
     as_json: bool,
-    **place: Any,
+    **given: Any,
 ) -> None:
     """Predict the classes of IMAGES: files, folders (with all images below them), or - for paths on stdin.
 
@@ -83,6 +113,7 @@ def command(
     dca predict photos.dca new.jpg
     dca predict photos.dca holiday/ --top 3
     dca predict photos.dca holiday/ -o holiday.csv --copy-to sorted/
+    dca predict photos.dca archive/ --engine ray -o labels/
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
     dca predict photos.dca holiday/ --reject 0.05 --set-coverage 0.9
 
@@ -98,16 +129,16 @@ def command(
     gets an apostrophe in front; --json prints it as it is.
     """
     from dca.model.bulk import Wanted
-    from dca.model.classifier import Classifier
 
-    check_options(images, output, copy_to, as_csv=as_csv, as_json=as_json)
-    paths = expand(images, skip_bad=skip_bad or output is not None)
-    classifier, wanted = Classifier.from_pretrained(model, **place), Wanted(top, reject, coverage)
+    asked = {name: given[name] for name in ("copy_to", "kind", "per_shard")}
+    check_options(images, output, engine, as_csv=as_csv, as_json=as_json, **asked)
+    paths, wanted = expand(images, skip_bad=skip_bad or output is not None), Wanted(top, reject, coverage)
     with showing(quiet=quiet or len(paths) == 1) as progress:
         if output is not None:
-            done = write_file(classifier, paths, output, wanted, copy_to, overwrite, progress)
+            done = write(model, paths, output, wanted, engine, progress=progress, **given)
         else:
-            rows = predict_all(classifier, paths, wanted, progress, skip_bad=skip_bad)
+            place = {name: given[name] for name in ("backbone", "device", "precision")}
+            rows = predict_all(model, paths, wanted, progress, skip_bad=skip_bad, **place)
     if output is not None:
         raise click.exceptions.Exit(report(done, output, skip_bad=skip_bad, quiet=quiet, as_json=as_json))
     show(rows, as_csv=as_csv, as_json=as_json)
@@ -124,7 +155,15 @@ def show(rows: Sequence[dict[str, Any]], *, as_csv: bool, as_json: bool) -> None
 
 
 def check_options(
-    images: Sequence[str], output: Path | None, copy_to: Path | None, *, as_csv: bool, as_json: bool
+    images: Sequence[str],
+    output: Path | None,
+    engine: str,
+    *,
+    copy_to: Path | None,
+    kind: str | None,
+    per_shard: int | None,
+    as_csv: bool,
+    as_json: bool,
 ) -> None:
     """Raise, before anything is loaded, for options that do not go together."""
     from dca.model.image_folders import require_outside
@@ -132,6 +171,12 @@ def check_options(
 
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
+    if engine == "ray":
+        check_cluster_options(output, copy_to, as_csv=as_csv)
+        return
+    if kind is not None or per_shard is not None:
+        option = "--format" if kind is not None else "--per-shard"
+        raise UserError(f"{option} is for --engine ray", hint=[f"leave out {option}", "add --engine ray"])
     if copy_to is not None and output is None:
         raise UserError("--copy-to needs -o, which remembers what was copied", hint="add -o labels.csv")
     if copy_to is not None:
@@ -140,25 +185,71 @@ def check_options(
         raise UserError(f"--csv and -o {output} cannot go together", hint="leave out --csv")
 
 
+def check_cluster_options(output: Path | None, copy_to: Path | None, *, as_csv: bool) -> None:
+    """Raise for options that do not go together with `--engine ray`."""
+    if output is None:
+        raise UserError("--engine ray needs a folder to write to", hint="add -o labels/")
+    if output.is_file() or output.suffix in (".csv", ".jsonl", ".parquet"):
+        problem = f"--engine ray writes several files, and -o {output} names one"
+        raise UserError(
+            problem, hint=f"give a folder, such as -o {output.with_suffix('')}/, and --format csv or parquet"
+        )
+    if copy_to is not None or as_csv:
+        option = "--csv" if as_csv else "--copy-to"
+        raise UserError(f"{option} and --engine ray cannot go together", hint=f"leave out {option}")
+
+
+def write(model: Path, paths: Sequence[str], output: Path, wanted: Wanted, engine: str, **given: Any) -> Done:
+    """Predict into a file or, on a cluster, into files of a folder; an interrupt says how to continue."""
+    try:
+        return (write_shards if engine == "ray" else write_file)(model, paths, output, wanted, **given)
+    except KeyboardInterrupt:
+        where = output if engine == "ray" else f"{output}.partial"
+        click.echo(f"interrupted; the same command continues from {where}", err=True)
+        raise click.exceptions.Exit(130) from None
+
+
 def write_file(
-    classifier: Classifier,
+    model: Path,
     paths: Sequence[str],
     output: Path,
     wanted: Wanted,
+    *,
     copy_to: Path | None,
     overwrite: bool,
+    kind: None,
+    per_shard: None,
     progress: Progress,
+    **place: Any,
 ) -> Done:
-    """Predict into a file, as `predict_to_file` does; an interrupt says how to continue."""
+    """Predict into one file on this machine."""
     from dca.model.bulk import predict_to_file
+    from dca.model.classifier import Classifier
 
-    try:
-        return predict_to_file(
-            classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress
-        )
-    except KeyboardInterrupt:
-        click.echo(f"interrupted; the same command continues from {output}.partial", err=True)
-        raise click.exceptions.Exit(130) from None
+    classifier = Classifier.from_pretrained(model, **place)
+    return predict_to_file(classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress)
+
+
+def write_shards(
+    model: Path,
+    paths: Sequence[str],
+    output: Path,
+    wanted: Wanted,
+    *,
+    copy_to: None,
+    overwrite: bool,
+    kind: str | None,
+    per_shard: int | None,
+    progress: Progress,
+    **place: Any,
+) -> Done:
+    """Predict into the files of a folder on a Ray cluster."""
+    from dca.model.ray_predict import Source, predict_on_ray
+    from dca.model.shards import PER_SHARD
+
+    asked: dict[str, Any] = {"kind": f".{kind or 'csv'}", "per_shard": per_shard or PER_SHARD, "overwrite": overwrite}
+    with only_results_on_stdout():
+        return predict_on_ray(Source(str(model), **place), paths, output, wanted, progress=progress, **asked)
 
 
 def report(done: Done, output: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> int:
@@ -187,13 +278,15 @@ def ending(done: Done, output: Path) -> list[str]:
 
 
 def predict_all(
-    classifier: Classifier, paths: Sequence[str], wanted: Wanted, progress: Progress, *, skip_bad: bool
+    model: Path, paths: Sequence[str], wanted: Wanted, progress: Progress, *, skip_bad: bool, **place: Any
 ) -> list[dict[str, Any]]:
     """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
     from dca.data.decode import Unreadable, unreadable
     from dca.model.bulk import require_rejecting
+    from dca.model.classifier import Classifier
     from dca.model.stream import row_of, stream_answers
 
+    classifier = Classifier.from_pretrained(model, **place)
     require_rejecting(classifier, wanted.reject)
     faults, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
     for outcomes in stream_answers(classifier, map(Path, paths), coverage=wanted.coverage):

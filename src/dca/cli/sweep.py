@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag, track_option
+from dca.cli.common import emit, json_flag, only_results_on_stdout, quiet_flag, track_option
 from dca.core.wording import about_text, counted, seconds_text
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def carried_out(made: Plan, show: Display, **arguments: Any) -> dict[str, tuple[
 
     failed: dict[str, tuple[str, str]] = {}
     try:
-        with closing(sweep(made, **arguments)) as events:
+        with only_results_on_stdout(), closing(sweep(made, **arguments)) as events:
             for event, counts in events:
                 show(event, counts)
                 failed = {id: (cell.label, error) for id, (cell, error) in counts.failed.items()}

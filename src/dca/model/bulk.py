@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,17 +87,17 @@ def predict_to_file(
     kind = _require_place(output, overwrite)
     require_rejecting(model, wanted.reject)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
-    identity = _identity(model, wanted, copy_to)
+    identity = identity_of(model, wanted, copy_to)
     with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
         folders = None if copy_to is None else _folders(copy_to, model, journal)
         before, now, began = len(journal.paths.intersection(paths)), 0, time.monotonic()
-        for rows in _new_rows(model, paths, journal.paths, wanted, folders):
+        for rows in new_rows(model, paths, wanted, journal.paths, folders):
             journal.append(rows)
             now += len(rows)
             progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
         seconds = time.monotonic() - began
-        found = _finish(journal, set(paths), output, kind, _columns(model, wanted, copies=copy_to is not None))
-    return dataclasses.replace(found, predicted=found.images - before, seconds=seconds)
+        found = _finish(journal, set(paths), output, kind, columns_of(model, wanted, copies=copy_to is not None))
+    return found.done(found.rows - before, seconds)
 
 
 def _require_place(output: Path, overwrite: bool) -> str:
@@ -109,7 +108,8 @@ def _require_place(output: Path, overwrite: bool) -> str:
     return kind
 
 
-def _columns(model: Classifier, wanted: Wanted, *, copies: bool) -> Columns:
+def columns_of(model: Classifier, wanted: Wanted, *, copies: bool = False) -> Columns:
+    """The columns of a table with what is wanted."""
     return Columns(min(wanted.top, len(model.classes_)), model.has_p_values, wanted.coverage is not None, copies)
 
 
@@ -119,7 +119,7 @@ def require_rejecting(model: Classifier, reject: float | None) -> None:
         raise UserError("the model cannot tell images of none of its classes", hint=fit_estimate())
 
 
-def _identity(model: Classifier, wanted: Wanted, copy_to: Path | None) -> dict[str, Any]:
+def identity_of(model: Classifier, wanted: Wanted, copy_to: Path | None = None) -> dict[str, Any]:
     """Plain values that decide the rows."""
     method = model.method_
     weights, labels = hashlib.sha256(weights_of(method)).hexdigest(), list(map(str, model.classes_.tolist()))
@@ -138,10 +138,14 @@ def _folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders
     return ImageFolders(copy_to, labels, (row["copied_to"] for row in journal.rows() if "copied_to" in row))
 
 
-def _new_rows(
-    model: Classifier, paths: Sequence[str], known: set[str], wanted: Wanted, folders: ImageFolders | None
+def new_rows(
+    model: Classifier,
+    paths: Sequence[str],
+    wanted: Wanted,
+    known: Collection[str] = (),
+    folders: ImageFolders | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the images that have none, batch after batch; copies are made before their rows are given."""
+    """Rows of the images that are not known, batch after batch; copies are made before their rows are given."""
     classes = model.classes_.tolist()
     # A list of its own: `known` grows while the images are predicted.
     new = [path for path in paths if path not in known]
@@ -153,23 +157,43 @@ def _new_rows(
         yield rows
 
 
-def _finish(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Done:
-    """Write the rows of the wanted images to the output, in one rename, and remove the journal."""
-    unreadable, listed, count = 0, list[str](), 0
+class Tally:
+    """Rows as they are read, counted.
 
-    def rows() -> Iterator[dict[str, Any]]:
-        nonlocal unreadable, count
-        for row in journal.rows():
-            if row["path"] not in wanted:
-                continue
-            count += 1
-            if "error" in row:
-                unreadable += 1
-                if len(listed) < MOST_LISTED:
-                    listed.append(f"{row['path']}: {row['error']}")
+    Attributes:
+        rows: Number of rows so far.
+        unreadable: How many of them are images that cannot be read.
+        listed: "path: reason" of the first of these.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.unreadable, self.listed = 0, 0, list[str]()
+
+    def counting(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The rows as they are."""
+        for row in rows:
+            self.rows += 1
+            if row.get("error"):
+                self.unreadable += 1
+                if len(self.listed) < MOST_LISTED:
+                    self.listed.append(f"{row['path']}: {row['error']}")
             yield row
 
+    def add(self, other: Tally) -> None:
+        """Count the rows of another one, too."""
+        self.rows, self.unreadable = self.rows + other.rows, self.unreadable + other.unreadable
+        self.listed = (self.listed + other.listed)[:MOST_LISTED]
+
+    def done(self, predicted: int, seconds: float) -> Done:
+        """What was written, all rows counted."""
+        return Done(self.rows, predicted, seconds, self.unreadable, tuple(self.listed))
+
+
+def _finish(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Tally:
+    """Write the rows of the wanted images to the output, in one rename, and remove the journal."""
+    tally = Tally()
+    rows = (row for row in journal.rows() if row["path"] in wanted)
     with replacing(output) as unfinished:
-        WRITERS[kind](rows(), columns, unfinished)
+        WRITERS[kind](tally.counting(rows), columns, unfinished)
     journal.remove()
-    return Done(count, 0, 0.0, unreadable, tuple(listed))
+    return tally

@@ -135,12 +135,16 @@ def require_writable_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in WRITERS:
         raise UserError(f"{path}: predictions are written as {', '.join(WRITERS)}", hint=f"use {path.stem}.csv")
-    if kind == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise UserError(
-                "Parquet files need pyarrow, which is not installed",
-                hint=["pip install 'dca-prompt[parquet]'", f"use {path.stem}.csv"],
-            ) from None
+    require_package_of(kind)
     return kind
+
+
+def require_package_of(kind: str) -> None:
+    """Raise if the package that writes files of this suffix is not installed."""
+    if kind != ".parquet":
+        return
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        hint = ["pip install 'dca-prompt[parquet]'", "write CSV files"]
+        raise UserError("Parquet files need pyarrow, which is not installed", hint=hint) from None

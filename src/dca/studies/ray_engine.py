@@ -13,15 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dca.core.actions import start_ray
 from dca.core.choices import TrackerName
-from dca.core.errors import UserError
+from dca.core.ray_cluster import connected, shares
 from dca.studies.cell import Job
 from dca.studies.engine import PULSE, Event, Queue
 from dca.studies.worker import Report, Worker
-
-# Tasks per GPU unless the number of workers is given.
-PER_GPU = 4
 
 
 def carry_out(
@@ -51,7 +47,7 @@ def carry_out(
     Raises:
         UserError: If Ray is not installed, or there is no cluster.
     """
-    ray = _connected()
+    ray = connected()
     try:
         at_once, gpus = shares(ray.cluster_resources(), device, workers)
         data = None if root is None else str(root.resolve())
@@ -75,35 +71,6 @@ class _Place:
     device: str
     track: TrackerName | None
     data: str | None = field(default_factory=lambda: os.environ.get("DCA_DATA"))
-
-
-def shares(resources: dict[str, float], device: str, workers: int | None) -> tuple[int, float]:
-    """Tasks at once, and the part of a GPU that each has.
-
-    >>> shares({"CPU": 16, "GPU": 2}, "auto", None), shares({"CPU": 16, "GPU": 2}, "cpu", None)
-    ((8, 0.25), (16, 0))
-    >>> shares({"CPU": 16, "GPU": 2}, "auto", 3), shares({"CPU": 4}, "auto", 2)
-    ((3, 0.5), (2, 0))
-    """
-    gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
-    at_once = workers or (PER_GPU * gpus if gpus else max(1, int(resources.get("CPU", 1))))
-    return at_once, 1 / -(-at_once // gpus) if gpus else 0
-
-
-def _connected() -> Any:
-    """The module ray, connected to a cluster."""
-    try:
-        import ray
-        from ray import init  # a folder called ray in the working folder is no library
-    except ImportError:
-        raise UserError(
-            "this engine needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
-        ) from None
-    try:
-        init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        raise UserError("no Ray cluster was found", hint=start_ray()) from None
-    return ray
 
 
 def _events(ray: Any, task: Any, queue: Queue, at_once: int, place: _Place) -> Iterator[Event]:

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from dca.core.errors import UserError
+from dca.core.ray_cluster import connected, shares
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match="needs Ray") as raised:
+        connected()
+    assert raised.value.hint == "pip install 'dca-prompt[ray]'"
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # as of an empty folder of this name
+    with pytest.raises(UserError, match="needs Ray"):
+        connected()
+
+
+def test_gpus_are_shared_in_equal_parts():
+    assert shares({"CPU": 64, "GPU": 4}, "auto", None) == (16, 0.25)
+    assert shares({"CPU": 64, "GPU": 4}, "auto", 2) == (2, 1)
+    assert shares({"CPU": 64, "GPU": 4}, "auto", 6) == (6, 0.5)
+    assert shares({"CPU": 64, "GPU": 4}, "cpu", None) == (64, 0)
+    assert shares({}, "auto", None) == (1, 0)
