@@ -39,11 +39,12 @@ def shared(*parts: str) -> Path:
     return path
 
 
-def small_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Bytes, bytes at the end of a word, a few merges, SOT and EOT."""
+def small_vocabulary(size: int | None = None) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Bytes, bytes at the end of a word, a few merges, tokens without use up to `size`, SOT and EOT."""
     merges = [(a, b) for a, b in (m.split() for m in MERGES)]
     alphabet = _byte_alphabet()
     tokens = [*alphabet, *(c + "</w>" for c in alphabet), *(a + b for a, b in merges)]
+    tokens += [f"unused{n}" for n in range((size or 0) - len(tokens) - 2)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
     return {t: i for i, t in enumerate(tokens)}, merges
 
@@ -65,7 +66,7 @@ def tiny_config(activation: str = "quick_gelu", context_length: int = 77) -> CLI
 def make_clip(config: CLIPConfig | None = None, seed: int = 0) -> CLIP:
     """A randomly initialised CLIP; its biases are random too, so that a lost one shows."""
     config = config or tiny_config()
-    tokenizer = Tokenizer(from_merges(*small_vocabulary()), config.text.context_length)
+    tokenizer = Tokenizer(from_merges(*small_vocabulary(config.text.vocab_size)), config.text.context_length)
     size = config.vision.image_size
     transform = Preprocess(size=size, resize=size, resample=3, mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28))
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +87,7 @@ def save_hf(clip: CLIP, folder: Path) -> Path:
     save_file(to_hf(clip.state_dict()), folder / "model.safetensors")
     write_json(folder / "config.json", configs.to_hf(clip.config))
     write_json(folder / "preprocessor_config.json", preprocessing.to_hf(clip.preprocess))
-    vocab, merges = small_vocabulary()
+    vocab, merges = small_vocabulary(clip.config.text.vocab_size)
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(f"{a} {b}" for a, b in merges), encoding="utf-8")
     return folder

@@ -1,8 +1,9 @@
-"""Miniatures of the public datasets' official layouts: every class, one or two images each."""
+"""Miniatures of the public datasets' official layouts: by default every class, with one or two images each."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from small_images import photo
@@ -31,22 +32,54 @@ WNID_FOLDERS = {
 PER_CLASS = {"train": 2, "val": 1, "test": 1}
 
 
-def miniature(name: str, root: Path) -> Path:
+@dataclass(frozen=True)
+class Size:
+    """How small a miniature is.
+
+    per_class: images of each part. classes: the first of them; None for all, which ImageNet and its variants always
+    have. per_folder: images in each class folder of ImageNet's training part. distinct: different images among them.
+    """
+
+    per_class: dict[str, int] = field(default_factory=lambda: dict(PER_CLASS))
+    classes: int | None = None
+    per_folder: int = 1
+    distinct: int = 1
+
+    def classes_of(self, entry: Entry) -> list[tuple[str, str]]:
+        return list(entry.class_list())[: self.classes]
+
+
+def miniature(name: str, root: Path, size: Size | None = None) -> Path:
     """Lay a dataset out under `root` as its authors do, in small; returns its folder."""
-    entry = catalog.get(name)
+    entry, size = catalog.get(name), size or Size()
     folder = root / entry.folder
     folder.mkdir(parents=True)
-    source = root / "one.jpg"
-    photo().save(source)
+    put = Putter([root / "one.jpg", *(root / f"{n}.jpg" for n in range(1, size.distinct))])
     if name in SPLIT_FILES:
-        _split_file(entry, folder, source)
+        _split_file(entry, folder, put, size)
     elif name == "fgvc_aircraft":
-        _variant_lists(entry, folder, source)
+        _variant_lists(entry, folder, put, size)
     else:
-        for part in WNID_FOLDERS[name]:
+        for number, part in enumerate(WNID_FOLDERS[name]):
             for y, (key, _) in enumerate(entry.class_list()):
-                _put(folder / part / (str(y) if name == "imagenetv2" else key) / "x.JPEG", source)
+                place = folder / part / (str(y) if name == "imagenetv2" else key)
+                for i in range(size.per_folder if name == "imagenet" and number == 0 else 1):
+                    put(place / ("x.JPEG" if i == 0 else f"x{i}.JPEG"))
     return folder
+
+
+class Putter:
+    """Puts images into their places, the sources in turn."""
+
+    def __init__(self, sources: list[Path]) -> None:
+        self.sources, self.count = sources, 0
+        for n, source in enumerate(sources):
+            photo(n).save(source)
+
+    def __call__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(self.sources[self.count % len(self.sources)])
+        self.count += 1
 
 
 def split_path(name: str, y: int, key: str, part: str, i: int) -> str:
@@ -67,32 +100,27 @@ def stored_name(name: str, key: str, words: str) -> str:
     return words
 
 
-def _split_file(entry: Entry, folder: Path, source: Path) -> None:
+def _split_file(entry: Entry, folder: Path, put: Putter, size: Size) -> None:
     file, images = SPLIT_FILES[entry.name]
     split = {
         part: [
             [split_path(entry.name, y, key, part, i), y, stored_name(entry.name, key, words)]
-            for y, (key, words) in enumerate(entry.class_list())
+            for y, (key, words) in enumerate(size.classes_of(entry))
             for i in range(n)
         ]
-        for part, n in PER_CLASS.items()
+        for part, n in size.per_class.items()
     }
     (folder / file).write_text(json.dumps(split))
     for rows in split.values():
         for path, _, _ in rows:
-            _put(folder / images / path, source)
+            put(folder / images / path)
 
 
-def _variant_lists(entry: Entry, folder: Path, source: Path) -> None:
-    variants = [key for key, _ in entry.class_list()]
+def _variant_lists(entry: Entry, folder: Path, put: Putter, size: Size) -> None:
+    variants = [key for key, _ in size.classes_of(entry)]
     (folder / "variants.txt").write_text("\n".join(variants) + "\n")
-    for part, n in PER_CLASS.items():
+    for part, n in size.per_class.items():
         rows = [(f"{part}{y}{i}", variant) for y, variant in enumerate(variants) for i in range(n)]
         (folder / f"images_variant_{part}.txt").write_text("".join(f"{image} {name}\n" for image, name in rows))
         for image, _ in rows:
-            _put(folder / "images" / f"{image}.jpg", source)
-
-
-def _put(path: Path, source: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(source)
+            put(folder / "images" / f"{image}.jpg")
