@@ -7,7 +7,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.experiment.spec import Spec
-from dca.studies.spec_file import load_study, study_of
+from dca.studies.spec_file import load_study, shipped, study_of
 
 
 def cells(**table: Any) -> list[Any]:
@@ -108,8 +108,11 @@ def test_a_file_is_read(tmp_path: Path):
 
 
 def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no such file") as raised:
         load_study(tmp_path / "none.toml")
+    assert all(name in raised.value.hint for name in shipped())
+    with pytest.raises(UserError, match="cannot be read"):
+        load_study(tmp_path)
     (tmp_path / "bad.toml").write_text("[common")
     with pytest.raises(UserError, match="not readable TOML"):
         load_study(tmp_path / "bad.toml")

@@ -87,10 +87,11 @@ def load_study(source: str | Path, *, backbone: str | None = None) -> Study:
     known, path = shipped(), Path(source).expanduser()
     if not path.is_file() and str(source) in known:
         return study_of(_read(known[str(source)]), str(source), backbone=backbone)
-    if not path.is_file() and path.suffix != ".toml":
-        raise unknown_name(
-            "specification", str(source), known, hint=["give a TOML file", f"one of: {', '.join(known)}"]
-        )
+    if not path.exists():
+        hint = ["give a TOML file", f"one of: {', '.join(known)}"]
+        if path.suffix != ".toml":
+            raise unknown_name("specification", str(source), known, hint=hint)
+        raise UserError(f"{path}: no such file", hint=hint)
     return study_of(_read(path), path.name, backbone=backbone)
 
 
