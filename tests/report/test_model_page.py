@@ -10,9 +10,10 @@ import pytest
 from dca import Classifier, Session, UserError
 from dca.core.files import read_json
 from dca.model.inputs import as_dataset
-from dca.report import page
+from dca.report import page, probe
 from dca.report.model_page import model_page
 from dca.report.page import Section, render
+from dca.report.probe import probe_is_right
 from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
 from dca.report.subject import Predictions, Subject, about, left_out
 from report.html_structure import structure
@@ -65,9 +66,10 @@ def test_the_headline_is_what_was_measured(tested: Subject, left_out: Subject) -
     main = next(row for row in rows if row.main)
     assert main.share == tested.evaluation.accuracy
     assert main.low <= main.share <= main.high
-    assert [row.name for row in rows] == ["zero-shot CLIP", "closed_form", "estimated by the fit"]
+    assert [row.name for row in rows] == ["zero-shot CLIP", "linear probe", "closed_form", "estimated by the fit"]
     recorded = headline.accuracies(left_out)
-    assert [(row.share, row.low) for row in recorded] == [(row.share, row.low) for row in rows]
+    # What the fit has recorded; a linear probe needs the test images.
+    assert [(row.share, row.low) for row in recorded] == [(row.share, row.low) for row in (rows[0], *rows[2:])]
     bare = dataclasses.replace(left_out)
     found = left_out.model.estimate_
     assert found is not None
@@ -121,6 +123,7 @@ def test_labels_next_photos_and_curve(left_out: Subject, tested: Subject) -> Non
     assert isinstance(rows, dict)
     assert rows["rows"][0]["missed"] + rows["rows"][0]["taken"] > 0
     assert rows["rows"][0]["have"] == 4
+    assert rows["basis"] == tested.predictions.basis
     curve = photos.build(tested)
     assert isinstance(curve, dict)
     assert curve["now"].shots == 4
@@ -134,6 +137,51 @@ def test_the_draw_hash_and_the_command_are_those_of_the_run(tested: Subject, mod
     spec = {**recorded["spec"], "method": "dca", "shots": 8, "seed": 3, "options": {"epochs": 5}}
     assert "--method dca --shots 8 --seed 3" in provenance.command(spec)
     assert provenance.command(spec).endswith("--set epochs=5")
+
+
+def test_a_class_without_images_in_the_data_is_not_said_to_be_missed(tested: Subject) -> None:
+    found = tested.predictions
+    assert found is not None
+    section = [section for section in SECTIONS if section.name == "next_photos"]
+    # The first class has no image, and one of the second is taken for it.
+    truth, answer = np.where(found.truth == 0, 1, found.truth), np.where(found.truth == 0, 1, found.truth)
+    answer[np.flatnonzero(truth == 1)[0]] = 0
+    other = dataclasses.replace(tested, predictions=dataclasses.replace(found, truth=truth, answer=answer))
+    html = render(section, other, title="t", about="")
+    assert "No image of it among these, 1 wrongly taken for it" in html
+    assert "0 of 0" not in html
+    assert "dca serve photos.dca --tray FOLDER" in html
+
+
+def test_the_reasons_for_no_next_photo_say_what_to_do(tested: Subject) -> None:
+    found = tested.predictions
+    assert found is not None
+    assert "fit with --estimate" in next_photos.build(dataclasses.replace(tested, predictions=None))
+    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, answer=found.truth))
+    words = f"All answers for {found.basis} are right, so no class needs photos more than another."
+    assert next_photos.build(perfect) == words
+
+
+def test_the_linear_probe_is_that_of_the_method(
+    tested: Subject, left_out: Subject, hostile_photos: Path, tiny_folder: Path
+) -> None:
+    right = probe_is_right(tested)
+    assert right is not None
+    model = Classifier("linear_probe", backbone=str(tiny_folder), device="cpu", c=0.316)
+    assert right.mean() == model.fit(hostile_photos / "train").score(hostile_photos / "test")
+    rows = headline.accuracies(tested)
+    assert [row.name for row in rows][:3] == ["zero-shot CLIP", "linear probe", tested.model.method_.name]
+    assert rows[1].share == right.mean()
+    assert probe_is_right(left_out) is None
+    assert headline.PROBE not in [row.name for row in headline.accuracies(left_out)]
+
+
+def test_no_linear_probe_where_it_would_take_long_or_mislead(tested: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tested.evaluation is not None
+    other = dataclasses.replace(tested.evaluation, labels=tuple(map(str, range(10))))
+    assert probe_is_right(dataclasses.replace(tested, evaluation=other)) is None
+    monkeypatch.setattr(probe, "MOST", 10)
+    assert probe_is_right(tested) is None
 
 
 def test_no_mistake_and_no_predictions_are_said(tested: Subject, session: Session) -> None:

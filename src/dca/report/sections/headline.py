@@ -1,4 +1,4 @@
-"""The accuracy with its interval, next to zero-shot CLIP: measured on test images, or estimated."""
+"""The accuracy with its interval, next to zero-shot CLIP and a linear probe: measured on test images, or estimated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from dca.core.calibration import wilson
 from dca.core.paired import paired_difference
 from dca.core.wording import counted
 from dca.report.page import Section, percent
+from dca.report.probe import probe_is_right
 from dca.report.subject import Subject
 from dca.report.svg import Scale, drawing, element, line, rect, short, words
+
+PROBE = "linear probe"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     return {
         "main": next(row for row in rows if row.main),
         "plain": next((row for row in rows if row.name == "zero-shot CLIP"), None),
+        "probe": next((row for row in rows if row.name == PROBE), None),
         "paired": _paired(subject),
         "chart": chart(rows),
         "rows": rows,
@@ -52,6 +56,8 @@ def accuracies(subject: Subject) -> list[Accuracy]:
     if found is not None and found.tested and found.zero_shot is not None:
         plain, own = float((found.zero_shot == found.truth).mean()), float(found.right.mean())
         measured = [_measured("zero-shot CLIP", plain, len(found), found.basis)]
+        if method != "linear_probe" and (right := probe_is_right(subject)) is not None:
+            measured.append(_measured(PROBE, float(right.mean()), len(found), found.basis))
         measured.append(_measured(method, own, len(found), found.basis, main=True))
         return [*measured, *estimated[1:]]
     if recorded := _recorded(subject):

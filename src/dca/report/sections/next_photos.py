@@ -18,11 +18,12 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     """The classes that need photos most."""
     found = subject.predictions
     if found is None:
-        return "No predictions for images that the model has not seen."
+        return "Needs labelled images that the model has not seen: give some, or fit with --estimate."
     if found.right.all():
-        return "All answers are right: these images do not tell which photo to take."
+        return f"All answers for {found.basis} are right, so no class needs photos more than another."
     have = Counter(str(subject.model.classes_[row["label"]]) for row in subject.model.draw_)
-    return {"rows": [_row(subject, found, c, have) for c in neediest(found, len(subject.labels))[:MOST]]}
+    rows = [_row(subject, found, c, have) for c in neediest(found, len(subject.labels))[:MOST]]
+    return {"rows": rows, "basis": found.basis, "model": subject.name}
 
 
 def neediest(found: Predictions, classes: int) -> list[int]:
