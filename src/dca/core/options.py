@@ -173,6 +173,16 @@ def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint
         raise UserError(error.problem, details=error.details, hint=error.steps or hint) from None
 
 
+def unset(value: Any, kind: Any) -> Any:
+    """None for the word "auto", "none" or "null" where an option of this type may be None; TOML has no null.
+
+    >>> unset("auto", float | None), unset("auto", str), unset(1.5, float | None)
+    (None, 'auto', 1.5)
+    """
+    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    return None if optional and isinstance(value, str) and value.lower() in NONE else value
+
+
 def _as_float(value: Any, kind: Any) -> Any:
     """A whole number as a float where the option is a float, so that 1 and 1.0 are the same value in records."""
     is_float = kind is float or (
@@ -215,7 +225,7 @@ def _convert(text: str, kind: Any) -> Any:
     """Convert a text to the annotated type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if type(None) in inner and text.lower() in NONE:
+        if unset(text, kind) is None:
             return None
         return _convert(text, next(k for k in inner if k is not type(None)))
     if origin is tuple:
