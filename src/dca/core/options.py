@@ -151,6 +151,11 @@ def changed(options: Any) -> tuple[str, ...]:
     )
 
 
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options as they are after a round trip through JSON: tuples are lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 def _text(value: Any) -> str:
     """A value as `_convert` reads it.
 
