@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dca.core.errors import UserError
-from dca.studies.selection import RULE, Setting, chosen_of, select
+from dca.methods.registry import all_methods, get_method
+from dca.studies.selection import RULE, Setting, chosen_of, disagreements, select
 from dca.studies.spec_file import Study, study_of
 
 COMMON = {"data": ["a", "b"], "shots": [4, 16], "measured_on": "validation"}
@@ -137,3 +138,48 @@ def test_a_study_that_compares_nothing_is_refused(
     with pytest.raises(UserError) as raised:
         select(study_of({"common": common, "grid": grid}, "wrong"), tmp_path)
     assert any(part in line for line in raised.value.details)
+
+
+COMMITTED = Path(__file__).resolve().parents[2] / "experiments" / "selection.json"
+
+
+def chosen(**methods: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a selection that are compared with the defaults."""
+    rows = {method: {"chosen": options} for method, options in methods.items()}
+    return {"datasets": ["eurosat", "caltech101"], "shots": [4, 16], "methods": rows}
+
+
+def test_the_defaults_are_those_of_the_committed_selection():
+    found = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.is_file() else chosen()
+    assert disagreements(found) == []
+    assert bool(found["methods"]) == COMMITTED.is_file()
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (chosen(coop={"learning_rate": 0.002, "phrase": None}), 0),
+        (chosen(coop={"learning_rate": None, "phrase": "a photo of a"}), 2),
+        (chosen(clap={"strength": 0.3}), 0),  # what its default stands for
+        (chosen(clap={"strength": 1.0}), 1),
+        (chosen(dca={"gamma1": 500.0}), 1),  # of 16 shots only
+        (chosen(closed_form={"templates": []}), 0),
+    ],
+)
+def test_a_chosen_option_that_is_no_default_is_named(found: dict[str, Any], lines: int):
+    assert len(disagreements(found)) == lines
+
+
+def test_a_method_may_say_why_a_default_is_another(monkeypatch: pytest.MonkeyPatch):
+    found = chosen(coop={"phrase": "a photo of a"})
+    (line,) = disagreements(found)
+    assert line == "coop: phrase='a photo of a' was chosen, the default is None"
+    monkeypatch.setattr(get_method("coop"), "not_taken", {"phrase": "random contexts are the paper's"})
+    assert disagreements(found) == []
+    lines = get_method("coop").explanations()["defaults that are not those chosen on validation images"]
+    assert lines == ["phrase: random contexts are the paper's"]
+
+
+def test_reasons_are_given_for_options_that_exist():
+    for kind in all_methods().values():
+        assert all(hasattr(kind.Options(), name) and why for name, why in kind.not_taken.items()), kind.name

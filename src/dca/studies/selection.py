@@ -11,6 +11,7 @@ import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of, read_json
 from dca.core.options import as_json
 from dca.core.wording import counted
+from dca.methods.problem import Problem
 from dca.methods.registry import get_method
 from dca.studies.cell import Cell
 from dca.studies.index import RunIndex
@@ -102,6 +104,35 @@ def select(study: Study, runs: Path) -> dict[str, Any]:
         "seeds": sorted({spec.seed for spec in specs}),
         "methods": methods,
     }
+
+
+def disagreements(found: Mapping[str, Any]) -> list[str]:
+    """Chosen options that are not the defaults of their methods, unless a method says why (`Method.not_taken`).
+
+    Args:
+        found: What `select` returned, or the file that it was written to.
+
+    Returns:
+        One line for each.
+    """
+    return [
+        f"{method}: {name}={value!r} was chosen, the default is {getattr(get_method(method).Options(), name)!r}"
+        for method, row in found["methods"].items()
+        for name, value in row["chosen"].items()
+        if name not in get_method(method).not_taken and not _is_default(method, name, value, found)
+    ]
+
+
+def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) -> bool:
+    """Whether a value is the default of an option, or what the default stands for in every experiment of the study."""
+    kind = get_method(method)
+    if as_json({name: getattr(kind.Options(), name)})[name] == value:
+        return True
+    problems = [
+        Problem(names=("one", "other"), shots=shots or 1, dataset=dataset)
+        for dataset, shots in product(found["datasets"], found["shots"])
+    ]
+    return all(getattr(kind.resolve(kind.Options(), problem), name) == value for problem in problems)
 
 
 Groups = dict[str, dict[str, list[Cell]]]
