@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -21,6 +20,7 @@ import torch
 
 from dca.core.choices import TrackerName
 from dca.core.device import resolve_device
+from dca.core.processes import end_with_parent
 from dca.studies.cell import Cell, Job
 from dca.studies.engine import PULSE, Event, Queue
 from dca.studies.worker import Report, Worker
@@ -191,7 +191,7 @@ class _Pool:
 def _serve(pipe: Connection, device: str, threads: int, place: Place) -> None:
     """The main function of a worker process: take jobs, send reports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     logging.getLogger("dca").setLevel(logging.ERROR)  # what a run warns of is in its result file
     torch.set_num_threads(threads)
     runs, root, track = place
@@ -204,11 +204,3 @@ def _serve(pipe: Connection, device: str, threads: int, place: Place) -> None:
         for report in worker.carry_out(job):
             pipe.send(report)
         pipe.send(None)
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as the process that started it has ended, however that was."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
