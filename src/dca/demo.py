@@ -22,7 +22,8 @@ from dca.data.task import Task
 from dca.engine.evaluate import Evaluation
 from dca.engine.resume import read_metrics
 from dca.engine.session import Session
-from dca.experiment.run import Outcome, evaluate, run, task_of
+from dca.experiment.measure import evaluate
+from dca.experiment.run import Outcome, run, task_of
 from dca.experiment.spec import Spec
 from dca.model.checkpoint import RESULT
 from dca.model.classifier import Classifier

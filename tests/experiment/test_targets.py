@@ -19,7 +19,8 @@ from dca.core.errors import UserError
 from dca.data import protocols
 from dca.data.dataset import Dataset
 from dca.engine.session import Session
-from dca.experiment.run import TargetResult, evaluate, retargeted, run
+from dca.experiment.measure import TargetResult, evaluate, retargeted
+from dca.experiment.run import run
 from dca.experiment.run_folder import partial_of
 from dca.experiment.spec import Spec
 from dca.methods.dca import DCA

@@ -17,7 +17,7 @@ from dca.data.sources.catalog import get
 from dca.data.sources.layouts import distinct_labels
 from dca.data.task import make_target
 from dca.engine.evaluate import probabilities
-from dca.experiment.run import retargeted
+from dca.experiment.measure import retargeted
 from dca.model.among import columns
 from dca.model.classifier import Classifier
 from dca.model.inputs import match_classes

@@ -10,7 +10,7 @@ from typing import Any
 from dca.core.files import folder_in_one_rename, read_json, write_json
 from dca.data.protocols import Task
 from dca.engine.session import Session
-from dca.experiment.run import accuracies, evaluate
+from dca.experiment.measure import accuracies, evaluate
 from dca.experiment.spec import Spec
 from dca.methods.head_changes import with_options
 from dca.methods.interface import Method

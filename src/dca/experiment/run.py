@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dca.core.actions import omit
 from dca.core.choices import TrackerName
 from dca.core.device import require_usable
@@ -23,54 +21,24 @@ from dca.data.class_names import name_warnings
 from dca.data.corrections import CORRECTIONS, read_corrections, with_corrections
 from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
-from dca.data.protocols import Protocol, Target, Task, harmonic_mean, make_task, training_part
+from dca.data.protocols import Task, make_task, training_part
 from dca.data.splits import hold_out
 from dca.data.validation_part import measured_on_validation
-from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.resume import Follow
 from dca.engine.session import Session
 from dca.experiment.identity import identify
+from dca.experiment.measure import TargetResult, accuracies, evaluate
 from dca.experiment.pictures import draw_run
 from dca.experiment.run_folder import RunFolder
 from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
 from dca.experiment.tracking import open_tracker, require_tracker
-from dca.methods.interface import Method
+from dca.methods.interface import Method, TrainedMethod
 from dca.methods.registry import all_methods
-from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
 from dca.model.findings import findings
 from dca.model.inputs import as_dataset, require_learnable, require_shots
-
-
-@dataclass(frozen=True)
-class TargetResult:
-    """How a model and zero-shot CLIP did on one target.
-
-    Attributes:
-        name: Name of the target.
-        adapted: Evaluation of the model.
-        zero_shot: Evaluation of zero-shot CLIP.
-        metric: Distance that the head of the model used, if the method has a choice.
-    """
-
-    name: str
-    adapted: Evaluation
-    zero_shot: Evaluation
-    metric: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for files and tables."""
-        return {
-            "name": self.name,
-            "classes": len(self.adapted.labels),
-            "test_images": self.adapted.n,
-            "accuracy": self.adapted.accuracy,
-            "zero_shot_accuracy": self.zero_shot.accuracy,
-            "ece": self.adapted.ece,
-            "metric": self.metric,
-        }
 
 
 @dataclass(frozen=True)
@@ -298,7 +266,7 @@ def _fit(
     follow: Follow,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
-    session.require_readable(session.backbone(spec.backbone, spec.precision), images_of(task))
+    _read_images(spec, task, session)
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -323,33 +291,14 @@ def _fit(
     return Outcome(place.target, result, measured, model)
 
 
-def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tuple[TargetResult, ...]:
-    """Measure a finished method and zero-shot CLIP on every target; nothing is refitted."""
-    return tuple(_evaluate(method, target, session) for target in targets)
-
-
-def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
-    images, stage = [item.image for item in target.test], f"testing on {target.name}"
-    session.progress(stage, 0, len(images), "")
-    moved = retargeted(method, target)
-    session = session.reading(target.dataset, method.problem.selection)
-    both = [ZeroShot.of(moved.clip, moved.problem), moved]
-    plain, fitted = probabilities(both, images, session, stage=stage)
-    truth = np.array([item.label for item in target.test])
-    return TargetResult(
-        target.name,
-        evaluation(fitted, truth, target.labels),
-        evaluation(plain, truth, target.labels),
-        getattr(moved.options, "test_metric", None),
-    )
-
-
-def retargeted(method: Method, target: Target) -> Method:
-    """The finished method for the target's classes; the method itself if it was trained on exactly these."""
-    if target.from_source == tuple(range(len(method.problem.names))):
-        return method
-    problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
-    return method.retarget(problem, target.from_source)
+def _read_images(spec: Spec, task: Task, session: Session) -> None:
+    """Raise if an image cannot be read; decode test images during training where they must pass the trained tower."""
+    clip = session.backbone(spec.backbone, spec.precision)
+    session.require_readable(clip, images_of(task))
+    if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
+        first = task.targets[0]
+        ahead = session.reading(first.dataset, spec.selection)
+        ahead.read_ahead([item.image for item in first.test], clip)
 
 
 def _result(
@@ -381,19 +330,3 @@ def _result(
         "trained_parameters": model.method_.count_trained(),
         "seconds": round(seconds, 2),
     }
-
-
-def accuracies(protocol: Protocol, measured: Sequence[TargetResult]) -> dict[str, Any]:
-    """The figures of a result that the test images decide: of each target, and of the first as the run's own."""
-    rows = [target.to_dict() for target in measured]
-    first: dict[str, Any] = rows[0] if rows and protocol != "cross-dataset" else {}
-    found: dict[str, Any] = {
-        "test_images": first.get("test_images", 0),
-        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
-        "accuracy": first.get("accuracy"),
-        "targets": rows,
-    }
-    if protocol == "base-to-new":
-        base, new = rows
-        found["harmonic_mean"] = harmonic_mean(base["accuracy"], new["accuracy"])
-    return found
