@@ -1,0 +1,49 @@
+"""Trained on half of the classes: accuracy on base classes, on new classes, and their harmonic mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dca.report.runs.means import average_entry, cell_entry, lines_of, shots_title
+from dca.report.runs.part import Part, RunsSection
+from dca.report.runs.subject import Subject
+from dca.report.runs.table import Entry, Table, ranked
+from dca.studies.results import BASE, HARMONIC, NEW, Block, Shots, Variant
+
+QUANTITIES = (BASE, NEW, HARMONIC)
+NOTE = (
+    "Test accuracy in percent on the base classes, on the new classes, each among their own classes, and the harmonic "
+    "mean of the two, per run; mean ± standard deviation over seeds."
+)
+
+
+def build(subject: Subject) -> Part | str:
+    """The average over datasets, then one table per dataset."""
+    tables = [table for block in subject.of_protocol("base-to-new") for table in _tables(subject, block)]
+    return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "No base-to-new runs."
+
+
+def _tables(subject: Subject, block: Block) -> Iterator[Table]:
+    for shots in block.shots:
+        if len(block.datasets) > 1:
+            yield _table(subject, block, shots, "")
+        yield from (_table(subject, block, shots, name) for name in block.datasets)
+
+
+def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
+    """The table of one dataset; of the average over all for an empty name."""
+
+    def entries(variant: Variant) -> list[Entry | None]:
+        if dataset:
+            return [cell_entry(block, variant, dataset, shots, quantity) for quantity in QUANTITIES]
+        return [average_entry(block, variant, shots, block.datasets, quantity) for quantity in QUANTITIES]
+
+    lines = lines_of(tuple(block.main.values()), subject.names, entries)
+    where = dataset or f"average over {len(block.datasets)} datasets"
+    name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
+    title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
+    folded = bool(dataset) and len(block.datasets) > 1
+    return Table(name, title, ("method",), QUANTITIES, ranked(lines), folded=folded)
+
+
+SECTION = RunsSection("base_to_new", "Base to new classes", build)
