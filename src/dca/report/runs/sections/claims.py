@@ -26,8 +26,9 @@ def build(subject: Subject) -> Part | str:
         said = ", ".join(f"{counts[outcome]} {_plural(outcome)}" for outcome in get_args(Outcome))
         notes.append(f"Of {len(judged)} claims of the paper{where}: {said}.")
         slug = "" if len(subject.contexts) == 1 else f"-{context.slug}"
-        tables += [_claims(judged, context, where, slug), _comparisons(judged, where, slug)]
-    return Part(notes=tuple(notes), tables=tuple(table for table in tables if table.lines))
+        if any(one.measured for one in judged):
+            tables += [_claims(judged, context, where, slug), _comparisons(judged, where, slug)]
+    return Part(notes=tuple(notes), tables=tuple(tables))
 
 
 def _plural(outcome: Outcome) -> str:
