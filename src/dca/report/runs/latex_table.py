@@ -44,7 +44,7 @@ def latex_table(table: Table) -> str:
 
 def _part(table: Table, lines: Sequence[Line], number: int) -> str:
     caption = escaped(table.title) + (" (continued)" if number else "") + _n(table)
-    body = [f"    {_line(line)} \\\\" for line in lines]
+    body = [f"    {_line(line, table.usual_n)} \\\\" for line in lines]
     head = " & ".join(escaped(text) for text in (*table.heads, *table.columns))
     return "\n".join(
         [
@@ -79,18 +79,20 @@ def _columns(table: Table) -> str:
     return "".join(made)
 
 
-def _line(line: Line) -> str:
-    return " & ".join([*map(escaped, line.heads), *map(_entry, line.entries)])
+def _line(line: Line, usual: int) -> str:
+    return " & ".join([*map(escaped, line.heads), *(_entry(entry, usual) for entry in line.entries)])
 
 
-def _entry(entry: Entry | None) -> str:
+def _entry(entry: Entry | None, usual: int) -> str:
     if entry is None:
         return "--"
     main = escaped(entry.main)
     main = {"best": f"\\textbf{{{main}}}", "second": f"\\underline{{{main}}}", "": main}[entry.mark]
     if entry.low is not None:
         return f"{main} ({escaped(entry.spread)})"
-    return f"{main}{{\\tiny\\,$\\pm$\\,{entry.std:.2f}}}" if entry.std is not None else main
+    std = "" if entry.std is None else f"\\,$\\pm$\\,{entry.std:.2f}"
+    n = f"\\,($n={entry.n}$)" if entry.n and entry.n != usual else ""
+    return f"{main}{{\\tiny{std}{n}}}" if std or n else main
 
 
 def latex_document(names: Sequence[str]) -> str:

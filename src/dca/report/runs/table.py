@@ -23,7 +23,7 @@ class Entry:
         low, high: Ends of a 95 % interval, where there is one.
         n: Number of runs, or of pairs of runs.
         runs: Ids of the runs behind it; none for published numbers.
-        mark: Whether it is the best or the second.
+        mark: Whether it is the best (bold) or the second (underlined).
         note: Shown when it is pointed at, and in CSV.
         signed: Whether it is a difference.
         digits: Digits after the point.

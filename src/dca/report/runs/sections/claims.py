@@ -9,7 +9,7 @@ from typing import get_args
 
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
-from dca.report.runs.table import Entry, Line, Table
+from dca.report.runs.table import Entry, Line, Mark, Table
 from dca.studies.judging import RULE, Comparison, Judged, Outcome
 from dca.studies.pairing import LOG_SECONDS
 from dca.studies.results import PARAMETERS, SECONDS, Context
@@ -54,7 +54,15 @@ def _entries(one: Judged) -> tuple[Entry | None, ...]:
         pairs = Entry(weakest.difference.pairs, text=str(weakest.difference.pairs), runs=weakest.runs)
         words = Entry(None, text=weakest.words)
     count = Entry(None, text=f"{len(one.measured)} of {len(one.comparisons)}") if one.comparisons else None
-    return Entry(None, text=one.outcome, runs=runs), effect, pairs, words, count, Entry(None, text=one.claim.printed)
+    decided: Mark = "best" if one.outcome in ("holds", "does not hold") else ""
+    return (
+        Entry(None, text=one.outcome, runs=runs, mark=decided),
+        effect,
+        pairs,
+        words,
+        count,
+        Entry(None, text=one.claim.printed),
+    )
 
 
 def _effect(one: Comparison, unit: str) -> Entry:
