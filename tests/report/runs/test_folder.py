@@ -10,6 +10,7 @@ import pytest
 
 from dca.report.runs.folder import build, write_runs_report
 from dca.report.runs.part import Part, RunsSection
+from dca.report.runs.published import paper_datasets
 from dca.report.runs.sections import SECTIONS
 from dca.report.runs.subject import Subject, subject_of
 from report.html_structure import structure
@@ -47,13 +48,27 @@ def test_tables_of_the_paper_have_its_shape_and_numbers(report: Path) -> None:
     heads = dict.fromkeys(row["row"] for row in rows if row["kind"] == "measured")
     assert list(heads) == ["baseline", "CA", "CA + L_in", "CA + DA", "CA + L_in + DA", "CA + L_in + DA + L_ts"]
     printed = {(row["row"], row["column"]): row["value"] for row in rows if row["kind"] == "published"}
-    assert printed["CA, paper", "dtd"] == "63.81"
+    assert printed["CA, published", "dtd"] == "63.81"
     assert not [row for row in _rows(report / "tables" / f"table-1-average{slug}.csv") if row["kind"] != "measured"], (
         "the paper's average is over other datasets"
     )
     own = [path for path in (report / "tables").glob("table-*mini-strict.csv") if path.is_file()]
     assert own
     assert all(row["kind"] == "measured" for path in own for row in _rows(path)), "another backbone"
+
+
+def test_averages_over_the_same_datasets_are_compared_with_published_ones(tmp_path: Path) -> None:
+    spec = {"backbone": "vit-b-16", "selection": "paper", "shots": 16}
+    for data in paper_datasets():
+        write_run(tmp_path / "runs", 0.8, method="gda", data=data, **spec)
+        write_run(tmp_path / "runs", 0.9, method="dca", data=data, options={"recipe": "paper"}, **spec)
+        write_run(tmp_path / "runs", [0.8, 0.7], method="promptsrc", data=data, protocol="base-to-new", **spec)
+    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "| gda, published | 81.85 |" in text, "its own source, as the paper lacks it"
+    assert "| dca recipe=paper, published | 83.51 |" in text
+    assert "| dca recipe=paper, difference | +6.49 |" in text
+    assert "| promptsrc, published | – | – | 79.97 |" in text
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -102,7 +102,7 @@ def test_published_numbers_and_differences_to_them(report: Path) -> None:
         for row in rows:
             if "kind" in row and row["kind"] in ("measured", "published", "delta"):
                 head = next(iter(row.values()))
-                lines[re.sub(", (paper|difference)$", "", head), row["column"]][row["kind"]] = row
+                lines[re.sub(", (published|difference)$", "", head), row["column"]][row["kind"]] = row
         for entry in lines.values():
             if "published" in entry and "measured" in entry:
                 assert float(entry["published"]["value"]) in printed

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from dca.report.runs.table import Entry, Line, mean_entry
+from dca.studies.published_numbers import AVERAGE
 from dca.studies.results import ACCURACY, Block, Run, Shots, Variant
-
-AVERAGE = "average"
 
 
 def cell_entry(block: Block, variant: Variant, dataset: str, shots: Shots, quantity: str = ACCURACY) -> Entry | None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from dca.report.runs.charts import Point, Series, line_chart
 from dca.report.runs.figure import Figure
-from dca.report.runs.means import AVERAGE, average_entry, cell_entry, shots_column
+from dca.report.runs.means import average_entry, cell_entry, shots_column
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry
+from dca.studies.published_numbers import AVERAGE
 from dca.studies.results import Block, Variant
 
 NOTE = (

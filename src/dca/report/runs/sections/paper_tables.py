@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dca.report.runs.means import (
-    AVERAGE,
     average_entry,
     cell_entry,
     dataset_entries,
@@ -14,17 +13,13 @@ from dca.report.runs.means import (
     with_average,
 )
 from dca.report.runs.part import Part, RunsSection
-from dca.report.runs.published import agreement, beside, by_label, by_method, comparable
+from dca.report.runs.published import agreement, beside, by_label, by_method, has_number
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry, Line, Table, ranked
 from dca.studies.paper import TABLE_ROWS, paper_rows, resolve
-from dca.studies.published_numbers import Published, published_numbers
+from dca.studies.published_numbers import AVERAGE, Published
 from dca.studies.results import Block, Shots, Variant
 
-# The datasets of the appendix; a printed average is only compared with an average over the same datasets.
-PAPER_DATASETS = tuple(
-    dict.fromkeys(n.dataset for n in published_numbers() if n.table == "Table 7" and n.dataset != AVERAGE)
-)
 Place = tuple[str, Shots]
 Find = Callable[[str, Shots], Published | None]
 
@@ -48,8 +43,9 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
         lines = []
         for name, method, variant in named:
             line = Line((name,), tuple(_entry(block, variant, dataset, shots) for shots in block.shots))
-            lines += _compared(block, line, _finder(table, method), [(dataset, shots) for shots in block.shots])
-        title = f"{table}: {_title(dataset, block)}{subject.where(block)}"
+            find = _finder(block, method, table, "Table 7")
+            lines += _compared(block, line, find, [(dataset, shots) for shots in block.shots])
+        title = f"{table} of the paper: {_title(dataset, block)}{subject.where(block)}"
         stem = f"{table.lower().replace(' ', '-')}-{dataset}{subject.slug(block)}"
         yield Table(stem, title, ("method",), columns, ranked(lines), folded=dataset != AVERAGE)
 
@@ -64,27 +60,21 @@ def _entry(block: Block, variant: Variant, dataset: str, shots: Shots) -> Entry 
     return cell_entry(block, variant, dataset, shots)
 
 
-def _finder(table: str, method: str) -> Find:
-    """The number of a method in a table; Table 1 lacks some that the average of Table 7 has."""
+def _finder(block: Block, method: str, *tables: str) -> Find:
+    return lambda dataset, shots: by_method(block, tables, method, dataset, shots)
 
-    def find(dataset: str, shots: Shots) -> Published | None:
-        found = by_method(table, method, dataset, shots)
-        return found or (by_method("Table 7", method, dataset, shots) if table == "Table 1" else None)
 
-    return find
+def _labelled(block: Block, number: int, label: str) -> Find:
+    return lambda dataset, shots: by_label(block, f"Table {number}", label, dataset, shots)
 
 
 def _compared(block: Block, line: Line, find: Find, places: Sequence[Place]) -> list[Line]:
-    """The line with the paper's numbers, where they are for such runs."""
+    """The line with the published numbers, where they are for such runs; nothing for a line without entries."""
     if all(entry is None for entry in line.entries):
         return []
-    if not comparable(block.context):
-        return [line]
-    same = set(block.datasets) == set(PAPER_DATASETS)
 
     def published(place: int) -> Published | None:
-        dataset, shots = places[place]
-        return find(dataset, shots) if dataset != AVERAGE or same else None
+        return find(*places[place]) if has_number(block, places[place][0]) else None
 
     return list(beside(line, published))
 
@@ -113,9 +103,8 @@ def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Vari
         lines, columns = [], with_average(datasets)
         for name, variant in own.items():
             line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets)))
-            find: Find = lambda dataset, k, name=name: by_label(f"Table {number}", name, dataset, k)  # type: ignore[misc]  # noqa: E731
-            lines += _compared(block, line, find, [(dataset, shots) for dataset in columns]) if datasets else []
-        title = f"Table {number}: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
+            lines += _compared(block, line, _labelled(block, number, name), [(place, shots) for place in columns])
+        title = f"Table {number} of the paper: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
         yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, ranked(lines))
 
 
@@ -126,9 +115,8 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
         lines = []
         for name, variant in own.items():
             line = Line((name,), tuple(cell_entry(block, variant, dataset, shots) for shots in ran))
-            find: Find = lambda d, k, name=name: by_label(f"Table {number}", name, d, k)  # type: ignore[misc]  # noqa: E731
-            lines += _compared(block, line, find, [(dataset, shots) for shots in ran])
-        title = f"Table {number}: {TITLES[number]}, {dataset}{subject.where(block)}"
+            lines += _compared(block, line, _labelled(block, number, name), [(dataset, shots) for shots in ran])
+        title = f"Table {number} of the paper: {TITLES[number]}, {dataset}{subject.where(block)}"
         stem = f"table-{number}-{dataset}{subject.slug(block)}"
         yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), ranked(lines))
 
@@ -142,8 +130,8 @@ def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
             for variant in variants:
                 entries = tuple(cell_entry(block, variant, name, shots) for name in block.datasets)
                 places = [(name, shots) for name in block.datasets]
-                lines += _compared(block, Line((row.name,), entries), _finder("Table 2", row.method), places)
-        title = f"Table 2: domain shift from {block.source}, {shots_title(shots)}{subject.where(block)}"
+                lines += _compared(block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places)
+        title = f"Table 2 of the paper: domain shift from {block.source}, {shots_title(shots)}{subject.where(block)}"
         yield Table(
             f"table-2-{block.source}-{shots}{subject.slug(block)}", title, ("method",), block.datasets, ranked(lines)
         )

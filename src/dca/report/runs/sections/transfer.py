@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dca.report.runs.means import AVERAGE, average_entry, cell_entry, lines_of, shots_title
+from dca.report.runs.means import average_entry, cell_entry, lines_of, shots_title
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry, Table, ranked
+from dca.studies.published_numbers import AVERAGE
 from dca.studies.results import Block, Shots, Variant
 
 NOTE = "Test accuracy in percent on each target; mean ± standard deviation over seeds. The average is over the targets."
