@@ -47,7 +47,7 @@ def test_mistakes_of_the_user_are_named(dca: Callable[..., object], tmp_path: Pa
     done = dca("report", tmp_path / "runs", "--selection", tmp_path / "none.toml")
     assert done.code == 2
     assert "none.toml: cannot be read" in done.err
-    write_run(tmp_path / "validation", 0.5, method="gda", record={"measured_on": "validation"})
+    write_run(tmp_path / "validation", 0.5, method="gda", measured_on="validation")
     done = dca("report", tmp_path / "validation")
     assert done.code == 2
     assert "no finished runs to report (1 measured on validation images only)" in done.err

@@ -18,10 +18,9 @@ def write_run(
     accuracy: float | Sequence[float],
     head: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
-    record: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> str:
-    """Write the files of one finished cell; returns its id. accuracy: of each target. record: more of the spec's."""
+    """Write the files of one finished cell; returns its id. accuracy: of each target."""
     cell = Cell(Spec(**{"data": "eurosat", "shots": 4, **spec}), head or {})
     own, protocol = cell.spec, cell.spec.protocol
     values = [accuracy] if isinstance(accuracy, float) else list(accuracy)
@@ -36,7 +35,7 @@ def write_run(
         made["harmonic_mean"] = 2 * values[0] * values[1] / sum(values)
     folder = runs / cell.id
     folder.mkdir(parents=True)
-    spec_record = {"spec": {**own.to_dict(), **(record or {})}, **({"head": dict(cell.head)} if cell.head else {})}
+    spec_record = {"spec": own.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
     (folder / "spec.json").write_text(json.dumps(spec_record))
     (folder / "result.json").write_text(json.dumps(made))
     return cell.id

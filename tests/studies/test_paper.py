@@ -95,3 +95,34 @@ def test_rows_are_named_by_specifications(tmp_path: Path) -> None:
     names = row_names([str(spec)])
     weighted = Variant.of("dca", {"alpha": 5.0, "epochs": 2}, {})
     assert [names(v) for v in (Variant("dca"), weighted, Variant("gda"))] == ["ours", "weights, alpha=5", "gda"]
+
+
+def test_a_row_with_an_allowed_setting_is_the_variant_that_has_it(tmp_path: Path) -> None:
+    """The paper's centre is the text: where a head says so, it goes before the default, and others do not count."""
+    write_run(tmp_path, 0.5, method="dca")
+    write_run(tmp_path, 0.5, {"center": "visual"}, method="dca")
+    row = paper_rows()["DCA+d_m"]
+    assert [v.settings for v in resolve([row], blocks_under(tmp_path)[0])[row]] == [{}]
+    write_run(tmp_path, 0.5, {"center": "text"}, method="dca")
+    assert [v.settings for v in resolve([row], blocks_under(tmp_path)[0])[row]] == [{"center": "text"}]
+
+
+def test_a_name_of_several_methods_is_told_apart(tmp_path: Path) -> None:
+    spec = tmp_path / "study.toml"
+    spec.write_text('[common]\ndata = "eurosat"\n[[grid]]\nname = "ours"\nmethod = ["gda", "coop"]\n')
+    assert row_names([str(spec)])(Variant("gda")) == "ours, method=gda"
+
+
+EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "experiments").glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", ["components", "metric", "intra-loss"])
+def test_rows_of_the_study_are_those_of_the_paper(name: str) -> None:
+    """The committed study names its rows as the paper's tables are looked for."""
+    base = {"dca": Variant("dca"), "dapt": Variant("dapt")}
+    (path,) = [path for path in EXPERIMENTS if path.stem == name] or pytest.skip("needs experiments/")
+    cells = {row: cell for cell in load_study(path).cells for row in cell.rows if row in paper_rows()}
+    assert len(cells) >= 3
+    for row, cell in cells.items():
+        variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
+        assert paper_rows()[row].fits(variant, base[variant.method]), row

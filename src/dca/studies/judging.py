@@ -125,23 +125,15 @@ def _named(row: PaperRow, variant: Variant) -> str:
 
 
 def _by_shots(claim: Claim, block: Block, one: Variant, other: Variant, words: str) -> Iterator[Comparison]:
-    """The comparison at each number of shots; those that the claim does not name are left out where not measured."""
+    """The comparison at each number of shots; numbers that the claim does not name are left out where not measured."""
     found = []
     for shots, when in _shots(claim, block):
-        for part, where in _parts(claim, block):
-            pairs = pairs_of(
-                block, one, other, shots, quantity=claim.quantity, datasets=part, less_shots=claim.less_shots
-            )
-            found.append(_compared(claim, pairs, f"{words}{when}{where}"))
-    named = claim.shots not in ("each", "together") or claim.datasets
+        pairs = pairs_of(
+            block, one, other, shots, quantity=claim.quantity, datasets=claim.datasets, less_shots=claim.less_shots
+        )
+        found.append(_compared(claim, pairs, f"{words}{when}"))
     measured = [comparison for comparison in found if comparison.difference is not None]
-    yield from found if named else measured or found[:1]
-
-
-def _parts(claim: Claim, block: Block) -> list[tuple[Sequence[str], str]]:
-    """The datasets of each comparison, and what to add to its words."""
-    names = claim.datasets or block.datasets
-    return [([name], f", {name}") for name in names] if claim.each_dataset else [(names, "")]
+    yield from found if isinstance(claim.shots, tuple) else measured or found[:1]
 
 
 def _shots(claim: Claim, block: Block) -> list[tuple[Sequence[Shots], str]]:

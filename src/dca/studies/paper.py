@@ -28,8 +28,8 @@ class PaperRow:
         name: As in the paper, or in our specifications.
         method: Name of the method.
         change: Settings that it has beside those of the base.
+        allow: Further settings that it may have, with their values; a variant that has them goes before others.
         vary: Any variant that differs from the base in these settings only.
-        allow: Further settings that such a variant may have, with their values.
         ranges: Least and greatest value of varied settings.
         without: Values of varied settings that are left out.
     """
@@ -37,8 +37,8 @@ class PaperRow:
     name: str
     method: str
     change: Mapping[str, Any] = field(default_factory=dict)
-    vary: Sequence[str] = ()
     allow: Mapping[str, Any] = field(default_factory=dict)
+    vary: Sequence[str] = ()
     ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
     without: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
@@ -46,15 +46,17 @@ class PaperRow:
         """Whether a variant is this row, given the base of its method."""
         if variant.method != self.method:
             return False
-        settings, usual = variant.settings, base.settings
-        if not self.vary:
-            return settings == {**usual, **self.change}
-        kept = {name: value for name, value in settings.items() if name not in self.vary and name not in self.allow}
-        if kept != usual or any(name not in settings for name in self.vary):
+        settings, wanted = variant.settings, {**base.settings, **self.change}
+        free = {*self.vary, *(name for name in self.allow if name not in wanted)}
+        if {name: value for name, value in settings.items() if name not in free} != wanted:
             return False
-        allowed = all(settings.get(name, value) == value for name, value in self.allow.items())
-        inside = all(low <= settings[name] <= high for name, (low, high) in self.ranges.items())
-        return allowed and inside and all(settings[name] not in some for name, some in self.without.items())
+        allowed = all(settings.get(name, value) == value for name, value in self.allow.items() if name in free)
+        return allowed and all(name in settings and self._inside(name, settings[name]) for name in self.vary)
+
+    def _inside(self, name: str, value: Any) -> bool:
+        """Whether a value of a varied setting counts."""
+        low, high = self.ranges.get(name, (float("-inf"), float("inf")))
+        return low <= value <= high and value not in self.without.get(name, ())
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,6 @@ class Claim:
         shots: "each", "together", or numbers of shots.
         less_shots: See `pairing.pairs_of`.
         datasets: Only these; all if there are none.
-        each_dataset: Whether every dataset is judged by itself.
     """
 
     name: str
@@ -96,7 +97,6 @@ class Claim:
     shots: Literal["each", "together"] | tuple[int, ...]
     less_shots: int | None
     datasets: tuple[str, ...]
-    each_dataset: bool
 
     @property
     def rows(self) -> tuple[PaperRow, ...]:
@@ -142,7 +142,6 @@ def _claim(
     shots: Any = "each",
     less_shots: int | None = None,
     datasets: Sequence[str] = (),
-    each_dataset: bool = False,
     **words: str,
 ) -> Claim:
     low, high = (0.0 if above is None else above), float("inf")
@@ -161,7 +160,6 @@ def _claim(
         shots=shots if isinstance(shots, str) else tuple(shots),  # type: ignore[arg-type]
         less_shots=less_shots,
         datasets=tuple(datasets),
-        each_dataset=each_dataset,
     )
 
 
@@ -194,9 +192,13 @@ def _resolved(rows: Sequence[PaperRow], block: Block, method: str) -> dict[Paper
         tried = {row: tuple(v for v in variants if row.fits(v, base)) for row in rows}
         if sum(map(bool, tried.values())) > sum(map(bool, best.values())):
             best = tried
-    return {row: _one_of(found) if not row.vary else found for row, found in best.items()}
+    return {row: found if row.vary else _one_of(row, found) for row, found in best.items()}
 
 
-def _one_of(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Of equal settings that were fitted and that were only measured, those that were fitted."""
-    return tuple(sorted(variants, key=lambda variant: len(variant.head)))[:1]
+def _one_of(row: PaperRow, variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """The variant with the most of what is allowed; of equal settings those that were fitted, not only measured."""
+
+    def order(variant: Variant) -> tuple[int, int]:
+        return -sum(name in variant.settings for name in row.allow), len(variant.head)
+
+    return tuple(sorted(variants, key=order))[:1]

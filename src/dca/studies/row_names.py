@@ -54,11 +54,11 @@ def row_names(specifications: Iterable[str]) -> RowNames:
 
 
 def _told_apart(name: str, variants: Sequence[Variant]) -> Iterator[tuple[Variant, str]]:
-    """Each variant of a row with a name of its own: the row's, and the settings in which they differ."""
-    settings = [variant.settings for variant in variants]
+    """Each variant of a row with a name of its own: the row's, and the method and settings in which they differ."""
+    settings = [{"method": variant.method, **variant.settings} for variant in variants]
     differ = [
         key for key in dict.fromkeys(k for some in settings for k in some) if len({s.get(key) for s in settings}) > 1
     ]
-    for variant in variants:
-        values = [f"{key}={short_value(variant.settings[key])}" for key in differ if key in variant.settings]
+    for variant, own in zip(variants, settings, strict=True):
+        values = [f"{key}={short_value(own[key])}" for key in differ if key in own]
         yield variant, ", ".join([name, *values])

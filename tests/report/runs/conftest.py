@@ -36,7 +36,13 @@ def script() -> ModuleType:
 
 def wanted(cell: Any) -> bool:
     head = cell.head.get("gamma1", GAMMAS[0]) in GAMMAS and cell.head.get("gamma2", 5.0) in (5.0, 500.0)
-    return head and cell.spec.data in DATASETS and cell.spec.method in METHODS and cell.spec.seed <= 3
+    return (
+        head
+        and cell.spec.measured_on == "test"
+        and cell.spec.data in DATASETS
+        and cell.spec.method in METHODS
+        and cell.spec.seed <= 3
+    )
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +54,7 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not (folder / cell.id).exists():
                 script.write_cell(folder, cell, script.result_of(cell))
     write_run(folder, 0.75, data="my photos & <more>", method="closed_form", shots=None)
-    write_run(folder, 0.99, data="eurosat", method="gda", record={"measured_on": "validation"})
+    write_run(folder, 0.99, data="eurosat", method="gda", measured_on="validation")
     return folder
 
 

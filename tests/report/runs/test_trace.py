@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,12 @@ def variant(result: Result) -> tuple[Any, ...]:
 Key = tuple[str, int | None, int]
 
 
-def values_of(result: Result, quantity: str, target: str) -> dict[Key, float]:
+def values_of(result: Result, quantity: str, targets: Sequence[str]) -> dict[Key, float]:
     """The value of a run by dataset, shots and seed; of the targets of a run that is tested on others."""
     place = result["shots"], result["seed"]
     if result["protocol"] == "domain-shift":
         found = {t["name"]: 100 * t["accuracy"] for t in result["targets"] if t["name"] != result["data"]}
-        return {(name, *place): value for name, value in found.items() if target in ("", name)}
+        return {(name, *place): value for name, value in found.items() if not targets or name in targets}
     figures = {
         "seconds": result["seconds"],
         "log2 seconds": math.log2(result["seconds"]),
@@ -139,12 +139,12 @@ def values_of(result: Result, quantity: str, target: str) -> dict[Key, float]:
     return {(result["data"], *place): figures.get(quantity, 100 * result["accuracy"])}
 
 
-def differences(found: list[Result], quantity: str = "accuracy", target: str = "") -> dict[Key, float]:
+def differences(found: list[Result], quantity: str = "accuracy", targets: Sequence[str] = ()) -> dict[Key, float]:
     """The difference of the two variants among these runs, up to its sign: by dataset, shots and seed."""
     one, other = sorted({variant(result) for result in found}, key=lambda v: v[0] == "zero_shot")
     table: dict[Any, dict[Key, float]] = {one: {}, other: {}}
     for result in found:
-        table[variant(result)].update(values_of(result, quantity, target))
+        table[variant(result)].update(values_of(result, quantity, targets))
     fixed = {key[0]: value for key, value in table[other].items()} if other[0] == "zero_shot" else {}
     paired = {key: fixed.get(key[0], table[other].get(key)) for key in table[one]}
     return {key: table[one][key] - value for key, value in paired.items() if value is not None}
@@ -195,8 +195,7 @@ def test_every_comparison_of_a_claim_is_that_of_its_pairs(report: Path, results:
     assert len(rows) > 100
     for row in rows:
         claim, ran = by_name[row["claim"]], own(results, row)
-        target = row["comparison"].split(", ")[-1] if claim.each_dataset else ""
-        found = deviations(ran) if claim.quantity == "spread" else differences(ran, claim.quantity, target)
+        found = deviations(ran) if claim.quantity == "spread" else differences(ran, claim.quantity, claim.datasets)
         if claim.less_shots is not None:
             at = {shots: {(d, s): v for (d, k, s), v in found.items() if k == shots} for shots in (1, claim.less_shots)}
             found = {(d, 1, s): value - at[claim.less_shots][d, s] for (d, s), value in at[1].items()}

@@ -94,7 +94,7 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
     with RunIndex(runs) as index:
         index.refresh()
         rows = index.rows()
-    tested = [row for row in rows if row.spec.get("measured_on", "test") == "test"]
+    tested = [row for row in rows if row.measured_on == "test"]
     if not tested:
         there = f"{len(rows)} measured on validation images only" if rows else "no result files in its folders"
         raise UserError(
