@@ -79,5 +79,5 @@ def test_targets_of_several_sources_are_taken_together(tmp_path: Path) -> None:
     assert found.outcome == "holds"
     assert found.weakest is not None
     assert found.weakest.difference is not None
-    assert (found.weakest.difference.groups, found.weakest.difference.pairs) == (4, 12)
+    assert (found.weakest.difference.groups, found.weakest.difference.pairs) == (2, 12)
     assert found.weakest.difference.effect == pytest.approx(2.0), "the source's own test images do not count"

@@ -19,6 +19,7 @@ from dca.studies.paper import Claim, PaperRow, resolve
 from dca.studies.results import Block, Shots, Variant
 from dca.studies.significance import FEWEST_PAIRS, Difference
 
+ARROW = " → "
 Outcome = Literal["holds", "does not hold", "not decided", "not measured"]
 RULE = (
     "A comparison holds if the 95 % interval of its paired difference (paired bootstrap over dataset and seed) lies "
@@ -95,11 +96,14 @@ def judge(claim: Claim, blocks: Sequence[Block]) -> Judged:
 
 
 def merged(blocks: Sequence[Block]) -> Block:
-    """Blocks with several sources as one, with the targets that are not the source itself."""
+    """Blocks with several sources as one, with the targets that are not the source itself.
+
+    Of several sources the targets of each are called "source → target".
+    """
     found = Block(blocks[0].context, blocks[0].protocol, "")
     for block in blocks:
         for (variant, dataset, shots), runs in block.cells.items():
-            name = dataset if len(blocks) == 1 else f"{block.source} → {dataset}"
+            name = dataset if len(blocks) == 1 else f"{block.source}{ARROW}{dataset}"
             if dataset != block.source:
                 found.cells[variant, name, shots] = runs
     return found
@@ -131,9 +135,17 @@ def _by_shots(claim: Claim, block: Block, one: Variant, other: Variant, words: s
         pairs = pairs_of(
             block, one, other, shots, quantity=claim.quantity, datasets=claim.datasets, less_shots=claim.less_shots
         )
-        found.append(_compared(claim, pairs, f"{words}{when}"))
+        found.append(_compared(claim, _by_source(pairs), f"{words}{when}"))
     measured = [comparison for comparison in found if comparison.difference is not None]
     yield from found if isinstance(claim.shots, tuple) else measured or found[:1]
+
+
+def _by_source(pairs: Pairs) -> Pairs:
+    """Of several sources, each is one group: its targets are tested with the same models."""
+    groups: dict[str, list[float]] = {}
+    for name, values in pairs.differences.items():
+        groups.setdefault(name.partition(ARROW)[0], []).extend(values)
+    return Pairs(groups, pairs.runs)
 
 
 def _shots(claim: Claim, block: Block) -> list[tuple[Sequence[Shots], str]]:

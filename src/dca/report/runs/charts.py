@@ -31,10 +31,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of marks, one or nothing per place of the horizontal axis."""
+    """A line of marks, one or nothing per place of the horizontal axis. strong: whether it stands out."""
 
     name: str
     points: tuple[Point | None, ...]
+    strong: bool = False
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -91,15 +92,16 @@ def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, ti
     x = Scale(0, max(len(places) - 1, 1), LEFT + 18, RIGHT - 18)
     parts = _axis(y) + [words(x(n), BOTTOM + 18, name, "middle") for n, name in enumerate(places)]
     parts.append(words((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle"))
+    colours = ["strong-line" if one.strong else _colour(n) for n, one in enumerate(series)]
     for number, one in enumerate(series):
         shift = 5.0 * (number - (len(series) - 1) / 2) if whiskers else 0.0
         placed = [(x(n) + shift, p) for n, p in enumerate(one.points) if p is not None]
-        parts.append(_polyline([(at, y(p.y)) for at, p in placed], _colour(number)))
+        parts.append(_polyline([(at, y(p.y)) for at, p in placed], colours[number]))
         for at, p in placed:
             if whiskers and p.high > p.low:
                 parts.append(line(at, y(p.low), at, y(p.high), "whisker"))
-            parts.append(_dot(at, y(p.y), p, f"mark {_colour(number)}"))
-    samples = [element("path", d="M0 0H20", class_=f"series {_colour(n)}") for n in range(len(series))]
+            parts.append(_dot(at, y(p.y), p, f"mark {colours[number]}"))
+    samples = [element("path", d="M0 0H20", class_=f"series {colour}") for colour in colours]
     legend, end = _legend([one.name for one in series], BOTTOM + 60, samples)
     return drawing(WIDTH, end, title, *parts, *legend)
 

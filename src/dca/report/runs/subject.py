@@ -14,7 +14,7 @@ from dca.model.checkpoint import CONFIG, RESULT
 from dca.studies.index import Row, RunIndex
 from dca.studies.judging import Judged, judge
 from dca.studies.paper import claims
-from dca.studies.results import Block, Context, blocks_of
+from dca.studies.results import OURS, ZERO_SHOT, Block, Context, Variant, blocks_of
 from dca.studies.row_names import RowNames, row_names
 
 SELECTION = "selection.json"
@@ -59,6 +59,14 @@ class Subject:
         """Every claim of the paper with its outcome, by context."""
         own = {context: [block for block in self.blocks if block.context == context] for context in self.contexts}
         return {context: tuple(judge(claim, blocks) for claim in claims()) for context, blocks in own.items()}
+
+    def methods(self, block: Block) -> list[Variant]:
+        """The main variant of every method: zero-shot CLIP first, DCA last, otherwise by name."""
+
+        def order(variant: Variant) -> tuple[bool, bool, str]:
+            return variant.method != ZERO_SHOT, variant.method == OURS, self.names(variant).casefold()
+
+        return sorted(block.main.values(), key=order)
 
     def where(self, block: Block) -> str:
         """The backbone and selection of a block, for titles; empty if all blocks share them."""

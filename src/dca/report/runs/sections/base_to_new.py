@@ -43,9 +43,9 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
         return [average_entry(block, variant, shots, block.datasets, quantity) for quantity in QUANTITIES]
 
     lines: list[Line] = []
-    for method, variant in block.main.items():
+    for variant in subject.methods(block):
         for line in lines_of((variant,), subject.names, entries):
-            lines += beside(line, _finder(block, method, shots, dataset or AVERAGE))
+            lines += beside(line, _finder(block, variant.method, shots, dataset or AVERAGE))
     where = dataset or f"average over {len(block.datasets)} datasets"
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"

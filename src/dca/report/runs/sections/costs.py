@@ -25,17 +25,17 @@ def build(subject: Subject) -> Part | str:
     figures: list[Figure] = []
     tables: list[Table] = []
     for block in subject.of_protocol("few-shot"):
-        lines, shots = _lines(block), block.shots[-1]
+        lines, shots = _lines(subject, block), block.shots[-1]
         if lines:
             figures += _figures(subject, block, lines, shots)
             tables.append(_table(subject, block, lines, shots))
     return Part(notes=(NOTE,), figures=tuple(figures), tables=tuple(tables)) if tables else "No costs were recorded."
 
 
-def _lines(block: Block) -> dict[Variant, dict[str, Entry]]:
+def _lines(subject: Subject, block: Block) -> dict[Variant, dict[str, Entry]]:
     """Average accuracy and costs of every method that was run on all datasets."""
     found = {}
-    for variant in block.main.values():
+    for variant in subject.methods(block):
         entries = {q: average_entry(block, variant, block.shots[-1], block.datasets, q) for q in _QUANTITIES}
         known = {quantity: entry for quantity, entry in entries.items() if entry is not None}
         if len(known) == len(_QUANTITIES):

@@ -11,7 +11,7 @@ from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry
 from dca.studies.published_numbers import AVERAGE
-from dca.studies.results import Block, Variant
+from dca.studies.results import OURS, Block, Variant
 
 NOTE = (
     "Test accuracy in percent over the number of training images per class. Point at a mark for its value; a mark "
@@ -30,7 +30,7 @@ def build(subject: Subject) -> Part | str:
 
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
     for dataset in (AVERAGE, *block.datasets) if len(block.datasets) > 1 else block.datasets:
-        series = [_series(subject, block, variant, dataset) for variant in block.main.values()]
+        series = [_series(subject, block, variant, dataset) for variant in subject.methods(block)]
         shown = [one for one in series if any(one.points)]
         if shown:
             where = f"average over {len(block.datasets)} datasets" if dataset == AVERAGE else dataset
@@ -48,10 +48,9 @@ def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> S
         for shots in block.shots
     ]
     name = subject.names(variant)
-    return Series(
-        name,
-        tuple(point_of(entry, f"{name}, {shots_column(k)}") for entry, k in zip(entries, block.shots, strict=True)),
-    )
+    named = zip(entries, map(shots_column, block.shots), strict=True)
+    points = tuple(point_of(entry, f"{name}, {column}") for entry, column in named)
+    return Series(name, points, strong=variant.method == OURS)
 
 
 def point_of(entry: Entry | None, words: str) -> Point | None:

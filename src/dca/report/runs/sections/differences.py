@@ -31,7 +31,7 @@ def build(subject: Subject) -> Part | str:
 def _tables(subject: Subject, block: Block) -> Iterator[Table]:
     for shots in block.shots:
         reference = _reference(block, shots)
-        own = {variant: pairs_of(block, variant, reference, [shots]) for variant in block.main.values()}
+        own = {variant: pairs_of(block, variant, reference, [shots]) for variant in subject.methods(block)}
         found = {variant: pairs for variant, pairs in own.items() if variant != reference and pairs.differences}
         if not found:
             continue

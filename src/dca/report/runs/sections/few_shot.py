@@ -25,7 +25,7 @@ def build(subject: Subject) -> Part | str:
 
 
 def _tables(subject: Subject, block: Block) -> Iterator[Table]:
-    variants = tuple(block.main.values())
+    variants = subject.methods(block)
     for shots in block.shots:
         datasets = [name for name in block.datasets if any(block.runs(v, name, shots) for v in variants)]
         lines = lines_of(variants, subject.names, lambda v: dataset_entries(block, v, shots, datasets))  # noqa: B023

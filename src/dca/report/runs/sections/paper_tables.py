@@ -35,15 +35,15 @@ def build(subject: Subject) -> Part | str:
 
 def _methods(subject: Subject, block: Block) -> Iterator[Table]:
     """Table 1, the average over datasets, and Table 7, one table per dataset: methods by shots."""
-    variants = list(block.main.items())
-    named = [(subject.names(variant), method, variant) for method, variant in variants]
     columns = tuple(map(shots_column, block.shots))
     for dataset in (AVERAGE, *block.datasets) if len(block.datasets) > 1 else block.datasets:
         table = "Table 1" if dataset == AVERAGE else "Table 7"
         lines = []
-        for name, method, variant in named:
-            line = Line((name,), tuple(_entry(block, variant, dataset, shots) for shots in block.shots))
-            find = _finder(block, method, table, "Table 7")
+        for variant in subject.methods(block):
+            line = Line(
+                (subject.names(variant),), tuple(_entry(block, variant, dataset, shots) for shots in block.shots)
+            )
+            find = _finder(block, variant.method, table, "Table 7")
             lines += _compared(block, line, find, [(dataset, shots) for shots in block.shots])
         title = f"{table} of the paper: {_title(dataset, block)}{subject.where(block)}"
         stem = f"{table.lower().replace(' ', '-')}-{dataset}{subject.slug(block)}"
@@ -85,7 +85,7 @@ def _ablations(subject: Subject, block: Block) -> Iterator[Table]:
         if number == 2:
             continue
         found = resolve([paper_rows()[name] for name in rows], block)
-        own = {row.name: variants[0] for row, variants in found.items() if variants}
+        own = {name: found[paper_rows()[name]][0] for name in rows if found[paper_rows()[name]]}
         if len(own) > 1:
             make = _by_shots if number == 4 else _by_dataset
             yield from make(subject, block, number, own)

@@ -29,7 +29,7 @@ def build(subject: Subject) -> Part | str:
 
 def _block(subject: Subject, block: Block) -> Iterator[tuple[Figure, Table]]:
     bars, lines = [], []
-    for variant in block.main.values():
+    for variant in subject.methods(block):
         cells = [cell_entry(block, variant, name, k) for name in block.datasets for k in block.shots]
         spread = [(cell.std, cell.runs) for cell in cells if cell is not None and cell.std is not None]
         if not spread:

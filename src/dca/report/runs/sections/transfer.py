@@ -32,7 +32,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
             cells = [cell_entry(block, variant, name, shots) for name in (*own, *targets)]
             return [*cells, average_entry(block, variant, shots, targets)]
 
-        lines = lines_of(tuple(block.main.values()), subject.names, entries)
+        lines = lines_of(subject.methods(block), subject.names, entries)
         title = f"{TITLES[block.protocol]} from {block.source}, {shots_title(shots)}{subject.where(block)}"
         name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
         yield Table(name, title, ("method",), (*own, *targets, AVERAGE), ranked(lines))
