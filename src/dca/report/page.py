@@ -112,7 +112,7 @@ def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str
 
 
 def chart_style() -> str:
-    """The rules for drawings, which pages and drawings in files of their own share."""
+    """The rules for drawings, which pages and drawings in files of their own share; pages add those of dark mode."""
     return _text("chart.css")
 
 

@@ -36,7 +36,7 @@ def standalone(svg: Markup, style: str, links: str) -> str:
     1
     """
     opening, _, rest = str(svg).replace('href="#', f'href="{links}#').partition(">")
-    return f'{opening} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+    return f'{opening} xmlns="http://www.w3.org/2000/svg" style="background:#fff"><style>{style}</style>{rest}\n'
 
 
 def short(text: str, most: int = 34) -> str:

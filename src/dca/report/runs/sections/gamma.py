@@ -15,7 +15,7 @@ from dca.report.runs.subject import Subject
 from dca.studies.results import Block, Variant, short_value
 
 AXES = ("gamma1", "gamma2")
-NOTE = "Test accuracy in percent, mean over seeds, with γ1 and γ2 of the head. Darker is better, by figure."
+NOTE = "Test accuracy in percent, mean over seeds, with γ1 and γ2 of the head. The stronger the colour, the better, figure by figure."
 Settings = tuple[tuple[str, Any], ...]
 
 
