@@ -126,3 +126,10 @@ def test_rows_of_the_study_are_those_of_the_paper(name: str) -> None:
     for row, cell in cells.items():
         variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
         assert paper_rows()[row].fits(variant, base[variant.method]), row
+
+
+def test_a_varied_setting_without_a_number_does_not_count() -> None:
+    row = PaperRow("varied", "dca", vary=["alpha"])
+    assert row.fits(Variant("dca", (("alpha", 1.0),)), Variant("dca"))
+    assert not row.fits(Variant("dca", (("alpha", None),)), Variant("dca"))
+    assert not row.fits(Variant("dca"), Variant("dca"))

@@ -54,9 +54,9 @@ class PaperRow:
         return allowed and all(name in settings and self._inside(name, settings[name]) for name in self.vary)
 
     def _inside(self, name: str, value: Any) -> bool:
-        """Whether a value of a varied setting counts."""
+        """Whether a value of a varied setting counts: a number, neither out of range nor left out."""
         low, high = self.ranges.get(name, (float("-inf"), float("inf")))
-        return low <= value <= high and value not in self.without.get(name, ())
+        return isinstance(value, int | float) and low <= value <= high and value not in self.without.get(name, ())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ from dca.report.runs.subject import Subject
 from dca.studies.results import Block, Variant, short_value
 
 AXES = ("gamma1", "gamma2")
-NOTE = "Test accuracy in percent, mean over seeds, with γ1 and γ2 of the head. The stronger the colour, the better, figure by figure."
+NOTE = (
+    "Test accuracy in percent, mean over seeds, with γ1 and γ2 of the head. The stronger the colour, the better, in "
+    "each figure by itself."
+)
 Settings = tuple[tuple[str, Any], ...]
 
 
@@ -48,7 +51,7 @@ def _grids(block: Block) -> dict[tuple[str, Settings], dict[tuple[float, float],
     found: dict[tuple[str, Settings], dict[tuple[float, float], Variant]] = defaultdict(dict)
     for variant in block.variants:
         settings = variant.settings
-        if all(axis in settings for axis in AXES):
+        if all(isinstance(settings.get(axis), int | float) for axis in AXES):
             rest = tuple((name, value) for name, value in settings.items() if name not in AXES)
             found[variant.method, rest].setdefault((settings[AXES[0]], settings[AXES[1]]), variant)
     return found
