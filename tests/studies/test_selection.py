@@ -85,6 +85,19 @@ def test_the_best_setting_is_chosen_if_it_is_clearly_better(tmp_path: Path, stud
     assert (found["rule"], found["datasets"], found["shots"]) == (RULE, ["a", "b"], [4, 16])
 
 
+def test_fits_with_other_defaults_than_todays_are_refused(tmp_path: Path, study: Study, write: Write):
+    write(FOUND)
+    cell = study.cells[-1]  # clap with strength=0.3
+    for strength in (0.3, 0.5):
+        record = {"spec": cell.spec.to_dict(), "identity": {"options": {"strength": strength, "views": 3}}}
+        (tmp_path / cell.id / "spec.json").write_text(json.dumps(record))
+        if strength == 0.3:
+            select(study, tmp_path)
+    with pytest.raises(UserError, match="1 value of the fits in") as raised:
+        select(study, tmp_path)
+    assert list(raised.value.details) == [f"{cell.id}  clap: strength=0.5 there, 0.3 today"]
+
+
 def test_equal_results_give_equal_bytes(tmp_path: Path, study: Study, write: Write):
     write(FOUND)
     one = json.dumps(select(study, tmp_path))

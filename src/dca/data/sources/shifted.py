@@ -17,7 +17,7 @@ from PIL import Image
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import cache_folder, replacing, writing
 from dca.data.dataset import Dataset, ImageLike, Item
-from dca.data.decode import decode
+from dca.data.decode_many import decode
 from dca.data.hashing import sha256_of
 from dca.data.shifts import SHIFTS
 
