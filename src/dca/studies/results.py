@@ -154,6 +154,13 @@ class Block:
         return {variant.method: variant for variant in self.variants if first[variant.method] == variant}
 
     @cached_property
+    def averaged(self) -> tuple[str, ...]:
+        """The datasets that averages are over: those that at least half of the methods were run on."""
+        ran = {(variant, dataset) for variant, dataset, _ in self.cells}
+        methods = self.main.values()
+        return tuple(name for name in self.datasets if 2 * sum((v, name) in ran for v in methods) >= len(methods))
+
+    @cached_property
     def _zero_shot(self) -> dict[tuple[Variant, str], dict[int, Run]]:
         """Runs of zero-shot CLIP with the fewest shots, by variant and dataset."""
         found: dict[tuple[Variant, str], dict[int, Run]] = {}

@@ -137,3 +137,15 @@ def test_the_latex_compiles(report: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Float too large" not in done.stdout
     assert (tmp_path / "report" / "tables.pdf").stat().st_size > 10_000
+
+
+def test_a_dataset_that_few_methods_were_run_on_is_in_no_average(tmp_path: Path) -> None:
+    for data in ("dtd", "eurosat"):
+        for method in ("gda", "coop", "clap"):
+            write_run(tmp_path / "runs", 0.5 if data == "dtd" else 0.7, method=method, data=data)
+    write_run(tmp_path / "runs", 0.9, method="gda", data="mine")
+    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "| gda | 50.00 | 70.00 | 90.00 | 60.00 |" in text.replace("*", "")
+    assert "The average is over dtd, eurosat." in text
+    assert "Table 1 of the paper: average over 2 datasets" in text

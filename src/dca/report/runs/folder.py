@@ -25,7 +25,6 @@ from dca.report.runs.table import Entry
 from dca.report.svg import standalone
 
 INDEX, MANIFEST = "index.html", "files.json"
-LISTS = RunsSection("run_lists", "Runs", lambda _: Part())
 
 
 @dataclass(frozen=True)
@@ -125,16 +124,16 @@ def _page(subject: Subject, built: Built, title: str, base: str) -> str:
     def values(part: Part) -> Mapping[str, Any]:
         return {"part": part, "link": link, "said": _said}
 
-    shown = [_section(section, "runs/part.html", values(part)) for section, part in built.parts]
-    shown.append(_section(LISTS, "runs/run_lists.html", {"groups": groups, "base": base}))
+    shown = [_section(section.name, section.title, "runs/part.html", values(part)) for section, part in built.parts]
+    shown.append(_section("run_lists", "Runs", "runs/run_lists.html", {"groups": groups, "base": base}))
     shown += [Section(name, name, lambda _, why=why: why) for name, why in built.left_out]  # type: ignore[misc]
     methods = {row.method for row in subject.rows}
     about = f"{counted(len(subject.rows), 'finished run')} of {counted(len(methods), 'method')}"
     return page.render(shown, subject, title=title, about=about)
 
 
-def _section(section: RunsSection, template: str, values: Mapping[str, Any]) -> Section[Subject]:
-    return Section(section.name, section.title, lambda _: values, template)
+def _section(name: str, title: str, template: str, values: Mapping[str, Any]) -> Section[Subject]:
+    return Section(name, title, lambda _: values, template)
 
 
 def _said(entry: Entry) -> str:

@@ -48,11 +48,11 @@ def lines_of(
 
 
 def dataset_entries(
-    block: Block, variant: Variant, shots: Shots, datasets: Sequence[str], quantity: str = ACCURACY
+    block: Block, variant: Variant, shots: Shots, datasets: Sequence[str], averaged: Sequence[str]
 ) -> list[Entry | None]:
-    """One entry per dataset and, for several datasets, their average."""
-    cells = [cell_entry(block, variant, name, shots, quantity) for name in datasets]
-    return [*cells, average_entry(block, variant, shots, datasets, quantity)] if len(datasets) > 1 else cells
+    """One entry per dataset and, for several datasets, the average over some of them."""
+    cells = [cell_entry(block, variant, name, shots) for name in datasets]
+    return [*cells, average_entry(block, variant, shots, averaged)] if len(datasets) > 1 else cells
 
 
 def with_average(datasets: Sequence[str]) -> tuple[str, ...]:

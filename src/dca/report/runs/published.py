@@ -43,7 +43,7 @@ def paper_datasets() -> frozenset[str]:
 
 def has_number(block: Block, dataset: str) -> bool:
     """Whether published numbers for this dataset can stand beside the block's; an average needs the same datasets."""
-    return comparable(block.context) and (dataset != AVERAGE or set(block.datasets) == paper_datasets())
+    return comparable(block.context) and (dataset != AVERAGE or set(block.averaged) == paper_datasets())
 
 
 @cache

@@ -40,13 +40,13 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
     def entries(variant: Variant) -> list[Entry | None]:
         if dataset:
             return [cell_entry(block, variant, dataset, shots, quantity) for quantity in QUANTITIES]
-        return [average_entry(block, variant, shots, block.datasets, quantity) for quantity in QUANTITIES]
+        return [average_entry(block, variant, shots, block.averaged, quantity) for quantity in QUANTITIES]
 
     lines: list[Line] = []
     for variant in subject.methods(block):
         for line in lines_of((variant,), subject.names, entries):
             lines += beside(line, _finder(block, variant.method, shots, dataset or AVERAGE))
-    where = dataset or f"average over {len(block.datasets)} datasets"
+    where = dataset or f"average over {len(block.averaged)} datasets"
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
     folded = bool(dataset) and len(block.datasets) > 1

@@ -36,7 +36,7 @@ def _lines(subject: Subject, block: Block) -> dict[Variant, dict[str, Entry]]:
     """Average accuracy and costs of every method that was run on all datasets."""
     found = {}
     for variant in subject.methods(block):
-        entries = {q: average_entry(block, variant, block.shots[-1], block.datasets, q) for q in _QUANTITIES}
+        entries = {q: average_entry(block, variant, block.shots[-1], block.averaged, q) for q in _QUANTITIES}
         known = {quantity: entry for quantity, entry in entries.items() if entry is not None}
         if len(known) == len(_QUANTITIES):
             found[variant] = known

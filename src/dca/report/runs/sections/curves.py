@@ -33,7 +33,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
         series = [_series(subject, block, variant, dataset) for variant in subject.methods(block)]
         shown = [one for one in series if any(one.points)]
         if shown:
-            where = f"average over {len(block.datasets)} datasets" if dataset == AVERAGE else dataset
+            where = f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else dataset
             title = f"Accuracy over shots, {where}{subject.where(block)}"
             svg = line_chart(shown, [shots_column(k) for k in block.shots], "training images per class", title)
             groups = tuple(point.runs for one in shown for point in one.points if point)
@@ -42,7 +42,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
 
 def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> Series:
     entries = [
-        average_entry(block, variant, shots, block.datasets)
+        average_entry(block, variant, shots, block.averaged)
         if dataset == AVERAGE
         else cell_entry(block, variant, dataset, shots)
         for shots in block.shots

@@ -51,7 +51,7 @@ def _reference(block: Block, shots: Shots) -> Variant:
     """DCA where it was run, else the method with the best average."""
     if OURS in block.main and any(block.runs(block.main[OURS], name, shots) for name in block.datasets):
         return block.main[OURS]
-    averages = {variant: average_entry(block, variant, shots, block.datasets) for variant in block.main.values()}
+    averages = {variant: average_entry(block, variant, shots, block.averaged) for variant in block.main.values()}
     known = {variant: entry.value for variant, entry in averages.items() if entry and entry.value is not None}
     return max(known or {next(iter(averages)): 0.0}, key=lambda variant: known.get(variant, 0.0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from dca.report.runs.means import dataset_entries, lines_of, shots_title, with_average
 from dca.report.runs.part import Part, RunsSection
@@ -13,7 +14,7 @@ from dca.studies.results import Block
 NOTE = (
     "Test accuracy in percent, mean ± standard deviation over seeds. The best of a column is bold, the second "
     "underlined; "
-    "– was not run. An average needs all datasets of the table; its deviation is that of the average over seeds. Each "
+    "– was not run. An average needs all of its datasets; its deviation is that of the average over seeds. Each "
     "method is shown with the settings that it was run with most; other settings are below, under Variants."
 )
 
@@ -28,10 +29,13 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
     variants = subject.methods(block)
     for shots in block.shots:
         datasets = [name for name in block.datasets if any(block.runs(v, name, shots) for v in variants)]
-        lines = lines_of(variants, subject.names, lambda v: dataset_entries(block, v, shots, datasets))  # noqa: B023
+        averaged = [name for name in datasets if name in block.averaged]
+        entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
+        lines = lines_of(variants, subject.names, entries)
+        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(averaged)}.",)
         name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
-        yield Table(name, title, ("method",), with_average(datasets), ranked(lines))
+        yield Table(name, title, ("method",), with_average(datasets), ranked(lines), notes)
 
 
 SECTION = RunsSection("few_shot", "Few-shot accuracy", build)

@@ -51,12 +51,12 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
 
 
 def _title(dataset: str, block: Block) -> str:
-    return f"average over {len(block.datasets)} datasets" if dataset == AVERAGE else dataset
+    return f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else dataset
 
 
 def _entry(block: Block, variant: Variant, dataset: str, shots: Shots) -> Entry | None:
     if dataset == AVERAGE:
-        return average_entry(block, variant, shots, block.datasets)
+        return average_entry(block, variant, shots, block.averaged)
     return cell_entry(block, variant, dataset, shots)
 
 
@@ -102,7 +102,7 @@ def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Vari
         datasets = [name for name in block.datasets if _ran(block, own, name, shots)]
         lines, columns = [], with_average(datasets)
         for name, variant in own.items():
-            line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets)))
+            line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets, datasets)))
             lines += _compared(block, line, _labelled(block, number, name), [(place, shots) for place in columns])
         title = f"Table {number} of the paper: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
         yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, ranked(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from dca.report.runs.means import dataset_entries, lines_of, shots_title, with_average
 from dca.report.runs.part import Part, RunsSection
@@ -33,7 +34,8 @@ def _of_method(subject: Subject, block: Block, method: str, variants: list[Varia
     for shots in block.shots:
         datasets = [name for name in block.datasets if sum(bool(block.runs(v, name, shots)) for v in variants) > 1]
         own = [variant for variant in variants if any(block.runs(variant, name, shots) for name in datasets)]
-        lines = lines_of(own, subject.names, lambda v: dataset_entries(block, v, shots, datasets))  # noqa: B023
+        entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=datasets)
+        lines = lines_of(own, subject.names, entries)
         if len(lines) > 1:
             name = f"variants-{method}-{shots}{subject.slug(block)}"
             title = f"Variants of {method}, {shots_title(shots)}{subject.where(block)}"
