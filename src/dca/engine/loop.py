@@ -31,6 +31,8 @@ from dca.methods.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
+# How the error of a loss that is not finite begins.
+DIVERGED = "training diverged"
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
 # Seconds between two readings of metrics, each of which waits for the device.
@@ -256,7 +258,7 @@ class Trainer:
 
     def _diverged(self, epoch: int, what: str) -> UserError:
         return UserError(
-            f"training diverged in epoch {epoch + 1}: {what} is not finite (the learning rate was {self.rate:g})",
+            f"{DIVERGED} in epoch {epoch + 1}: {what} is not finite (the learning rate was {self.rate:g})",
             hint=set_option("learning_rate", self.rate / 10),
         )
 

@@ -20,6 +20,7 @@ from dca.core.files import digest_of, read_json
 from dca.core.options import as_json
 from dca.core.wording import counted
 from dca.data.sources import catalog
+from dca.engine.loop import DIVERGED
 from dca.methods.problem import Problem
 from dca.methods.registry import get_method
 from dca.model.checkpoint import SPEC
@@ -33,7 +34,7 @@ RULE = (
     "differences in validation accuracy to the reference, over all datasets, shots and seeds of the study, is larger "
     "than one standard error of that mean (standard deviation over the experiments / square root of their number). Of "
     "the better settings the one with the highest mean validation accuracy is chosen, of equal ones the first; if none "
-    "is better, the reference."
+    "is better, the reference. An experiment whose training diverged has the accuracy 0."
 )
 
 # Method -> setting -> its cells, in the order of the study.
@@ -150,6 +151,8 @@ def _require_same_defaults(study: Study, groups: Groups, runs: Path) -> None:
     for method, settings in groups.items():
         varied = _varied(settings)
         for spec in {cell.spec.id: cell.spec for cells in settings.values() for cell in cells}.values():
+            if not (runs / spec.id / SPEC).is_file():  # training diverged
+                continue
             recorded = read_json(runs / spec.id / SPEC).get("identity", {}).get("options", {})
             entry = catalog.lookup(spec.data)
             today = _resolved(method, spec.options, entry.name if entry else "", spec.shots)
@@ -199,6 +202,7 @@ def _accuracies(study: Study, runs: Path) -> dict[str, float]:
     with RunIndex(runs) as index:
         index.refresh()
         found = {row.id: row.accuracy for row in index.rows(measured_on="validation")}
+    found |= {cell.id: 0.0 for cell in study.cells if found.get(cell.id) is None and _diverged(cell, runs)}
     lacking = [_lacking(cell, runs) for cell in study.cells if found.get(cell.id) is None]
     if lacking:
         problem = f"{counted(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
@@ -208,9 +212,19 @@ def _accuracies(study: Study, runs: Path) -> dict[str, float]:
 
 def _lacking(cell: Cell, runs: Path) -> str:
     """A cell that is not finished, and why where that is known."""
+    why = _error(cell, runs)
+    return f"{cell.id}  {cell.label}" + (f": {why}" if why else "")
+
+
+def _diverged(cell: Cell, runs: Path) -> bool:
+    """Whether training of a cell ended since its loss was not finite."""
+    return _error(cell, runs).startswith(DIVERGED)
+
+
+def _error(cell: Cell, runs: Path) -> str:
+    """Why a cell failed in the last sweep, or nothing."""
     place = runs / FAILED / f"{cell.id}.json"
-    why = f": {read_json(place)['error']}" if place.is_file() else ""
-    return f"{cell.id}  {cell.label}{why}"
+    return str(read_json(place)["error"]) if place.is_file() else ""
 
 
 def _judged(method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[str, float]) -> dict[str, Any]:
