@@ -143,7 +143,7 @@ def test_missing_cells_are_listed_with_the_reason_where_there_is_one(tmp_path: P
         select(study, tmp_path)
     first, second = study.cells[:2]
     assert list(raised.value.details) == [f"{first.id}  {first.label}: no such folder", f"{second.id}  {second.label}"]
-    assert "dca sweep small --runs" in raised.value.hint
+    assert "dca sweep small --runs" in raised.value.render("cli")
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,12 @@ def show_specification() -> Action:
     return Action("see its keys with `dca sweep --help`", "see its keys with `help(dca.studies.spec_file)`")
 
 
+def finish_sweep(study: str, runs: str) -> Action:
+    """Run the cells of a study that are not finished."""
+    call = f"from dca.studies.sweep import plan, sweep; list(sweep(plan(study, {_literal(runs)})))"
+    return Action(f"run `dca sweep {study} --runs {runs}`", f"run `{call}`")
+
+
 def start_ray() -> Action:
     """Start a Ray cluster, or name one."""
     way = "start a cluster with `ray start --head`, or name one with RAY_ADDRESS"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dca.core.actions import finish_sweep
 from dca.core.errors import UserError
 from dca.core.wording import counted
 from dca.data.sources import catalog
@@ -36,7 +37,7 @@ def measured_accuracies(study: Study, runs: Path, *, shots: int = 16) -> dict[st
     lacking = [f"{cell.id}  {cell.label}" for cell in cells if cell.id not in rows]
     if lacking or not cells:
         problem = f"{counted(len(lacking), 'cell', of=len(cells))} of {study.name} not finished in {runs}"
-        raise UserError(problem, details=lacking, hint=f"dca sweep {study.name} --runs {runs}")
+        raise UserError(problem, details=lacking, hint=finish_sweep(study.name, str(runs)))
     found: dict[str, dict[str, list[Row]]] = {}
     for cell in cells:
         row = rows[cell.id]

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dca.core.actions import finish_sweep
 from dca.core.errors import UserError
 from dca.core.files import digest_of, read_json
 from dca.core.options import as_json
@@ -206,7 +207,7 @@ def _accuracies(study: Study, runs: Path) -> dict[str, float]:
     lacking = [_lacking(cell, runs) for cell in study.cells if found.get(cell.id) is None]
     if lacking:
         problem = f"{counted(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
-        raise UserError(problem, details=lacking, hint=f"dca sweep {study.name} --runs {runs}")
+        raise UserError(problem, details=lacking, hint=finish_sweep(study.name, str(runs)))
     return {id: accuracy for id, accuracy in found.items() if accuracy is not None}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from dca.core.actions import finish_sweep
 from dca.core.errors import UserError
 from dca.model.checkpoint import CONFIG, RESULT
 from dca.studies.index import Row, RunIndex
@@ -105,9 +106,7 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
     tested = [row for row in rows if row.measured_on == "test"]
     if not tested:
         there = f"{len(rows)} measured on validation images only" if rows else "no result files in its folders"
-        raise UserError(
-            f"{runs}: no finished runs to report ({there})", hint="dca sweep SPEC.toml --runs DIR makes some"
-        )
+        raise UserError(f"{runs}: no finished runs to report ({there})", hint=finish_sweep("SPEC.toml", "DIR"))
     if selection is None and (runs / SELECTION).is_file():
         selection = runs / SELECTION
     given = None if selection is None else (selection.name, _sha256(selection))
