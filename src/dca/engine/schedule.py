@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -75,8 +75,10 @@ def advance(optimizer: torch.optim.Optimizer, rate: float) -> None:
         if isinstance(optimizer, torch.optim.SGD):
             _sgd(todo, [optimizer.state[p] for p in todo], group)
             continue
-        for p in todo:
-            _adam(p, p.grad, optimizer.state[p], group, isinstance(optimizer, torch.optim.AdamW))
+        decoupled = isinstance(optimizer, torch.optim.AdamW)
+        for count, some in groupby(todo, lambda p: _count_step(p, optimizer.state[p])):
+            alike = list(some)
+            _adam(alike, [optimizer.state[p] for p in alike], group, count, decoupled)
 
 
 def _sgd(parameters: list[Tensor], states: list[dict[str, Tensor | None]], group: dict[str, Any]) -> None:
@@ -87,29 +89,47 @@ def _sgd(parameters: list[Tensor], states: list[dict[str, Tensor | None]], group
     if group["weight_decay"]:
         changes = list(torch._foreach_add(changes, parameters, alpha=group["weight_decay"]))
     if group["momentum"]:
-        for state, change in zip(states, changes, strict=True):
-            kept = state.get("momentum_buffer")
-            state["momentum_buffer"] = change.clone() if kept is None else kept.mul_(group["momentum"]).add_(change)
-        changes = [kept for state in states if (kept := state["momentum_buffer"]) is not None]
+        kept = [_momentum(p, state) for p, state in zip(parameters, states, strict=True)]
+        torch._foreach_mul_(kept, group["momentum"])
+        torch._foreach_add_(kept, changes)
+        changes = kept
     torch._foreach_add_(parameters, changes, alpha=-group["lr"])
 
 
-def _adam(p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], decoupled: bool) -> None:
-    """One update by Adam, or by AdamW if the weight decay is decoupled from the gradient."""
+def _momentum(p: Tensor, state: dict[str, Tensor | None]) -> Tensor:
+    """The momentum of a parameter, zero before the first update: so the first is the gradient, as in torch's SGD."""
+    kept = state.get("momentum_buffer")
+    if kept is None:
+        state["momentum_buffer"] = kept = torch.zeros_like(p)
+    return kept
+
+
+def _count_step(p: Tensor, state: dict[str, Tensor]) -> int:
+    """The number of the update of a parameter that is due; makes its state before the first."""
     if not state:
         state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
-    mean, square = state["exp_avg"], state["exp_avg_sq"]
     state["step"] += 1
+    return int(state["step"])
+
+
+def _adam(
+    parameters: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any], count: int, decoupled: bool
+) -> None:
+    """Update number `count` by Adam, or by AdamW if the weight decay is decoupled from the gradient."""
+    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+    means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     if decay and decoupled:
-        p.mul_(1 - rate * decay)
+        torch._foreach_mul_(parameters, 1 - rate * decay)
     elif decay:
-        gradient = gradient.add(p, alpha=decay)
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    steps = float(state["step"])
-    root = square.sqrt().div_((1 - beta2**steps) ** 0.5).add_(group["eps"])
-    p.addcdiv_(mean, root, value=-rate / (1 - beta1**steps))
+        gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, (1 - beta2**count) ** 0.5)
+    torch._foreach_add_(roots, group["eps"])
+    torch._foreach_addcdiv_(parameters, means, roots, value=-rate / (1 - beta1**count))
 
 
 def batches(
