@@ -150,8 +150,10 @@ def write_file(
     progress: Progress,
 ) -> Done:
     """Predict into a file, as `predict_to_file` does; an interrupt says how to continue."""
+    from dca.core.memory import keep_freed_memory
     from dca.model.bulk import predict_to_file
 
+    keep_freed_memory()
     try:
         return predict_to_file(
             classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress

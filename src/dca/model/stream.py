@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from dca.clip.config import VisionConfig
 from dca.core.wording import NONE
 from dca.data.dataset import ImageLike
 from dca.data.decode import Unreadable, in_order
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 # An image, and its evaluation crop, uint8 (3, S, S).
 Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
 Crop = Callable[[Image.Image], NDArray[np.uint8]]
-# Images that pass the tower at once. On a CPU the activations of a small batch stay in its caches: the tower of the
-# embedded model takes 13.4 ms of one core per image in batches of 32, and 16.2 ms in batches of 128.
-BATCH_ON_CPU, BATCH_ON_GPU = 32, 128
+# Images that pass the tower at once.
+BATCH_ON_GPU, MOST_ON_CPU = 128, 16
+# Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
+# 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
+# one core per image in batches of 8, and 400 ms in batches of 16.
+LARGEST_ACTIVATION = 2**24
 # Images that are decoded ahead of the tower.
 AHEAD = 256
 
@@ -67,20 +71,32 @@ def stream_answers(
     """
     clip = model.method_.clip
     on_cpu = clip.device.type == "cpu"
-    batches = _batches(images, clip.preprocess.crop, batch or (BATCH_ON_CPU if on_cpu else BATCH_ON_GPU))
+    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else BATCH_ON_GPU)
+    batches = _batches(images, clip.preprocess.crop, size)
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if on_cpu else 1, "dca-encode", _use_one_core if on_cpu else None)
     waiting: deque[Future[list[Answered | Unreadable]]] = deque()
     try:
         for pairs in batches:
             waiting.append(pool.submit(_answered, model, pairs, coverage))
-            if len(waiting) > (threads if on_cpu else 1):
+            if len(waiting) > (2 * threads if on_cpu else 1):  # one for each core that has just finished another
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(threads)  # the number of threads that begin later, too
+
+
+def batch_on_cpu(tower: VisionConfig) -> int:
+    """Images that pass an image tower at once on a CPU.
+
+    >>> from dca.clip import VIT_B_16
+    >>> batch_on_cpu(VIT_B_16.vision)
+    6
+    """
+    floats_per_image = (1 + tower.patches) * tower.hidden
+    return min(MOST_ON_CPU, max(1, LARGEST_ACTIVATION // (4 * floats_per_image)))
 
 
 def _use_one_core() -> None:
