@@ -163,7 +163,7 @@ def test_an_estimate_needs_no_test_images(
     said = dca(*line, "--estimate", "-o", tmp_path / "m.dca")
     assert said.code == 0, said.err
     pattern = (
-        r"estimated accuracy on new images \(2-fold cross-validation on 20 training images\)\n"
+        r"estimated accuracy on new images, mean over classes \(2-fold cross-validation on 20 training images\)\n"
         rf"  zero-shot CLIP +[\d.]+ %\n  {method} +[\d.]+ %   \(95 % interval: [\d.]+ to [\d.]+\)\n"
     )
     assert re.search(pattern, said.out)

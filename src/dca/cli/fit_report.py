@@ -98,7 +98,8 @@ def _estimated(result: Result) -> list[str]:
         return []
     ends = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
     known = found["zero_shot_accuracy"]
-    lines = [f"estimated accuracy on new images ({found['how']} on {counted(found['n'], 'training image')})"]
+    how = f"{found['how']} on {counted(found['n'], 'training image')}"
+    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
     if known is not None:
         lines.append(f"  zero-shot CLIP  {percent(known):>7}")
     return [*lines, f"  {result['method']:<14}  {percent(found['accuracy']):>7}   (95 % interval: {ends})"]
