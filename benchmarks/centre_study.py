@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from paired import Right, accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
 from torch import Tensor
-from torch.nn import functional as F
 
 from dca import Classifier, Session
 from dca.core.progress import silent
@@ -35,27 +34,24 @@ from dca.data.dataset import Dataset
 from dca.engine.evaluate import features_of
 from dca.methods.dca import DCA
 from dca.methods.head_changes import with_options
-from dca.methods.shared.heads import Head, PromptHead
+from dca.methods.shared.heads import Head
 
 SCRIPT = "benchmarks/centre_study.py"
 BASE = "text alone"
-HEADS = (BASE, "centre visual", "centre text", "image means", "text + means")
+# Name -> options of the head.
+HEADS: dict[str, dict[str, Any]] = {
+    BASE: {"test_metric": "euclidean"},
+    "centre visual": {"test_metric": "mahalanobis", "center": "visual"},
+    "centre text": {"test_metric": "mahalanobis", "center": "text"},
+    "image means": {"test_metric": "euclidean", "anchors": "means"},
+    "text + means": {"test_metric": "euclidean", "anchors": "both"},
+}
 BATCH = 128
 
 
 def heads_of(method: DCA) -> dict[str, Head]:
     """The heads to compare, by name."""
-    u, means = method.text_features, F.normalize(method.shots.means(), dim=-1)
-
-    def euclidean(vectors: Tensor) -> Head:
-        return PromptHead.of(vectors, method.tau, "euclidean", method.options.score, method.options.eps)
-
-    def mahalanobis(center: str) -> Head:
-        return with_options(method, {"test_metric": "mahalanobis", "center": center}).head
-
-    made = [euclidean(u), mahalanobis("visual"), mahalanobis("text")]
-    made += [euclidean(means[None]), euclidean(F.normalize(u + means, dim=-1))]
-    return dict(zip(HEADS, made, strict=True))
+    return {name: with_options(method, options).head for name, options in HEADS.items()}
 
 
 @torch.no_grad()
@@ -90,12 +86,12 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     first = ["dataset", "shots", "seeds", "n"]
     left = [[row["dataset"], str(row["shots"]), str(row["seeds"])[1:-1], f"{row['n']:,}"] for row in rows]
     values = [[cell(row["accuracy"][name]) for name in HEADS] for row in rows]
-    changes = [[cell(row["difference"][name], "+") for name in HEADS[1:]] for row in rows]
+    changes = [[cell(row["difference"][name], "+") for name in list(HEADS)[1:]] for row in rows]
     both = [[*start, *cells] for start, cells in zip(left, values, strict=True)]
     moved = [[*start, *cells] for start, cells in zip(left, changes, strict=True)]
     about = "Accuracy in percent with the 95 % interval over the n test images, mean over the seeds:"
     points = f"Points against {BASE}, image by image:"
-    return "\n\n".join([about, markdown([*first, *HEADS], both), points, markdown([*first, *HEADS[1:]], moved)])
+    return "\n\n".join([about, markdown([*first, *HEADS], both), points, markdown([*first, *list(HEADS)[1:]], moved)])
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ SETTINGS = [{"alpha": alpha, "beta": beta} for alpha, beta in product((1.0, 5.0,
 
 def work(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, device: str) -> list[float]:
     """Accuracies of the cells, one after the other."""
-    session, found = Session(device=device), []
+    session, found = Session(device=device, keep_crops=True), []
     with tempfile.TemporaryDirectory() as folder:
         for number, (seed, options) in enumerate(cells):
             chosen = {**options, "epochs": epochs}

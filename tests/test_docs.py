@@ -22,7 +22,7 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 # (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/data/test_data_docs.py.)
 NOT_HERE = re.compile(
     r"^(pip|make|find|curl|docker|python -m|python out|python benchmarks|--json|dca (demo|datasets|cache|push|serve))\b"
-    r"|--backbone|--web|eurosat/|task_res"
+    r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca select"
 )
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0")
 

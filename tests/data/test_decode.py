@@ -11,20 +11,26 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from small_images import photo
 
 from dca.core.errors import UserError
-from dca.data.decode import Unreadable, attempt, decode, is_image, may_turn, open_image, pixel_limit, square, to_rgb
+from dca.data.decode import Unreadable, is_image, may_turn, open_image, pixel_limit, square, to_rgb
+from dca.data.decode_many import attempt, decode, in_order
 from dca.data.hashing import sha256_of
-from dca.data.image_store import ImageStore, stream
+from dca.data.image_store import ImageStore, in_batches
 
 
 def crop8(image):
     """A stand-in for a backbone's evaluation crop."""
     return np.asarray(image.resize((8, 8))).transpose(2, 0, 1)
+
+
+def crop8_row(image):
+    return torch.tensor(crop8(image))[None]
 
 
 def test_rgb_comes_back_pixel_for_pixel(tmp_path):
@@ -218,7 +224,7 @@ def test_each_unreadable_file_is_an_error_with_its_reason(broken):
 
 @pytest.mark.parametrize("run", [
     lambda images: decode(images, crop8),
-    lambda images: list(stream(images, crop8, 2)),
+    lambda images: list(in_batches(in_order(images, crop8_row, ahead=4), len(images), 2)),
     lambda images: ImageStore(images, 8, crop8),
 ])  # fmt: skip
 def test_all_unreadable_files_come_in_one_error(tmp_path, broken, run):

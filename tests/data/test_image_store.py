@@ -11,8 +11,9 @@ from small_images import photo
 from dca.core import seeds
 from dca.data import image_store
 from dca.data.augment import Crops, crop_resize, random_crops
+from dca.data.decode_many import in_order
 from dca.data.hashing import sha256_of
-from dca.data.image_store import ImageStore, stored_side, stream, view_crops
+from dca.data.image_store import ImageStore, in_batches, stored_side, view_crops
 
 
 def crop8(image):
@@ -24,26 +25,30 @@ def crop16(image):
     return np.asarray(image.resize((16, 16))).transpose(2, 0, 1)
 
 
-def test_stream_yields_every_image_in_batches():
+def crop8_rows(image):
+    return torch.tensor(crop8(image))[None]
+
+
+def test_crops_come_in_batches_in_their_order():
     images = [photo(k) for k in range(11)]
     seen = []
-    batches = list(stream(images, crop8, 4, lambda *at: seen.append(at), workers=3))
+    outcomes = in_order(images, crop8_rows, workers=3, ahead=8)
+    batches = list(in_batches(outcomes, 11, 4, lambda *at: seen.append(at)))
     assert [tuple(batch.shape) for batch in batches] == [(4, 3, 8, 8), (4, 3, 8, 8), (3, 3, 8, 8)]
     assert batches[0].dtype == torch.uint8
     assert torch.equal(torch.cat(batches), torch.from_numpy(np.stack([crop8(image) for image in images])))
     assert seen[-1] == (11, 11)
 
 
-def test_stream_decodes_only_a_few_batches_ahead():
+def test_only_a_few_images_are_decoded_ahead():
     opened = []
 
     def crop(image):
         opened.append(1)
-        return crop8(image)
+        return crop8_rows(image)
 
-    batches = stream([photo(0)] * 200, crop, 4, workers=2)
+    batches = in_batches(in_order([photo(0)] * 200, crop, workers=2, ahead=8), 200, 4)
     next(batches)
-    batches.close()
     assert len(opened) < 30
 
 
@@ -52,15 +57,15 @@ def test_an_error_of_the_crop_is_not_hidden():
         raise RuntimeError("our bug")
 
     with pytest.raises(RuntimeError, match="our bug"):
-        list(stream([photo()], crop, 1))
+        list(in_batches(in_order([photo()], crop, ahead=8), 1, 1))
 
 
-def test_stream_takes_several_views_per_image():
+def test_a_batch_holds_all_views_of_its_images():
     images = [photo(k, (60, 40)) for k in range(5)]
     crops = [partial(view_crops, size=8, views=range(3), content=sha256_of(image)) for image in images]
-    batches = list(stream(images, crops, 2))
-    assert [tuple(batch.shape) for batch in batches] == [(2, 3, 3, 8, 8), (2, 3, 3, 8, 8), (1, 3, 3, 8, 8)]
-    expected = torch.stack([view_crops(image, 8, range(3), sha256_of(image)) for image in images])
+    batches = list(in_batches(in_order(images, crops, ahead=8), 5, 6))
+    assert [tuple(batch.shape) for batch in batches] == [(6, 3, 8, 8), (6, 3, 8, 8), (3, 3, 8, 8)]
+    expected = torch.cat([view_crops(image, 8, range(3), sha256_of(image)) for image in images])
     assert torch.equal(torch.cat(batches), expected)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from conftest import make_clip
 from dca.clip import CLIP
@@ -126,14 +126,23 @@ def test_views_of_an_image_do_not_depend_on_other_images_or_the_seed(sample: Dat
     torch.testing.assert_close(together.view(3, 4, -1)[:, 2], alone, atol=1e-5, rtol=1e-5)
 
 
+def _view(clip: CLIP, image: Image.Image, session: Session, number: int | None, mirrored: bool) -> torch.Tensor:
+    """One view of an image, made by itself: uint8 (1, 3, S, S)."""
+    if number is None:
+        crop = torch.from_numpy(clip.preprocess.crop(image))[None]
+    else:
+        crop = view_crops(image, clip.preprocess.size, [number], session.sha256(image))
+    return crop.flip(-1) if mirrored else crop
+
+
 def test_features_equal_a_plain_encoding_of_each_view(sample: Dataset, session: Session) -> None:
     """The literal twin: every view cropped and encoded by itself."""
     clip, images = make_clip(), [item.image for item in sample.train[:5]]
     for views, mirrored in ((0, False), (0, True), (2, False), (2, True)):
         wanted = features.Views(range(views) if views else None, mirrored)
         rows = [
-            clip.encode_image(clip.preprocess.normalize(wanted.crops(image, clip, session.sha256(image), [place])))
-            for place in range(len(wanted))
+            clip.encode_image(clip.preprocess.normalize(_view(clip, image, session, place, mirrored)))
+            for place in wanted.numbers or [None]
             for image in map(decode.open_image, images)
         ]
         for _ in range(2):  # computed, then read
@@ -224,19 +233,17 @@ def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_pat
     assert len(seen) == 2
     monkeypatch.setattr("dca.engine.session.SLOW", -1.0)
     session.sha256_all([tmp_path / "a.jpg"] * 3)
-    assert seen[2:] == [("hashing", n, 3) for n in (1, 2, 3)]
+    assert len(seen) == 2  # known already
+    for name in ("b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    session.sha256_all([tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"])
+    assert seen[2:] == [("hashing", n, 2) for n in (1, 2)]
 
 
-def test_crops_are_kept_from_the_second_time_on(clip: CLIP, sample: Dataset) -> None:
-    session, calls = Session(device="cpu"), []
-    images = [item.image for item in sample.test[:4]]
-
-    def decoded() -> Iterator[torch.Tensor]:
-        calls.append(1)
-        yield torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
-
-    for expected in (1, 2, 2, 2):
-        assert [batch.shape for batch in session.crops_again(images, clip, decoded)] == [(4, 3, 8, 8)]
-        assert len(calls) == expected
-    list(session.crops_again(images[:3], clip, decoded))
-    assert len(calls) == 3
+def test_images_that_were_checked_are_not_decoded_again(clip: CLIP, sample: Dataset, monkeypatch) -> None:
+    session, images = Session(device="cpu"), [item.image for item in sample.test[:4]]
+    session.require_readable(clip, images)
+    monkeypatch.setattr("dca.data.decode_many.opened", lambda *_, **__: pytest.fail("decoded again"))
+    kept = torch.cat([crop for crop in session.crops(images, clip) if isinstance(crop, torch.Tensor)])
+    assert torch.equal(kept, torch.from_numpy(np.stack([clip.preprocess.crop(image) for image in images])))
+    assert session.frozen_features(clip, images).shape == (4, clip.config.embed_dim)

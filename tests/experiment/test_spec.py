@@ -63,6 +63,11 @@ def test_no_folder_of_this_machine_is_in_what_travels(tmp_path: Path) -> None:
         ({"draw": "d.json", "shots": 2}, "draw and shots cannot be combined"),
         ({"draw": "d.json", "hold_out": 0.2}, "draw and hold_out cannot be combined"),
         ({"draw": "d.json", "protocol": "base-to-new"}, "draw and protocol base-to-new"),
+        ({"measured_on": "train"}, "unknown measured_on 'train'"),
+        ({"measured_on": "validation", "protocol": "base-to-new"}, "combined with protocol base-to-new"),
+        ({"measured_on": "validation", "selection": "paper"}, "combined with selection paper"),
+        ({"measured_on": "validation", "draw": "d.json"}, "combined with draw"),
+        ({"measured_on": "validation", "hold_out": 0.2}, "combined with hold_out"),
     ],
 )
 def test_a_spec_that_cannot_be_run_is_refused_when_it_is_made(arguments: dict[str, Any], part: str) -> None:
@@ -83,3 +88,13 @@ def test_what_has_no_effect_on_a_method_makes_no_other_spec() -> None:
     assert Spec(data="x", method="gda", calibrate=False) == Spec(data="x", method="gda"), "nothing to calibrate on"
     assert Spec(data="x", method="gda", estimate=True) != Spec(data="x", method="gda")
     assert Spec(data="x", method="gda", estimate=True, calibrate=False) != Spec(data="x", method="gda", estimate=True)
+
+
+def test_experiments_on_the_test_part_keep_the_ids_they_had_before_there_was_another() -> None:
+    spec = Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1})
+    assert spec.id == "e2d13229925da064"
+    assert Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1}, measured_on="test").id == spec.id
+    assert "measured_on" not in spec.to_dict()
+    other = Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1}, measured_on="validation")
+    assert other.to_dict() == {**spec.to_dict(), "measured_on": "validation"}
+    assert other.id != spec.id

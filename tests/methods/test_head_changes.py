@@ -31,6 +31,7 @@ CHANGES = [
     {"covariance": "ledoit_wolf"},
 ]
 OF_DCA = [{"test_metric": "euclidean"}, {"normalize": False, "score": "negative"}, {"tau": 5.0, "eps": 0.1}]
+OF_DCA += [{"anchors": "means"}, {"anchors": "both", "test_metric": "cosine"}]
 
 
 @pytest.mark.parametrize("changes", [*CHANGES, *OF_DCA])

@@ -11,6 +11,8 @@ from dca.core.errors import UserError
 from dca.data.sources import catalog
 from dca.methods.dca import PAPER_TABLE
 from dca.methods.interface import Method
+from dca.methods.registry import all_methods, get_method
+from dca.studies.selection import RULE
 from dca.studies.spec_file import load_study, shipped
 
 ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
@@ -27,7 +29,9 @@ SIZES = {
     "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
     "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
     "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
+    "selection": (97 * 3 * 2, 94 * 3 * 2),
 }
+PUBLISHED = [name for name in SIZES if name != "selection"]
 
 
 def test_every_experiment_has_a_specification():
@@ -40,13 +44,39 @@ def test_a_specification_has_its_cells(name: str):
     assert (len(study.cells), len({cell.spec.id for cell in study.cells})) == SIZES[name]
     assert study.title
     assert bool(study.paper) == name.startswith("paper/")
-    for spec in {cell.spec for cell in study.cells}:
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_experiment_is_as_published(name: str):
+    for spec in {cell.spec for cell in load_study(name).cells}:
         assert all(catalog.lookup(data) is not None for data in (spec.data, *spec.targets))
         assert (spec.backbone, spec.selection) == ("vit-b-16", "paper")
         assert spec.seed in SEEDS
         assert spec.shots in SHOTS
         if spec.protocol in ("base-to-new", "cross-dataset", "domain-shift"):
             assert spec.kind.retarget is not Method.retarget, spec.method
+
+
+def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
+    settings: dict[str, set[tuple[str, str]]] = {}
+    cells = load_study("selection").cells
+    for cell in cells:
+        assert cell.spec.measured_on == "validation"
+        found = json.dumps(dict(cell.spec.options)), json.dumps(dict(cell.head))
+        settings.setdefault(cell.spec.method, set()).add(found)
+    assert set(settings) == set(all_methods()) - {"blend"}
+    for method, each in settings.items():
+        assert 2 <= len(each) <= 6
+        if get_method(method).trains_on == "images":
+            assert len({options for options, _ in each}) == 3, "fits of each experiment"
+    on_images = {cell.spec for cell in cells if cell.spec.kind.trains_on == "images"}
+    assert len(on_images) == 13 * 3 * 6
+
+
+def test_the_specification_of_the_selection_states_the_rule():
+    text = " ".join(shipped()["selection"].read_text(encoding="utf-8").replace("#", " ").split())
+    assert "larger than one standard error of that mean" in text
+    assert "larger than one standard error of that mean" in RULE
 
 
 def test_the_few_shot_table_has_all_methods_datasets_and_shots():

@@ -116,3 +116,10 @@ def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path):
     (tmp_path / "bytes.toml").write_bytes(b'title = "\xff"')
     with pytest.raises(UserError, match="not readable TOML"):
         load_study(tmp_path / "bytes.toml")
+
+
+def test_auto_is_the_value_none_of_an_option():
+    made = cells(grid=[{"data": "a", "method": "coop", "options": {"learning_rate": [0.002, "auto"]}}])
+    assert [dict(cell.spec.options) for cell in made] == [{}, {"learning_rate": None}]
+    (kept,) = cells(grid=[{"data": "a", "method": "clap", "options": {"multipliers": "none"}}])
+    assert dict(kept.spec.options) == {"multipliers": "none"}

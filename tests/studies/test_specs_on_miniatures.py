@@ -15,19 +15,23 @@ from dca.studies.worker import Worker
 Make = Callable[[str], Path]
 LARGE = ("paper/domain-shift", "cross-dataset")
 SMALL = [name for name in shipped() if name not in LARGE]
+# Images per class of the miniatures: one validation image is drawn, another measured on.
+PER_CLASS = {"train": 2, "val": 2, "test": 1}
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a dataset under the folder of the datasets."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "data")
+    import miniatures
     from miniatures import miniature
 
+    monkeypatch.setattr(miniatures, "PER_CLASS", PER_CLASS)
     return lambda name: miniature(name, tmp_path / "data")
 
 
 def one_of_each(name: str, backbone: Path, epochs: int) -> Iterable[Cell]:
-    """The first cell of every row, method and head, with one shot and few epochs."""
+    """The first cell of every row, method and head, with one shot and few epochs; every setting of the selection."""
     found: dict[tuple[object, ...], Cell] = {}
     for cell in load_study(name, backbone=str(backbone)).cells:
         spec = cell.spec
@@ -35,7 +39,8 @@ def one_of_each(name: str, backbone: Path, epochs: int) -> Iterable[Cell]:
         options = {**spec.options, **({"epochs": epochs} if trained else {})}
         data = spec.data if name in LARGE else "eurosat"
         small = dataclasses.replace(spec, data=data, shots=1, seed=1, options=options)
-        found.setdefault((spec.method, cell.rows, cell.head.get("center")), Cell(small, cell.head, cell.rows))
+        setting = str([spec.options, cell.head]) if name == "selection" else cell.head.get("center")
+        found.setdefault((spec.method, cell.rows, setting), Cell(small, cell.head, cell.rows))
     return found.values()
 
 

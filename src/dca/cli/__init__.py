@@ -37,6 +37,7 @@ COMMANDS = {
     "export": ("dca.cli.export", "Write a model as ONNX, for programs without torch and for the browser."),
     "push": ("dca.cli.push", "Send a model to the Hugging Face hub."),
     "sweep": ("dca.cli.sweep", "Run many experiments from one specification."),
+    "select": ("dca.cli.select", "Choose the settings of every method on validation images."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),

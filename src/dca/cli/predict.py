@@ -192,7 +192,8 @@ def predict_all(
     classifier: Classifier, paths: Sequence[str], wanted: Wanted, progress: Progress, *, skip_bad: bool
 ) -> list[dict[str, Any]]:
     """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
-    from dca.data.decode import Unreadable, unreadable
+    from dca.data.decode import Unreadable
+    from dca.data.decode_many import unreadable
     from dca.model.bulk import require_rejecting
     from dca.model.stream import row_of, stream_answers
 

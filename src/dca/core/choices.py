@@ -12,5 +12,8 @@ Selection = Literal["strict", "paper"]
 # What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
 # images per class, or the full validation split.
 ValidationUse = Literal["none", "few", "shots", "full"]
+# The part of a dataset that accuracies are measured on.
+MeasuredOn = Literal["test", "validation"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+MEASURED_ON: tuple[MeasuredOn, ...] = get_args(MeasuredOn)

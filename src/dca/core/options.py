@@ -151,6 +151,11 @@ def changed(options: Any) -> tuple[str, ...]:
     )
 
 
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options as they are after a round trip through JSON: tuples are lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 def _text(value: Any) -> str:
     """A value as `_convert` reads it.
 
@@ -171,6 +176,16 @@ def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint
         return cls(**values)
     except UserError as error:
         raise UserError(error.problem, details=error.details, hint=error.steps or hint) from None
+
+
+def unset(value: Any, kind: Any) -> Any:
+    """None for the word "auto", "none" or "null" where an option of this type may be None; TOML has no null.
+
+    >>> unset("auto", float | None), unset("auto", str), unset(1.5, float | None)
+    (None, 'auto', 1.5)
+    """
+    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    return None if optional and isinstance(value, str) and value.lower() in NONE else value
 
 
 def _as_float(value: Any, kind: Any) -> Any:
@@ -215,7 +230,7 @@ def _convert(text: str, kind: Any) -> Any:
     """Convert a text to the annotated type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if type(None) in inner and text.lower() in NONE:
+        if unset(text, kind) is None:
             return None
         return _convert(text, next(k for k in inner if k is not type(None)))
     if origin is tuple:

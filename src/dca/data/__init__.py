@@ -17,7 +17,8 @@ def load_dataset(source: str | Path, *, root: str | Path | None = None, measurin
     Args:
         source: A folder of images or an image list; a folder with a public dataset in its official
             layout, whose split, class names and template are then used; the name of a public dataset;
-            or "sample", the small built-in dataset of images drawn by code.
+            or "sample", the small built-in dataset of images drawn by code. "NAME@KIND" is a shifted version of
+            its test part, see `dca.data.shifts`.
         root: Folder that holds the public datasets; by default the folder named by the environment
             variable DCA_DATA.
         measuring: Accept images that are enough to measure on, but not to learn from.

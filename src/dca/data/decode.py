@@ -1,4 +1,4 @@
-"""Image files -> RGB images, many at a time, and the reason where one cannot be read.
+"""An image file -> an RGB image, and the reason where it cannot be read; `decode_many` reads many at a time.
 
 The only module that opens or converts images, so that all code sees the same pixels.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import io
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -22,7 +19,6 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from dca.core.actions import check_data, raise_pixel_limit, skip_unreadable
 from dca.core.errors import UserError
 from dca.core.wording import counted, printable
 from dca.data.dataset import ImageLike, StoredImage
@@ -30,10 +26,7 @@ from dca.data.dataset import ImageLike, StoredImage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Called with (images done, images in all).
-Count = Callable[[int, int], None]
 T = TypeVar("T")
-_AHEAD = 64
 # A JPEG may have this many times the pixels of other formats (Pillow's `Image.MAX_IMAGE_PIXELS`, 89 million unless it
 # is changed): it is decoded at a half, a quarter or an eighth of its size, which needs little memory.
 JPEG_FACTOR = 3
@@ -41,8 +34,6 @@ _JPEG = b"\xff\xd8\xff"
 _HEIF = (".heic", ".heif")
 _SPECIAL = "not a regular file (a pipe, socket or device)"
 _NO_PIXELS = "its pixels are not stored with the model"
-# What to do with an RGB image: one function, or one function per image.
-Apply = Callable[[Image.Image], T] | Sequence[Callable[[Image.Image], T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,79 +143,13 @@ def is_image(file: Path) -> bool:
         return False
 
 
-def decode(
-    images: Sequence[ImageLike],
-    apply: Apply[T],
-    *,
-    workers: int | None = None,
-    progress: Count | None = None,
-    upright: bool = True,
-) -> list[T]:
-    """Open every image in threads and return `apply` of each RGB image, in order.
-
-    apply: one function, or one function per image. upright: apply EXIF rotations. Raises one UserError that lists
-    every unreadable file.
-    """
-    outcomes = attempt(images, apply, workers=workers, progress=progress, upright=upright)
-    if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
-        raise unreadable(faults, len(images))
-    return [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
-
-
-def attempt(
-    images: Sequence[ImageLike],
-    apply: Apply[T],
-    *,
-    workers: int | None = None,
-    progress: Count | None = None,
-    upright: bool = True,
-) -> list[T | Unreadable]:
-    """Like `decode`, with an `Unreadable` in the place of each image that cannot be read."""
-    outcomes: list[T | Unreadable] = []
-    for outcome in in_order(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
-        outcomes.append(outcome)
-        if progress is not None:
-            progress(len(outcomes), len(images))
-    return outcomes
-
-
-def in_order(
-    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None, ahead: int, upright: bool = True
-) -> Iterator[T | Unreadable]:
-    """Open images in threads, at most `ahead` of the consumer, and yield the outcomes in order.
-
-    upright: apply EXIF rotations.
-    """
-
-    def work(image: ImageLike, function: Callable[[Image.Image], T]) -> T | Unreadable:
-        try:
-            opened = _open(image, upright)
-        except _UNREADABLE as error:
-            return Unreadable(image, _reason(image, error), _is_bomb(error))
-        return function(opened)
-
-    pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
-    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="dca-decode")
-    waiting: deque[Future[T | Unreadable]] = deque()
+def opened(image: ImageLike, apply: Callable[[Image.Image], T], *, upright: bool = True) -> T | Unreadable:
+    """`apply` of an image as RGB, or why it cannot be read. upright: apply EXIF rotations."""
     try:
-        for image, function in pairs:
-            waiting.append(pool.submit(work, image, function))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def unreadable(faults: Sequence[Unreadable], total: int) -> UserError:
-    """One error for all images that could not be read."""
-    larger = [raise_pixel_limit()] if any(fault.too_large for fault in faults) else []
-    return UserError(
-        f"{counted(len(faults), 'image', of=total)} cannot be read.",
-        details=[str(fault) for fault in faults],
-        hint=["replace or remove these files", check_data(), skip_unreadable(), *larger],
-    )
+        rgb = _open(image, upright)
+    except _UNREADABLE as error:
+        return Unreadable(image, _reason(image, error), _is_bomb(error))
+    return apply(rgb)
 
 
 _UNREADABLE = (

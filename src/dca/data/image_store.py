@@ -1,9 +1,9 @@
-"""Images as tensors: a few-shot set in memory, augmented views of one image, a stream over a large set."""
+"""Images as tensors: a few-shot set in memory, augmented views of one image, batches of a large set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -14,63 +14,57 @@ from torch import Tensor
 from dca.core import seeds
 from dca.data.augment import LOW, crop_resize, random_crops
 from dca.data.dataset import ImageLike
-from dca.data.decode import Count, Unreadable, decode, in_order, unreadable
+from dca.data.decode import Unreadable
+from dca.data.decode_many import Count, decode, unreadable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BUDGET = 4 * 2**30
-_BATCHES_AHEAD = 2
 # Short side of a stored image, in multiples of the model's image size.
 _LARGEST, _SMALLEST = 4.0, 2.0
 
-Crop = Callable[[Image.Image], "NDArray[np.uint8] | Tensor"]
 
-
-def stream(
-    images: Sequence[ImageLike],
-    crop: Crop | Sequence[Crop],
+def in_batches(
+    outcomes: Iterable[Tensor | Unreadable],
+    total: int,
     batch_size: int,
     progress: Count | None = None,
     *,
-    workers: int | None = None,
     pin: bool = False,
-    upright: bool = True,
 ) -> Iterator[Tensor]:
-    """Yield uint8 batches of any number of images, decoded ahead in threads.
+    """Batches of crops of any number of images that are being decoded.
 
-    At most a few batches are in memory at a time. After the first unreadable file nothing more is
-    yielded; the other files are only checked, and one UserError lists all that cannot be read.
+    After the first unreadable file nothing more is yielded; the other files are only checked, and one UserError lists
+    all that cannot be read.
 
     Args:
-        images: files, or images in memory.
-        crop: RGB image -> uint8, (3, S, S) for the evaluation crop or (V, 3, S, S) for several views;
-            one function, or one function per image.
-        batch_size: images per batch.
-        progress: called with (images done, images in all).
-        workers: number of threads; one per core by default.
-        pin: put the batches in page-locked memory, for faster copies to a GPU.
-        upright: apply EXIF rotations.
+        outcomes: Per image its crops, uint8 (V, 3, S, S), or why it cannot be read.
+        total: Number of images.
+        batch_size: Least number of crops per batch; the last one may have fewer.
+        progress: Called with (images done, images in all).
+        pin: Put the batches in page-locked memory, for faster copies to a GPU.
 
     Yields:
-        (B, 3, S, S), or (B, V, 3, S, S) for several views.
+        uint8 (B, 3, S, S).
     """
     faults: list[Unreadable] = []
-    batch: list[NDArray[np.uint8]] = []
-    ahead = _BATCHES_AHEAD * batch_size
-    for done, outcome in enumerate(in_order(images, crop, workers=workers, ahead=ahead, upright=upright), 1):
+    batch: list[Tensor] = []
+    crops = 0
+    for done, outcome in enumerate(outcomes, 1):
         if progress is not None:
-            progress(done, len(images))
+            progress(done, total)
         if isinstance(outcome, Unreadable):
             faults.append(outcome)
         elif not faults:
-            batch.append(np.asarray(outcome))
-        if batch and not faults and (len(batch) == batch_size or done == len(images)):
-            pixels = torch.from_numpy(np.stack(batch))
+            batch.append(outcome)
+            crops += len(batch[-1])
+        if batch and not faults and (crops >= batch_size or done == total):
+            pixels = torch.cat(batch)
             yield pixels.pin_memory() if pin else pixels
-            batch = []
+            batch, crops = [], 0
     if faults:
-        raise unreadable(faults, len(images))
+        raise unreadable(faults, total)
 
 
 def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str, low: float = LOW) -> Tensor:

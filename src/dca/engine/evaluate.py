@@ -16,7 +16,7 @@ from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
 from dca.core.progress import of_stage
 from dca.data.dataset import ImageLike
-from dca.data.image_store import stream
+from dca.data.image_store import in_batches
 from dca.engine.session import Session
 from dca.methods.interface import Method
 
@@ -75,13 +75,8 @@ def _normalized(probs: Tensor) -> NDArray[np.float64]:
 
 def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: str) -> Iterator[Tensor]:
     """Batches of pixels as the image tower takes them."""
-    on_gpu = clip.device.type == "cuda"
-    count = of_stage(session.progress, stage)
-
-    def decoded() -> Iterator[Tensor]:
-        return stream(images, clip.preprocess.crop, BATCH, count, pin=on_gpu, upright=session.upright)
-
-    for crops in session.crops_again(images, clip, decoded):
+    outcomes, count = session.crops(images, clip), of_stage(session.progress, stage)
+    for crops in in_batches(outcomes, len(images), BATCH, count, pin=clip.device.type == "cuda"):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 

@@ -9,7 +9,7 @@ and v decide, with the smallest share of the image in its key.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,12 +21,14 @@ from torch import Tensor
 from dca.clip import CLIP
 from dca.data.augment import LOW
 from dca.data.dataset import ImageLike
-from dca.data.decode import Count, Unreadable, in_order, unreadable
+from dca.data.decode import Unreadable
+from dca.data.decode_many import Count, in_order
 from dca.data.feature_store import Features
-from dca.data.image_store import view_crops
+from dca.data.image_store import in_batches, view_crops
+from dca.engine.kept_crops import AHEAD, KeptCrops
 
-# Images that pass the tower at once, and images decoded ahead of it.
-BATCH, AHEAD = 128, 256
+# Views that pass the tower at once, at least.
+BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,10 @@ class Views:
         crop = "" if self.crop_low == LOW else f" from {self.crop_low!r}"
         return [_key(content, f"{kind} {number}{crop}") for number in self.numbers]
 
-    def crops(self, image: Image.Image, clip: CLIP, content: str, places: Sequence[int]) -> Tensor:
-        """The views at `places` of an opened image: uint8 (V, 3, S, S)."""
-        if self.numbers is None:
-            crops = torch.from_numpy(clip.preprocess.crop(image))[None]
-        else:
-            numbers = [self.numbers[place] for place in places]
-            crops = view_crops(image, clip.preprocess.size, numbers, content, self.crop_low)
-        return crops.flip(-1) if self.mirrored else crops
+    def crops(self, size: int, content: str, places: Sequence[int], image: Image.Image) -> Tensor:
+        """The augmented views at `places` of an opened image, not mirrored: uint8 (V, 3, size, size)."""
+        assert self.numbers is not None
+        return view_crops(image, size, [self.numbers[place] for place in places], content, self.crop_low)
 
 
 def _key(content: str, view: str) -> str:
@@ -81,14 +79,17 @@ def load(
     count: Count,
     *,
     upright: bool = True,
+    kept: KeptCrops | None = None,
+    keep: bool = False,
 ) -> Tensor:
     """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
     contents: the content key of each image, `Session.contents`. count: called with the images done and their total.
-    upright: apply EXIF rotations.
+    upright: apply EXIF rotations. kept: evaluation crops in memory. keep: put those that are made now there.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    rows = store.rows(facts_of(clip), keys, partial(_missing, clip, images, contents, views, count, upright))
+    source = _Source(clip, images, contents, views, count, upright, kept or KeptCrops(), keep)
+    rows = store.rows(facts_of(clip), keys, source.missing)
     if not images:
         return torch.zeros(0, clip.config.embed_dim)
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
@@ -103,45 +104,38 @@ def known(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
     return found
 
 
-@torch.no_grad()
-def _missing(
-    clip: CLIP,
-    images: Sequence[ImageLike],
-    contents: Sequence[str],
-    views: Views,
-    count: Count,
-    upright: bool,
-    places: Sequence[int],
-) -> Iterator[Tensor]:
-    """Features at these places of the N · V views, image after image, in batches; every image is opened once."""
-    wanted = [(n, [place % len(views) for place in own]) for n, own in groupby(places, lambda p: p // len(views))]
-    wanted_images = [images[n] for n, _ in wanted]
-    functions = [partial(_crops, clip, contents[n], views, numbers) for n, numbers in wanted]
-    for crops in _batches(wanted_images, functions, count, upright):
-        yield clip.encode_image(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))).cpu()
+@dataclass(frozen=True)
+class _Source:
+    """Where features come from that are not stored; the arguments of `load`."""
 
+    clip: CLIP
+    images: Sequence[ImageLike]
+    contents: Sequence[str]
+    views: Views
+    count: Count
+    upright: bool
+    kept: KeptCrops
+    keep: bool
 
-def _crops(clip: CLIP, content: str, views: Views, places: Sequence[int], image: Image.Image) -> Tensor:
-    return views.crops(image, clip, content, places)
+    @torch.no_grad()
+    def missing(self, places: Sequence[int]) -> Iterator[Tensor]:
+        """Features at these places of the N · V views, image after image, in batches; every image is opened once."""
+        views = len(self.views)
+        wanted = [(n, [place % views for place in own]) for n, own in groupby(places, lambda p: p // views)]
+        clip, pin = self.clip, self.clip.device.type == "cuda"
+        for crops in in_batches(self._crops(wanted), len(wanted), BATCH, self.count, pin=pin):
+            yield clip.encode_image(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))).cpu()
 
-
-def _batches(
-    images: Sequence[ImageLike], functions: Sequence[Callable[[Image.Image], Tensor]], count: Count, upright: bool
-) -> Iterator[Tensor]:
-    """Crops of all images in batches; one error names every image that cannot be read, after all were tried."""
-    faults: list[Unreadable] = []
-    waiting: list[Tensor] = []
-    opened = in_order(images, functions, workers=None, ahead=AHEAD, upright=upright)
-    for done, outcome in enumerate(opened, 1):
-        count(done, len(images))
-        if isinstance(outcome, Unreadable):
-            faults.append(outcome)
-            continue
-        waiting.append(outcome)
-        if not faults and sum(map(len, waiting)) >= BATCH:
-            yield torch.cat(waiting)
-            waiting = []
-    if faults:
-        raise unreadable(faults, len(images))
-    if waiting:
-        yield torch.cat(waiting)
+    def _crops(self, wanted: Sequence[tuple[int, Sequence[int]]]) -> Iterator[Tensor | Unreadable]:
+        """Crops (V, 3, S, S) of the wanted views of each wanted image, or why it cannot be read."""
+        images, contents = [self.images[n] for n, _ in wanted], [self.contents[n] for n, _ in wanted]
+        preprocess = self.clip.preprocess
+        if self.views.numbers is None:
+            opened = self.kept.of(images, contents, preprocess, upright=self.upright, keep=self.keep)
+        else:
+            pairs = zip(contents, wanted, strict=True)
+            cut = [partial(self.views.crops, preprocess.size, content, numbers) for content, (_, numbers) in pairs]
+            opened = in_order(images, cut, ahead=AHEAD, upright=self.upright)
+        for crops in opened:
+            mirrored = self.views.mirrored and isinstance(crops, Tensor)
+            yield crops.flip(-1) if mirrored else crops  # type: ignore[union-attr]

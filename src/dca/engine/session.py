@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,13 @@ from dca.core.files import digest_of
 from dca.core.progress import Progress, of_stage, silent
 from dca.data.augment import LOW
 from dca.data.dataset import ImageLike, StoredImage
-from dca.data.decode import Unreadable, attempt, decode, may_turn, small_version, unreadable
+from dca.data.decode import Unreadable, may_turn, small_version
+from dca.data.decode_many import decode, unreadable
 from dca.data.feature_store import Features, FeatureStore
 from dca.data.hashing import THUMB, sha256_of, thumbnail
 from dca.data.image_store import BUDGET, ImageStore
 from dca.engine import features
+from dca.engine.kept_crops import KeptCrops
 from dca.engine.time_notice import TimeNotice
 
 # Seconds after which hashing shows its progress.
@@ -47,6 +49,7 @@ class Session:
         device: "auto", "cpu", "cuda", "cuda:1", ...
         store: Where features of the frozen backbone are kept on disk; the user's cache by default.
         progress: Receives the progress of long work.
+        keep_crops: Keep evaluation crops in memory, up to 2 GiB; for tests of many models on the same images.
 
     Raises:
         UserError: If the device cannot be used.
@@ -58,10 +61,18 @@ class Session:
         True
     """
 
-    def __init__(self, *, device: str = "auto", store: Features | None = None, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        store: Features | None = None,
+        progress: Progress = silent,
+        keep_crops: bool = False,
+    ) -> None:
         self.device = resolve_device(device)
         self.store: Features = store if store is not None else FeatureStore()
         self.progress = progress
+        self.keep_crops = keep_crops
         self.upright = True
         self.time_notice = TimeNotice()
         self._backbones: dict[str, CLIP] = {}
@@ -69,8 +80,7 @@ class Session:
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, ImageStore] = OrderedDict()
         self._readable: set[str] = set()
-        self._crops: dict[str, list[Tensor]] = {}
-        self._seen_once: set[str] = set()
+        self._crops = KeptCrops()
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
         self._turning: dict[str, bool] = {}
 
@@ -140,8 +150,7 @@ class Session:
             UserError: If the file cannot be read.
         """
         if isinstance(image, Path):
-            stat = _stat(image)
-            key = (str(image), stat.st_size, stat.st_mtime_ns)
+            key = _file_key(image)
             if key not in self._hashes:
                 self._hashes[key] = sha256_of(image)
             return self._hashes[key]
@@ -165,13 +174,17 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
-        began, found = time.monotonic(), list[str]()
+        began = time.monotonic()
+        new = [image for image in images if not self._is_hashed(image)]
         with ThreadPoolExecutor() as pool:
-            for sha256 in pool.map(self.sha256, images):
-                found.append(sha256)
+            for done, _ in enumerate(pool.map(self.sha256, new), 1):
                 if time.monotonic() - began > SLOW:
-                    self.progress("hashing", len(found), len(images), "")
-        return found
+                    self.progress("hashing", done, len(new), "")
+        return [self.sha256(image) for image in images]
+
+    def _is_hashed(self, image: ImageLike) -> bool:
+        """Whether a file was hashed before as it is now; images in memory are hashed by `sha256` alone."""
+        return not isinstance(image, Path) or _file_key(image) in self._hashes
 
     def content(self, image: ImageLike) -> str:
         """What decides the pixels of an image as this session reads it, for keys of stored values.
@@ -204,6 +217,8 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
+        if self.upright:
+            return self.sha256_all(images)
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self.content, images))
 
@@ -231,34 +246,21 @@ class Session:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
-    def crops_again(
-        self, images: Sequence[ImageLike], clip: CLIP, decoded: Callable[[], Iterator[Tensor]]
-    ) -> Iterable[Tensor]:
-        """Evaluation crops of images; a set that is asked for a second time is kept in memory from then on.
-
-        A single evaluation so keeps nothing, and runs of a study that test on the same images decode them twice.
+    def crops(self, images: Sequence[ImageLike], clip: CLIP) -> Iterator[Tensor | Unreadable]:
+        """Evaluation crops of images, from memory where they are kept.
 
         Args:
             images: The images.
             clip: The backbone whose preprocessing is used.
-            decoded: Decodes them: batches (b, 3, S, S), uint8.
 
         Returns:
-            The batches.
+            Per image uint8 (1, 3, S, S), or why it cannot be read.
+
+        Raises:
+            UserError: If a file cannot be read.
         """
-        size = 3 * clip.preprocess.size**2 * len(images)
-        if size > BUDGET // 2:
-            return decoded()
-        key = digest_of([self.sha256_all(images), clip.preprocess.to_dict(), self.upright])
-        if key in self._crops:
-            return self._crops[key]
-        if key not in self._seen_once:
-            self._seen_once.add(key)
-            return decoded()
-        if size + sum(batch.nbytes for batches in self._crops.values() for batch in batches) > BUDGET:
-            self._crops.clear()
-        self._crops[key] = list(decoded())
-        return self._crops[key]
+        contents = self.contents(images)
+        return self._crops.of(images, contents, clip.preprocess, upright=self.upright, keep=self.keep_crops)
 
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
@@ -310,7 +312,17 @@ class Session:
         """
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         contents, count = self.contents(images), of_stage(self.progress, stage)
-        return features.load(self.store, clip, images, contents, wanted, count, upright=self.upright)
+        return features.load(
+            self.store,
+            clip,
+            images,
+            contents,
+            wanted,
+            count,
+            upright=self.upright,
+            kept=self._crops,
+            keep=self.keep_crops,
+        )
 
     def unreadable_images(self, clip: CLIP, images: Sequence[ImageLike]) -> list[Unreadable]:
         """The images that cannot be read; those that were not opened before are opened.
@@ -324,12 +336,21 @@ class Session:
         """
         contents = [self._hash_or_none(image) for image in images]
         known = self._readable | features.known(self.store, clip, [content for content in contents if content])
-        unknown = [image for image, content in zip(images, contents, strict=True) if content not in known]
-        outcomes = attempt(unknown, lambda image: None, progress=of_stage(self.progress, "checking"))
-        faults = [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
+        unknown = [(image, content) for image, content in zip(images, contents, strict=True) if content not in known]
+        faults = [outcome for outcome in self._checked(clip, unknown) if isinstance(outcome, Unreadable)]
         if not faults:
             self._readable.update(content for content in contents if content)
         return faults
+
+    def _checked(self, clip: CLIP, unknown: Sequence[tuple[ImageLike, str | None]]) -> Iterator[Tensor | Unreadable]:
+        """Open images, with their hashes, and keep their crops, since they are checked in order to be used."""
+        images = [image for image, _ in unknown]
+        contents = [content or f"not hashed {n}" for n, (_, content) in enumerate(unknown)]
+        count = of_stage(self.progress, "checking")
+        found = self._crops.of(images, contents, clip.preprocess, upright=True, keep=True)
+        for done, outcome in enumerate(found, 1):
+            count(done, len(images))
+            yield outcome
 
     def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
         """Open images that were not opened before, so that unreadable ones are reported before training.
@@ -351,8 +372,10 @@ class Session:
             return None
 
 
-def _stat(path: Path) -> os.stat_result:
+def _file_key(path: Path) -> tuple[str, int, int]:
+    """Path, size and time of a file: while they are the same, so is its content."""
     try:
-        return path.stat()
+        found = os.stat(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return str(path), found.st_size, found.st_mtime_ns

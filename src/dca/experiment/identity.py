@@ -11,6 +11,7 @@ import dca
 from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.files import digest_of
+from dca.core.options import as_json
 from dca.data.dataset import ImageLike, Item
 from dca.data.protocols import Task
 from dca.engine.fit import problem_of
@@ -37,7 +38,7 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
         "hold_out": spec.hold_out,
         "estimate": spec.estimate,
         "calibrate": spec.calibrate,
-        "options": _plain(dataclasses.asdict(resolved)),
+        "options": as_json(dataclasses.asdict(resolved)),
         "precision": str(clip.dtype).removeprefix("torch."),
         "device": session.device.type,
         "dataset": source.public,
@@ -47,11 +48,6 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
         "validation images": digest_of([[item.label, _content(session, item.image)] for item in source.val]),
         TEST: digest_of([[target.name, list(_marks(session, target.test))] for target in task.targets]),
     }
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as they are after a round trip through JSON: tuples are lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 def _content(session: Session, image: ImageLike) -> str:

@@ -15,7 +15,8 @@ from dca import plots
 from dca.core.errors import UserError
 from dca.core.progress import Progress
 from dca.data.dataset import ImageLike, Item
-from dca.data.decode import Unreadable, attempt
+from dca.data.decode import Unreadable
+from dca.data.decode_many import attempt
 from dca.data.protocols import Task
 from dca.engine.evaluate import Evaluation
 from dca.model import checkpoint

@@ -23,6 +23,7 @@ from dca.data.dataset import Dataset
 from dca.data.draws import import_draw
 from dca.data.protocols import Protocol, Target, Task, harmonic_mean, make_task, training_part
 from dca.data.splits import hold_out
+from dca.data.validation_part import measured_on_validation
 from dca.engine.evaluate import Evaluation, evaluation, probabilities
 from dca.engine.session import Session
 from dca.experiment.identity import identify
@@ -245,7 +246,9 @@ def _count_corrections(spec: Spec, task: Task) -> int:
 
 
 def _with_test_images(spec: Spec, dataset: Dataset) -> Dataset:
-    """The dataset with the share of the training images held out that the spec or its protocol asks for."""
+    """The dataset with the test images of the spec: its own, its validation images, or a share that is held out."""
+    if spec.measured_on == "validation":
+        return measured_on_validation(dataset, spec.shots, spec.seed)
     if spec.hold_out and dataset.test:
         raise UserError(f"{dataset.name} has test images, so none can be held out", hint=omit("hold_out"))
     if spec.hold_out:
@@ -358,6 +361,7 @@ def _result(
         "held_out": spec.hold_out,
         "seed": spec.seed,
         "selection": task.selected_on,
+        "measured_on": spec.measured_on,
         **accuracies(spec.protocol, measured),
         "estimate": model.estimate_.to_dict() if model.estimate_ else None,
         "temperature": model.method_.temperature,

@@ -11,6 +11,7 @@ from typing import Any
 
 from dca.clip.places import MINI, hub_id
 from dca.core.actions import omit, write_draw
+from dca.core.choices import MEASURED_ON, MeasuredOn
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import digest_of
 from dca.data.protocols import PROTOCOLS, SELECTIONS, Protocol, Selection
@@ -35,6 +36,8 @@ class Spec:
         precision: "auto", "fp32" or "bf16".
         selection: "strict" selects on at most 4 validation images per class; "paper" on what the authors' code used,
             with their settings for the protocol, and without the EXIF rotation of public images.
+        measured_on: "test", or "validation": the validation images that no method selects on take the place of the test
+            images, to choose settings with; few-shot only.
         hold_out: Test on this share of each class, where the data has no test part.
         draw: A file that lists exactly which images are drawn.
         corrections: A model folder; images whose labels were corrected in `dca serve` are training images, too.
@@ -62,6 +65,7 @@ class Spec:
     backbone: str = "mini"
     precision: str = "auto"
     selection: Selection = "strict"
+    measured_on: MeasuredOn = "test"
     hold_out: float = 0.0
     draw: str | None = None
     corrections: str | None = None
@@ -92,11 +96,29 @@ class Spec:
 
     def _check(self) -> None:
         """Raise if a word is unknown or arguments contradict each other."""
-        for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS)):
+        for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS), ("measured_on", MEASURED_ON)):
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
-        if self.draw is None:
-            return
+        if self.measured_on == "validation":
+            self._check_validation()
+        if self.draw is not None:
+            self._check_draw()
+
+    def _check_validation(self) -> None:
+        """Raise if the validation part is selected on, or is not what this experiment would measure."""
+        others = {
+            f"protocol {self.protocol}": self.protocol != "few-shot",
+            "selection paper, in which methods may select on the whole validation part": self.selection == "paper",
+            "draw": self.draw is not None,
+            "hold_out": bool(self.hold_out),
+        }
+        if wrong := [name for name, given in others.items() if given]:
+            problem = f"measured_on validation cannot be combined with {' and '.join(wrong)}"
+            raise UserError(problem, hint=omit("measured_on"))
+
+    def _check_draw(self) -> None:
+        """Raise if other arguments decide what is drawn, too."""
+        assert self.draw is not None
         where = Path(self.draw).name
         if self.corrections is not None:
             problem = f"draw and corrections cannot be combined: {where} lists the images to draw"
@@ -134,6 +156,8 @@ class Spec:
             "targets": list(map(_last_part, self.targets)),
             "options": dict(self.options),
         }
+        if self.measured_on == "test":  # the only part there was at first: such experiments keep their ids
+            del values["measured_on"]
         return values | portable
 
     @cached_property

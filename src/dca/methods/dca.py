@@ -20,6 +20,7 @@ enters the head, which is more than covariances alone. Any option that is given 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support
 from dca.methods.recipe import OptimizerName, Recipe
 from dca.methods.shared import losses
+from dca.methods.shared.anchors import Anchors, anchors_of
 from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
 from dca.methods.shared.heads import Head, PromptHead, prompt_logits
@@ -105,6 +107,9 @@ class DCAOptions(Recipe):
     covariance: Covariance = opt(
         "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
     )
+    anchors: Anchors = opt(
+        "text", "of the head: distances to texts, to the mean image features of the classes, or to both", source="paper"
+    )
     center: Literal["text", "visual"] | None = opt(
         None, "centre of the covariance of a class; auto: by reading", source="our reading"
     )
@@ -162,6 +167,7 @@ class DCA(KeepsShots):
         "floor",
         "covariance",
         "center",
+        "anchors",
         "normalize",
         "test_metric",
         "score",
@@ -311,7 +317,8 @@ class DCA(KeepsShots):
 
     def make_head(self) -> Head:
         """Probabilities under the test metric, averaged over the prompts."""
-        u, chosen = self.text_features, self.options
+        chosen = self.options
+        u = anchors_of(self.text_features, self.shots, chosen.anchors)
         if chosen.test_metric != "mahalanobis":
             return PromptHead.of(u, self.tau, chosen.test_metric, chosen.score, chosen.eps)
         assert chosen.center is not None
@@ -322,14 +329,21 @@ class DCA(KeepsShots):
                 self._gaussian(chosen.covariance),
                 tau=self.tau,
                 center=chosen.center,
+                texts=self.text_features,
                 score=chosen.score,
                 eps=chosen.eps,
             )
 
+    def without_shots(self) -> DCAOptions:
+        """Euclidean distances to texts."""
+        chosen: DCAOptions = super().without_shots()
+        return dataclasses.replace(chosen, anchors="text")
+
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
         M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
-        problems = shots_problems(state, C, D, needed=self.options.test_metric == "mahalanobis")
+        needed = self.options.test_metric == "mahalanobis" or self.options.anchors != "text"
+        problems = shots_problems(state, C, D, needed=needed)
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
         return problems

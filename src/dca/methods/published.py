@@ -36,9 +36,11 @@ class Published:
 
     Attributes:
         protocol_recipes: Settings of the authors in single protocols, used with the selection "paper".
+        not_taken: Options whose default is not what was chosen on validation images, each with the reason.
     """
 
     protocol_recipes: ClassVar[Mapping[Protocol, ProtocolRecipe]] = MappingProxyType({})
+    not_taken: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod
     def recipe_for(cls, protocol: Protocol, selection: Selection) -> dict[str, Any]:
@@ -61,7 +63,12 @@ class Published:
         Returns:
             Lines by heading.
         """
-        if not cls.protocol_recipes:
-            return {}
-        lines = [f"{protocol}: {own.text()}" for protocol, own in cls.protocol_recipes.items()]
-        return {"settings of its authors in other protocols, taken with --selection paper": lines}
+        found = {
+            "settings of its authors in other protocols, taken with --selection paper": [
+                f"{protocol}: {own.text()}" for protocol, own in cls.protocol_recipes.items()
+            ],
+            "defaults that are not those chosen on validation images": [
+                f"{option}: {why}" for option, why in cls.not_taken.items()
+            ],
+        }
+        return {heading: lines for heading, lines in found.items() if lines}

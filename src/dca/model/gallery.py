@@ -26,7 +26,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
 from dca.data.dataset import Item
-from dca.data.decode import decode
+from dca.data.decode_many import decode
 from dca.engine.session import Session
 
 GALLERY = "gallery.safetensors"

@@ -21,7 +21,8 @@ from PIL import Image
 from dca.clip.config import VisionConfig
 from dca.core.wording import NONE
 from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, in_order
+from dca.data.decode import Unreadable
+from dca.data.decode_many import in_order
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier

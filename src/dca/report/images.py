@@ -9,7 +9,8 @@ from functools import partial
 from PIL import Image
 
 from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable, attempt
+from dca.data.decode import Unreadable
+from dca.data.decode_many import attempt
 from dca.model.gallery import jpeg_of
 
 

@@ -37,6 +37,7 @@ class Row:
         evaluation_seconds, trained_parameters: As in `result.json` and `spec.json`; None where they are not there.
         dataset: Name of the public dataset, else the name of the data.
         backbone: As in the spec.
+        measured_on: "test" or "validation".
         spec: The spec, as `Spec.to_dict` gives it.
         head: Options of the head, where they differ from those of the fit.
         targets: The figures of each target.
@@ -50,6 +51,7 @@ class Row:
     seed: int
     backbone: str
     selection: str
+    measured_on: str
     accuracy: float | None
     zero_shot_accuracy: float | None
     harmonic_mean: float | None
@@ -179,6 +181,7 @@ def _values(folder: Path) -> tuple[Any, ...] | None:
             "dataset": result.get("public") or spec["data"],
             "backbone": spec["backbone"],
             "selection": spec["selection"],
+            "measured_on": spec.get("measured_on", "test"),
             "evaluation_seconds": result.get("evaluation_seconds", 0.0),
             "spec": json.dumps(spec),
             "head": json.dumps(record.get("head", {})),

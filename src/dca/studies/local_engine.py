@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from dca.core.device import resolve_device
+from dca.core.processes import end_with_parent
 from dca.studies.cell import Cell, Job
 from dca.studies.engine import PULSE, Event, Queue
 from dca.studies.worker import Report, Worker
@@ -183,7 +183,7 @@ class _Pool:
 def _serve(pipe: Connection, runs: Path, root: Path | None, device: str, threads: int) -> None:
     """The main function of a worker process: take jobs, send reports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     logging.getLogger("dca").setLevel(logging.ERROR)  # what a run warns of is in its result file
     torch.set_num_threads(threads)
     worker = Worker(runs, root, device)
@@ -195,11 +195,3 @@ def _serve(pipe: Connection, runs: Path, root: Path | None, device: str, threads
         for report in worker.carry_out(job):
             pipe.send(report)
         pipe.send(None)
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as the process that started it has ended, however that was."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

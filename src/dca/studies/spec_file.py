@@ -18,7 +18,7 @@
     head = {gamma1 = [100, 500]}  # options of the finished model's head, measured without another fit
 
 A list is an axis of the grid; a grid is the product of its axes. Where a value is a list itself (`targets`, an option
-such as `phrases`), an axis is a list of lists. The keys are the fields of `Spec`.
+such as `phrases`), an axis is a list of lists. "auto" is the value None of an option. Keys are the fields of `Spec`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, get_origin
 
 from dca.core.actions import Hint, list_methods, show_specification
 from dca.core.errors import UserError, unknown_name
-from dca.core.options import option_types
+from dca.core.options import option_types, unset
 from dca.core.wording import counted
 from dca.experiment.spec import Spec
 from dca.methods.interface import Method
@@ -188,7 +188,10 @@ def _heads(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
 def _combinations(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
     """The product of the axes of a table of options."""
     types = option_types(kind.Options)
-    axes = [_axis(value, get_origin(types.get(name)) is tuple) for name, value in table.items()]
+    axes = [
+        [unset(one, types.get(name)) for one in _axis(value, get_origin(types.get(name)) is tuple)]
+        for name, value in table.items()
+    ]
     return (dict(zip(table, values, strict=True)) for values in product(*axes))
 
 

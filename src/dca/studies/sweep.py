@@ -15,6 +15,7 @@ from dca.core.errors import UserError
 from dca.core.files import write_json, writing
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, place_of
+from dca.data.sources.shifted import split_name
 from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
 from dca.studies.engine import Event
@@ -125,7 +126,8 @@ def missing(study: Study, root: Path | None) -> list[UserError]:
 
 
 def _data_problem(name: str, root: Path | None) -> UserError | None:
-    """Why a dataset cannot be read; None if it is there."""
+    """Why a dataset cannot be read; None if it is there. Shifted versions need the dataset that they are made of."""
+    name, _ = split_name(name)
     path = Path(name).expanduser() if root is None else root / name
     entry = catalog.lookup(name)
     if name == SAMPLE or path.exists():

@@ -49,7 +49,7 @@ class Worker:
 
     def __init__(self, runs: Path, root: Path | None, device: str) -> None:
         self.runs, self.root = runs, root
-        self.session = Session(device=device)
+        self.session = Session(device=device, keep_crops=True)
         self._datasets: dict[tuple[str, bool], Dataset] = {}
 
     def carry_out(self, job: Job) -> Iterator[Report]:

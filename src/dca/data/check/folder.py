@@ -16,7 +16,8 @@ from dca.core.wording import counted
 from dca.data.check.public import Finding, Level, Report, from_error, unreadable_finding
 from dca.data.class_names import NAMES, name_advice, odd_names
 from dca.data.dataset import Dataset, Item
-from dca.data.decode import Count, Unreadable, attempt, is_image
+from dca.data.decode import Unreadable, is_image
+from dca.data.decode_many import Count, attempt
 from dca.data.hashing import THUMB, copy_pairs, sha256_of, thumbnail
 from dca.data.sources.folder import boundary_of, load_folder, split_folders, unused_names
 from dca.data.sources.walk import Boundary, class_folders, files, image_files, is_named_image, links_besides

@@ -12,7 +12,8 @@ from dca.core.actions import Audience, Hint, render
 from dca.core.errors import UserError
 from dca.core.wording import counted
 from dca.data.dataset import Dataset, Item
-from dca.data.decode import Count, Unreadable, attempt
+from dca.data.decode import Unreadable
+from dca.data.decode_many import Count, attempt
 from dca.data.sources.entry import Entry
 from dca.data.splits import few_shot
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dca.data.check.folder import check_dataset, check_folder
 from dca.data.check.public import Report, check_public
-from dca.data.decode import Count
+from dca.data.decode_many import Count
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, find_dataset, place_of, recognise
 

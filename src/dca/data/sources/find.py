@@ -15,6 +15,7 @@ from dca.data.sources import catalog
 from dca.data.sources.entry import Entry
 from dca.data.sources.folder import load_folder, neighbours, unused_names
 from dca.data.sources.layouts import adopt
+from dca.data.sources.shifted import shifted, split_name
 
 SAMPLE = "sample"
 _log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ def find_dataset(source: str | Path, root: str | Path | None = None, *, measurin
         return entry.build(place_of(entry, root))
     if root is not None and (Path(root) / path).exists():
         return _at_path(Path(root) / path, measuring)
+    base, kind = split_name(str(source))
+    if kind:
+        return shifted(find_dataset(base, root), kind)
     if isinstance(source, Path) or path.suffix or source != path.name:
         return load_folder(path)  # says what is missing
     known = [*catalog.entries(), SAMPLE, *neighbours(path)]

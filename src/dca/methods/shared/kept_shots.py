@@ -6,7 +6,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -80,13 +80,18 @@ class KeepsShots(TrainedMethod):
         """Whether features of training images are stored with these options."""
         return True
 
+    def without_shots(self) -> Any:
+        """The options of a model without training features: there are no covariances."""
+        covariances = self.options.test_metric == "mahalanobis"
+        return dataclasses.replace(self.options, test_metric="euclidean") if covariances else self.options
+
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
         other = self.copy_for(problem, sources)
         text = other.encode_text().detach()
         shots = self.shots.select(sources) or Shots.none(len(problem.names), text)
-        if self.options.test_metric == "mahalanobis" and not len(shots.features):
-            other.options = dataclasses.replace(other.options, test_metric="euclidean")
+        if not len(shots.features):
+            other.options = self.without_shots()
         other.keep(text, self._with_rest(shots, sources))
         return other.seal()
 

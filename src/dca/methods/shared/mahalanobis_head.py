@@ -57,16 +57,18 @@ class MahalanobisHead(Head):
         *,
         tau: float,
         center: str = "text",
+        texts: Tensor | None = None,
         score: str = "inverse",
         eps: float = 1e-6,
     ) -> MahalanobisHead:
-        """From unit text features u (M, C, D) and the training features of the classes.
+        """From the unit vectors u (M, C, D) that distances are measured to, and the training features of the classes.
 
         center: "text" measures the spread of a class about its text feature, "visual" about the mean of
-        its images.
+        its images. texts: the text features (M, C, D), if u are others.
         """
+        centers = u if texts is None else texts
         alike: dict[tuple[int, bool], list[_Part]] = {}
-        for part in _measured(u, shots, family, u if center == "text" else None):
+        for part in _measured(u, shots, family, centers if center == "text" else None):
             alike.setdefault((part.form.rows.shape[2], part.shared), []).append(part)
         groups = [_group(parts) for parts in alike.values()]
         products = sum(R * m * c for R, m, c in (group.shape for group in groups))

@@ -11,7 +11,7 @@ from torch import Tensor
 from dca.methods.shared import metric
 
 # Classes per padded batch, and numbers in it: they bound memory, not results.
-CLASSES, NUMBERS = 64, 2**23
+CLASSES, NUMBERS = 256, 2**23
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,14 @@ class Shots:
 
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
-        # Class by class: adding all rows at once would sum in a random order on a GPU.
-        each = torch.split(self.features, self.counts.tolist())
-        return torch.stack([rows.sum(dim=0) for rows in each]) / self.counts[:, None].to(self.features.dtype)
+        # Classes of equal size together: adding all rows at once would sum in a random order on a GPU.
+        sums = self.features.new_zeros(len(self.counts), self.features.shape[-1])
+        starts = self.counts.cumsum(0) - self.counts
+        for count in self.counts.unique().tolist():
+            places = (self.counts == count).nonzero().flatten()
+            offsets = torch.arange(count, device=places.device)
+            sums[places] = self.features[starts[places, None] + offsets].sum(dim=1)
+        return sums / self.counts[:, None].to(self.features.dtype)
 
     def batches(self, copies: int = 1) -> Iterator[tuple[Tensor, int]]:
         """Classes with several images, a few at a time: places (c,), and K, to which they are padded.

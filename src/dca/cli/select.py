@@ -1,0 +1,64 @@
+"""dca select: the settings of every method, chosen on validation images by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dca.cli.common import emit, json_flag, padded, percent
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--spec", default="selection", show_default=True, help="Specification of the cells to choose from.")
+@click.option("--backbone", default=None, help="That of the sweep, if it was given there.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON file to write."
+)
+@json_flag
+def command(runs: Path, spec: str, backbone: str | None, output: Path, as_json: bool) -> None:
+    """Choose the settings of every method from the finished cells of a sweep on validation images.
+
+    One rule for all methods: the best mean validation accuracy of the settings that are more than one
+    standard error better than the one that is listed first, or else that one. The file holds the rule,
+    all figures and no date, so that equal results give equal bytes; quote its sha256.
+
+    \b
+    dca sweep selection --data ~/datasets --runs runs/selection
+    dca select runs/selection -o selection.json
+    """
+    from dca.core.files import write_json
+    from dca.studies.selection import select
+    from dca.studies.spec_file import load_study
+
+    found = select(load_study(spec, backbone=backbone), runs)
+    write_json(output, found)
+    digest = sha256_of(output)
+    if as_json:
+        emit({**found, "sha256": digest})
+        return
+    for line in lines(found):
+        click.echo(line)
+    click.echo(f"wrote {output}, sha256 {digest}")
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes."""
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """One line per method: the chosen setting, its accuracy, and the gain over the reference."""
+    width = max(map(len, found["methods"]))
+    for method, row in found["methods"].items():
+        chosen = next(one for one in row["settings"] if one["options"] == row["chosen"])
+        kept = row["chosen"] == row["reference"]
+        gain = f"{100 * chosen['difference']:+.1f} ± {100 * chosen['standard_error']:.1f}"
+        words = "the reference" if kept else " ".join(f"{k}={v}" for k, v in row["chosen"].items())
+        out_of = f"of {len(row['settings'])}"
+        yield f"{padded(method, width)}  {percent(chosen['accuracy'])}  {out_of}  {words}{'' if kept else f' ({gain})'}"

@@ -1,0 +1,65 @@
+"""The specifications under experiments/: they can be read, and the README counts them rightly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dca.data.shifts import SHIFTS
+from dca.experiment.spec import Spec
+from dca.methods.registry import all_methods
+from dca.studies.spec_file import load_study
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments"
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+THREE = {"eurosat", "caltech101", "oxford_flowers"}
+
+
+def specs(name: str) -> dict[str, Spec]:
+    return {cell.spec.id: cell.spec for cell in load_study(FOLDER / f"{name}.toml").cells}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_specification_is_of_the_embedded_model_and_the_three_datasets(name: str) -> None:
+    found = specs(name).values()
+    assert {spec.data for spec in found} == THREE
+    assert {(spec.backbone, spec.selection, spec.measured_on) for spec in found} == {("mini", "strict", "test")}
+    assert {spec.seed for spec in found} <= {1, 2, 3}
+
+
+def test_the_readme_counts_cells_and_fits() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", README, re.MULTILINE)
+    assert sorted(row[0] for row in rows) == NAMES
+    before: set[str] = set()
+    for name, *stated in rows:
+        own = specs(name)
+        new = {id: spec for id, spec in own.items() if id not in before}
+        images = [spec for spec in new.values() if spec.kind.trains_on == "images" or spec.kind.fits_others]
+        cells = len(load_study(FOLDER / f"{name}.toml").cells)
+        assert [int(text.replace(",", "")) for text in stated] == [cells, len(own), len(new), len(images)], name
+        before |= set(own)
+    (loop,) = re.findall(r"^for name in (.*); do$", README, re.MULTILINE)
+    assert loop.split() == [row[0] for row in rows]
+    study = load_study("selection")
+    assert f"{len(study.cells)} cells in {len({cell.spec.id for cell in study.cells})} fits" in README
+
+
+def test_the_few_shot_study_has_every_method_shot_and_seed() -> None:
+    cells = {(s.method, s.data, s.shots, s.seed) for s in specs("few-shot").values() if s.method != "zero_shot"}
+    methods = set(all_methods()) - {"zero_shot"}
+    assert cells == {(m, d, k, s) for m in methods for d in THREE for k in (1, 2, 4, 8, 16) for s in (1, 2, 3)}
+
+
+def test_the_domain_shifts_are_of_their_own_dataset_and_complete() -> None:
+    for spec in specs("domain-shift").values():
+        assert set(spec.targets) == {f"{spec.data}@{kind}" for kind in SHIFTS}
+
+
+def test_finished_models_of_the_few_shot_study_are_used_again() -> None:
+    few = set(specs("few-shot"))
+    assert set(specs("gamma")) < few
+    assert len(set(specs("metric")) & few) == 3 * 18, "DCA, DAPT with the cosine, GDA"
+    assert len(set(specs("components")) & set(specs("metric"))) == 2 * 18, "the baseline, and DCA itself"
