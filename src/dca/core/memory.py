@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 # Parameters of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -21,9 +22,28 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the C library (glibc) can do that; other libraries keep what they like.
     """
-    if sys.platform != "linux":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _c_function("mallopt")
     if mallopt is None:
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _MOST_KEPT)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT))
+
+
+def return_freed_memory() -> bool:
+    """Give memory that the process no longer uses back to the system.
+
+    Where small blocks that stay and large ones that go come from several threads, the C library keeps ever more memory
+    between them. Takes some milliseconds.
+
+    Returns:
+        Whether the C library (glibc) can do that.
+    """
+    malloc_trim = _c_function("malloc_trim")
+    if malloc_trim is None:
+        return False
+    malloc_trim(0)
+    return True
+
+
+def _c_function(name: str) -> Callable[..., int] | None:
+    """A function of glibc; None on other systems."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
