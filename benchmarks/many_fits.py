@@ -1,8 +1,8 @@
 """Fits per minute of a study of small fits that share one process and one session.
 
-    python benchmarks/many_fits.py DATA [--seeds 5] [--epochs 100] [--jobs 1] [--device cuda] [--json FILE]
+    python benchmarks/many_fits.py DATA [--seeds 3] [--epochs 100] [--jobs 1] [--device cuda] [--json FILE]
 
-DCA, 16 shots, seeds × 8 settings (α of 4 values, β of 2), each tested on all test images. With --jobs, so many
+DCA, 16 shots, seeds × 14 settings (α of 7 values, β of 2), each tested on all test images. With --jobs, so many
 processes share the device.
 """
 
@@ -21,7 +21,7 @@ import click
 
 from dca import Session, Spec, run
 
-SETTINGS = [{"alpha": alpha, "beta": beta} for alpha, beta in product((1.0, 5.0, 10.0, 50.0), (0.1, 0.5))]
+SETTINGS = [{"alpha": alpha, "beta": beta} for alpha, beta in product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0), (0.1, 0.5))]
 
 
 def work(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, device: str) -> list[float]:
@@ -39,7 +39,7 @@ def main() -> None:
     """Run all cells and print the rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")

@@ -1,4 +1,4 @@
-"""Draw the time of a training step against the number of classes, from results of `dca bench step --json`.
+"""Draw time and memory of a training step against classes and batch size, from results of `dca bench step --json`.
 
 python benchmarks/performance_plot.py benchmarks/results/h200.json docs/images/step-time.svg
 """
@@ -9,29 +9,59 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+GIB = 2**30
+TIMES = {"usual, 77 tokens": "reference_ms", "dca": "ours_ms", "arithmetic alone": "floor_ms"}
+MEMORY = {"usual, 77 tokens": "reference_memory", "dca": "memory"}
+STYLES = {"usual, 77 tokens": "C0o--", "dca": "C1o-", "arithmetic alone": "C2:"}
+
+
+def steps(results: list[dict[str, Any]], axis: str) -> list[tuple[int, dict[str, Any]]]:
+    """Results of steps by the number of classes (batch 32) or by the batch size (100 classes), in their order."""
+    found = []
+    for row in results:
+        if match := re.match(r"step, (\d+) classes, batch (\d+)", row["name"]):
+            classes, batch = int(match[1]), int(match[2])
+            if (axis == "classes" and batch == 32) or (axis == "batch" and classes == 100):
+                found.append((classes if axis == "classes" else batch, row))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def draw(axes: Axes, found: list[tuple[int, dict[str, Any]]], lines: dict[str, str], scale: float) -> None:
+    """Lines of one panel with the value at the end of each."""
+    for label, key in lines.items():
+        known = [(place, row[key] / scale) for place, row in found if row.get(key) is not None]
+        if len(known) < 2:
+            continue
+        places, values = zip(*known, strict=True)
+        axes.plot(places, values, STYLES[label], label=label, markersize=4)
+        axes.annotate(f"{values[-1]:.3g}", (places[-1], values[-1]), xytext=(5, -3), textcoords="offset points")
+    ticks = [place for place, _ in found]
+    axes.set(xscale="log", yscale="log", xlim=(ticks[0] * 0.8, ticks[-1] * 2.2))
+    axes.set_xticks(ticks, labels=[f"{place:,}" for place in ticks], rotation=45)
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def main(source: Path, target: Path) -> None:
     """Read the results, draw and write."""
     results = json.loads(source.read_text(encoding="utf-8"))["results"]
-    steps = [(int(found[1]), row) for row in results if (found := re.match(r"step, (\d+) classes", row["name"]))]
-    classes = [count for count, _ in steps]
-    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    lines = {"usual, 77 tokens": "reference_ms", "dca": "ours_ms", "arithmetic alone": "floor_ms"}
-    for (label, key), style in zip(lines.items(), ("o--", "o-", ":"), strict=True):
-        values = [row[key] for _, row in steps]
-        axes.plot(classes, values, style, label=label)
-        axes.annotate(f"{values[-1]:.0f} ms", (classes[-1], values[-1]), xytext=(6, -3), textcoords="offset points")
-    axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="milliseconds per step", xlim=(8, 1800))
-    axes.set_xticks(classes, labels=[str(count) for count in classes])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, panels = plt.subplots(2, 2, figsize=(8, 6), layout="constrained")
+    for column, (axis, label) in enumerate((("classes", "classes, batch 32"), ("batch", "batch size, 100 classes"))):
+        found = steps(results, axis)
+        draw(panels[0, column], found, TIMES, 1)
+        draw(panels[1, column], found, MEMORY, GIB)
+        panels[1, column].set_xlabel(label)
+    panels[0, 0].set_ylabel("milliseconds per step")
+    panels[1, 0].set_ylabel("peak memory, GiB")
+    panels[0, 0].legend(frameon=False)
     plt.rcParams["svg.hashsalt"] = "dca"
     figure.savefig(target, metadata={"Date": None})
 

@@ -98,9 +98,9 @@ def counting(function, calls):
 
 def test_a_store_holds_its_tensors_and_no_other_copy_of_the_pixels():
     store = ImageStore([photo(k, (60, 40)) for k in range(4)], 16, crop16)
-    store.augment([0, 1], 16, torch.Generator().manual_seed(1), "cpu")
+    store.augment([torch.tensor([0, 1])], 16, torch.Generator().manual_seed(1), "cpu")
     held = [value for value in vars(store).values() if not isinstance(value, torch.Tensor)]
-    assert held == [store._pixels]
+    assert held == [store._pixels, None]
     assert all(isinstance(pixels, torch.Tensor) for pixels in store._pixels)
 
 
@@ -117,9 +117,17 @@ def test_an_empty_store_has_no_crops():
     assert (len(store), tuple(store.crops.shape)) == (0, (0, 3, 16, 16))
 
 
+def test_steps_made_together_equal_steps_made_one_by_one():
+    store = ImageStore([photo(k, (60, 40)) for k in range(6)], 16, crop16)
+    steps = [torch.tensor([3, 1, 3]), torch.tensor([0, 5]), torch.tensor([2, 2, 4])]
+    together = store.augment(steps, 16, torch.Generator().manual_seed(7), "cpu")
+    generator = torch.Generator().manual_seed(7)
+    assert torch.equal(together, torch.cat([store.augment([rows], 16, generator, "cpu") for rows in steps]))
+
+
 def test_same_generator_same_batch_on_any_call():
     store = ImageStore([photo(k, (60, 40)) for k in range(6)], 16, crop16)
-    batches = [store.augment([3, 1, 3], 16, torch.Generator().manual_seed(s), "cpu") for s in (1, 1, 2)]
+    batches = [store.augment([torch.tensor([3, 1, 3])], 16, torch.Generator().manual_seed(s), "cpu") for s in (1, 1, 2)]
     assert torch.equal(batches[0], batches[1])
     assert not torch.equal(batches[0], batches[2])
     assert batches[0].shape == (3, 3, 16, 16)

@@ -90,6 +90,25 @@ def test_a_set_that_does_not_fit_is_not_kept_and_a_new_one_replaces_the_old(open
     assert kept._bytes <= 4 * SIZE
 
 
+def test_crops_that_are_made_ahead_are_waited_for(opened):
+    kept, images = KeptCrops(), [photo(k) for k in range(20)]
+    contents = [str(id(image)) for image in images]
+    kept.read_ahead(images, contents, PREPROCESS, upright=True)
+    assert torch.equal(torch.cat(crops(kept, images)), literal(images))
+    assert len(opened) == 20
+
+
+def test_an_error_ahead_is_met_by_whoever_asks(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("our bug")
+
+    monkeypatch.setattr("dca.engine.kept_crops.in_order", fail)
+    kept = KeptCrops()
+    kept.read_ahead([photo(0)], ["a"], PREPROCESS, upright=True)
+    with pytest.raises(RuntimeError, match="our bug"):
+        crops(kept, [photo(0)], ["a"])
+
+
 def test_an_unreadable_image_is_in_its_place(tmp_path):
     (tmp_path / "x.png").write_bytes(b"no image")
     found = crops(KeptCrops(), [photo(0), tmp_path / "x.png", photo(1)])

@@ -226,7 +226,7 @@ def test_the_probed_rate_moves_the_tokens_by_the_stated_share(
     generator = seeds.generator(1, "probe")
     steps = list(batches(len(images), 8, generator))
     for indices in steps:
-        terms = trainer.method.step(trainer._batch(indices, generator)).terms
+        terms = trainer.method.step(next(trainer._batches([indices], generator))).terms
         (torch.stack(list(terms.values())).sum() / len(steps)).backward()
     gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
     assert trainer.rate * gradient == pytest.approx(0.02 * 2**1.5 * size, rel=1e-4)
@@ -272,7 +272,7 @@ def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CL
             generator = seeds.generator(1, "epoch", epoch)
             for indices in list(batches(len(images.labels), 8, generator)):
                 optimizer.zero_grad()
-                method.step(theirs._batch(indices, generator)).terms["cls"].backward()
+                method.step(next(theirs._batches([indices], generator))).terms["cls"].backward()
                 optimizer.step()
                 falling.step()
         if stage == 0:

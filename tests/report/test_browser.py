@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +12,7 @@ from dca.report.comparison_page import comparison_page
 from dca.report.page import render
 from dca.report.sections import SECTIONS
 from dca.report.subject import Subject, zero_shot_of
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-# Elements that reach over the edge of the window, other than inside a scrolling region that is within it.
-OVERFLOWING = """() => [...document.querySelectorAll('body *')].filter(e => {
-  const box = e.getBoundingClientRect();
-  if (!box.width || e.closest('.skip, .stack thead') || (box.right <= innerWidth + 1 && box.left >= -1)) return false;
-  const region = e.parentElement.closest('.scroll');
-  return !region || region.getBoundingClientRect().right > innerWidth + 1;
-}).map(e => e.tagName + '.' + e.className)"""
-
-# Texts that are cut off inside their own box.
-CUT = """() => [...document.querySelectorAll('h1, h2, h3, p, dd, dt, li, td, th')]
-  .filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display != 'inline' && e.clientWidth)
-  .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
-
-# Texts of one drawing that lie over each other, or outside the drawing.
-COLLIDING = """() => [...document.querySelectorAll('svg.chart')].flatMap(svg => {
-  const frame = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')], wrong = [];
-  texts.forEach((one, n) => {
-    const a = one.getBoundingClientRect();
-    if (a.right > frame.right + 1 || a.left < frame.left - 1 || a.bottom > frame.bottom + 1 || a.top < frame.top - 1)
-      wrong.push('outside: ' + one.textContent);
-    texts.slice(n + 1).forEach(other => {
-      const b = other.getBoundingClientRect();
-      const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-      const h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-      if (w > 1 && h > 3) wrong.push(one.textContent + ' / ' + other.textContent);
-    });
-  });
-  return wrong;
-})"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+from report.browser_checks import OVERFLOWING, problems
 
 
 @pytest.fixture(scope="module")
@@ -78,22 +34,7 @@ def pages(tested: Subject, left_out: Subject, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("name", ["tested", "left_out", "compared"])
 @pytest.mark.parametrize("width", [1366, 390])
 def test_nothing_is_cut_and_nothing_is_loaded(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: problems.append(request.url) if not _own(request.url) else None)
-    page.goto(pages[name].as_uri())
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(OVERFLOWING) == []
-    assert page.evaluate(CUT) == []
-    assert page.evaluate(COLLIDING) == []
-    assert problems == []
-    page.close()
-
-
-def _own(address: str) -> bool:
-    return address.startswith(("file:", "data:"))
+    assert problems(browser, pages[name], width) == []
 
 
 def test_a_cell_leads_to_its_images_by_keyboard(browser: Any, pages: dict[str, Path]) -> None:

@@ -171,7 +171,7 @@ def test_a_new_section_is_a_function_and_a_template(tmp_path: Path, monkeypatch:
     (tmp_path / "sections").mkdir()
     (tmp_path / "templates").mkdir()
     (tmp_path / "sections" / "mine.html").write_text("<p>{{ value }}</p>", encoding="utf-8")
-    for name in ("page.html", "page.css"):
+    for name in ("page.html", "page.css", "chart.css"):
         (tmp_path / "templates" / name).write_text((page.HERE / "templates" / name).read_text(), encoding="utf-8")
     monkeypatch.setattr(page, "HERE", tmp_path)
     html = render([Section("mine", "Mine", lambda subject: {"value": subject})], "<i>", title="<t>", about="")

@@ -85,6 +85,19 @@ def test_the_best_setting_is_chosen_if_it_is_clearly_better(tmp_path: Path, stud
     assert (found["rule"], found["datasets"], found["shots"]) == (RULE, ["a", "b"], [4, 16])
 
 
+def test_fits_with_other_defaults_than_todays_are_refused(tmp_path: Path, study: Study, write: Write):
+    write(FOUND)
+    cell = study.cells[-1]  # clap with strength=0.3
+    for strength in (0.3, 0.5):
+        record = {"spec": cell.spec.to_dict(), "identity": {"options": {"strength": strength, "views": 3}}}
+        (tmp_path / cell.id / "spec.json").write_text(json.dumps(record))
+        if strength == 0.3:
+            select(study, tmp_path)
+    with pytest.raises(UserError, match="1 value of the fits in") as raised:
+        select(study, tmp_path)
+    assert list(raised.value.details) == [f"{cell.id}  clap: strength=0.5 there, 0.3 today"]
+
+
 def test_equal_results_give_equal_bytes(tmp_path: Path, study: Study, write: Write):
     write(FOUND)
     one = json.dumps(select(study, tmp_path))
@@ -107,6 +120,19 @@ def test_equal_results_give_equal_bytes(tmp_path: Path, study: Study, write: Wri
 def test_small_differences_and_ties_go_to_the_reference(reference: list[float], others: list[list[float]], chosen: int):
     settings = [Setting({}, (), dict(enumerate(row))) for row in (reference, *others)]  # type: ignore[arg-type]
     assert chosen_of(settings) is settings[chosen]
+
+
+def test_an_experiment_that_diverged_has_the_accuracy_0(tmp_path: Path, study: Study, write: Write):
+    write([*FOUND[:8], None, *FOUND[9:]])
+    (tmp_path / "failed").mkdir()
+    failed = tmp_path / "failed" / f"{study.cells[8].id}.json"
+    failed.write_text(json.dumps({"error": "training diverged in epoch 2: loss term cls is not finite"}))
+    row = select(study, tmp_path)["methods"]["dca"]
+    assert 0.0 in row["settings"][2]["runs"].values()
+    assert row["chosen"] == {"center": None, "epochs": 50}  # it would be 100 otherwise
+    failed.write_text(json.dumps({"error": "out of memory"}))
+    with pytest.raises(UserError, match="1 cell of 24"):
+        select(study, tmp_path)
 
 
 def test_missing_cells_are_listed_with_the_reason_where_there_is_one(tmp_path: Path, study: Study, write: Write):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dca.studies.paper import claims
 from dca.studies.spec_file import load_study, shipped, study_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -36,3 +37,7 @@ def test_the_table_of_specifications_is_complete():
     stated = {name: (int(cells.replace(",", "")), int(fits.replace(",", ""))) for name, cells, fits in rows}
     studies = {name: load_study(name).cells for name in shipped()}
     assert stated == {name: (len(cells), len({c.spec.id for c in cells})) for name, cells in studies.items()}
+
+
+def test_the_page_counts_the_claims():
+    assert re.findall(r"(\d+) claims", PAGE) == [str(len(claims()))]

@@ -14,7 +14,7 @@ from torch import Tensor
 from dca.clip.config import TextConfig
 
 # Share of a GPU's free memory that activations of the text tower may take, whole or per chunk.
-WHOLE, CHUNK = 0.5, 0.15
+WHOLE, CHUNK = 0.25, 0.15
 # Values of the tower's width that a block keeps per row for the gradient: two norms, q, k and v, and the hidden layer.
 KEPT = 9
 

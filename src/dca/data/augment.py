@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dca.core.device import send
-from dca.core.kernels import usable
 
 LOW = 0.08  # smallest share of the image that a crop covers; the largest is 1
 RATIO = (3 / 4, 4 / 3)
@@ -33,19 +32,47 @@ class Crops:
     flip: Tensor
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers from 0 to 1 that decide the crops of B images.
+
+    area, aspect: (B, 10), one per attempt. place: (B, 2). flip: (B,).
+    """
+
+    area: Tensor
+    aspect: Tensor
+    place: Tensor
+    flip: Tensor
+
+    @classmethod
+    def of(cls, count: int, generator: torch.Generator) -> Draws:
+        """The random numbers of so many images."""
+        area, aspect = torch.rand(2, count, _ATTEMPTS, generator=generator, dtype=torch.float64)
+        place = torch.rand(count, 2, generator=generator, dtype=torch.float64)
+        return cls(area, aspect, place, torch.rand(count, generator=generator, dtype=torch.float64))
+
+    @classmethod
+    def of_steps(cls, counts: Sequence[int], generator: torch.Generator) -> Draws:
+        """Those of several batches, as if each were drawn by itself."""
+        each = [cls.of(count, generator) for count in counts]
+        parts = zip(*((one.area, one.aspect, one.place, one.flip) for one in each), strict=True)
+        return cls(*map(torch.cat, parts))
+
+
 def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator, low: float = LOW) -> Crops:
-    """Choose the boxes of a random resized crop, and mirror half of the images.
+    """Choose the boxes of a random resized crop, and mirror half of the images. heights, widths: (B,)."""
+    return crops_of(heights, widths, Draws.of(len(heights), generator), low)
+
+
+def crops_of(heights: Tensor, widths: Tensor, draws: Draws, low: float = LOW) -> Crops:
+    """The boxes that random numbers choose.
 
     heights, widths: (B,) sizes of the images. Up to ten pairs of an area share from `low` to 1 and an
     aspect ratio from RATIO (log-uniform) are tried until the box fits; after that the largest centred
-    box with an allowed aspect ratio is taken. Always uses the same number of random numbers.
+    box with an allowed aspect ratio is taken.
     """
-    B = len(heights)
     H, W = heights.double(), widths.double()
-    area, aspect = torch.rand(2, B, _ATTEMPTS, generator=generator, dtype=torch.float64)
-    place = torch.rand(B, 2, generator=generator, dtype=torch.float64)
-    flip = torch.rand(B, generator=generator, dtype=torch.float64) < 0.5
-
+    area, aspect, place, flip = draws.area, draws.aspect, draws.place, draws.flip < 0.5
     pixels = (H * W)[:, None] * (low + (1 - low) * area)
     low, high = torch.tensor(RATIO, dtype=torch.float64).log()
     ratio = (low + (high - low) * aspect).exp()
@@ -77,11 +104,8 @@ def crop_resize(images: Sequence[Tensor], crops: Crops, size: int, device: torch
     0..255: like Pillow, it rounds to 8 bits after each axis.
     """
     tallest, widest = int(crops.height.max()), int(crops.width.max())
-    home = images[0].device
-    if usable(images[0]) and len({image.untyped_storage().data_ptr() for image in images}) == 1:
-        return _by_kernel(images, crops, size, tallest, widest)
     boxes = torch.stack([crops.top, crops.left, crops.height, crops.width], 1).tolist()
-    cut = torch.zeros(len(images), 3, tallest, widest, dtype=torch.uint8, device=home)
+    cut = torch.zeros(len(images), 3, tallest, widest, dtype=torch.uint8, device=images[0].device)
     for row, image, (top, left, height, width) in zip(cut, images, boxes, strict=True):
         row[:, :height, :width] = image[:, top : top + height, left : left + width]
     pixels = cut.to(device, non_blocking=True).float()
@@ -94,16 +118,16 @@ def crop_resize(images: Sequence[Tensor], crops: Crops, size: int, device: torch
         return torch.matmul(down[:, None], rows).round_().clamp_(0, 255)
 
 
-def _by_kernel(images: Sequence[Tensor], crops: Crops, size: int, tallest: int, widest: int) -> Tensor:
-    """`crop_resize` of images that share one piece of memory on a GPU."""
+def crop_resize_by_kernel(pixels: Tensor, places: Tensor, crops: Crops, size: int) -> Tensor:
+    """`crop_resize` of images that are in one piece of memory on a GPU.
+
+    pixels: all images end to end, uint8. places: (B, 3) on the CPU, where each begins there, its height and width.
+    """
     from dca.data.crop_triton import crop_resize as kernel
 
-    first = images[0]
-    whole = first.new_empty(0).set_(first.untyped_storage())
-    places = torch.tensor([(image.storage_offset(), *image.shape[1:]) for image in images])
     signed = torch.where(crops.flip, -crops.width, crops.width)
     table = torch.cat([places, torch.stack([crops.top, crops.left, crops.height, signed], 1)], dim=1)
-    return kernel(whole, send(table, first.device), size, tallest, widest)
+    return kernel(pixels, send(table, pixels.device), size, int(crops.height.max()), int(crops.width.max()))
 
 
 def resize_weights(lengths: Tensor, size: int, longest: int) -> Tensor:

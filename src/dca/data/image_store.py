@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from dca.core import seeds
-from dca.data.augment import LOW, crop_resize, random_crops
+from dca.core.kernels import usable
+from dca.data.augment import LOW, Draws, crop_resize, crop_resize_by_kernel, crops_of, random_crops
 from dca.data.dataset import ImageLike
 from dca.data.decode import Unreadable
 from dca.data.decode_many import Count, decode, unreadable
@@ -140,10 +141,13 @@ class ImageStore:
         empty = torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8)
         self._fill([pixels for pixels, _ in kept], torch.from_numpy(np.stack(crops)) if crops else empty)
 
-    def _fill(self, pixels: list[Tensor], crops: Tensor) -> None:
-        self._pixels, self.crops = pixels, crops
+    def _fill(self, pixels: list[Tensor], crops: Tensor, joined: Tensor | None = None) -> None:
+        """joined: all pixels end to end, of which `pixels` are parts."""
+        self._pixels, self.crops, self._joined = pixels, crops, joined
         sizes = torch.tensor([image.shape[1:] for image in pixels]).reshape(-1, 2)
         self._heights, self._widths = sizes.unbind(1)
+        lengths = torch.tensor([image.numel() for image in pixels], dtype=torch.long)
+        self._places = torch.cat([(lengths.cumsum(0) - lengths)[:, None], sizes], dim=1)
 
     def __len__(self) -> int:
         return len(self._pixels)
@@ -156,29 +160,33 @@ class ImageStore:
     def to(self, device: torch.device | str) -> Self:
         """A store with its tensors on a device, its images in one piece of memory; this one stays as it is."""
         store = object.__new__(type(self))
-        ends = torch.cat([pixels.flatten() for pixels in self._pixels] or [self.crops.new_empty(0)]).to(device)
-        parts = torch.split(ends, [pixels.numel() for pixels in self._pixels])
+        joined = torch.cat([pixels.flatten() for pixels in self._pixels] or [self.crops.new_empty(0)]).to(device)
+        parts = torch.split(joined, [pixels.numel() for pixels in self._pixels])
         moved = [part.view(pixels.shape) for part, pixels in zip(parts, self._pixels, strict=True)]
-        store._fill(moved, self.crops.to(device))
+        store._fill(moved, self.crops.to(device), joined)
         return store
 
     def augment(
         self,
-        indices: Sequence[int] | Tensor,
+        steps: Sequence[Tensor],
         size: int,
         generator: torch.Generator,
         device: torch.device | str,
         low: float = LOW,
     ) -> Tensor:
-        """Random resized crop and mirror of the images at `indices`: (B, 3, size, size) in [0, 1].
+        """Random resized crop and mirror of the images of several steps: (ΣB, 3, size, size) in [0, 1].
 
-        generator: on the CPU. It alone decides boxes and mirrors, so they are the same on every device.
-        low: smallest share of the image in a crop.
+        steps: the indices of each step's images, (B,). generator: on the CPU. It alone decides boxes and mirrors, so
+        they are the same on every device, and the same as if each step were made by itself. low: smallest share of
+        the image in a crop.
         """
-        positions = torch.as_tensor(indices, dtype=torch.long).cpu()
-        crops = random_crops(self._heights[positions], self._widths[positions], generator, low)
-        batch = [self._pixels[i] for i in positions.tolist()]
-        return crop_resize(batch, crops, size, device).div_(255)
+        positions, draws = torch.cat(list(steps)).cpu(), Draws.of_steps([len(rows) for rows in steps], generator)
+        crops = crops_of(self._heights[positions], self._widths[positions], draws, low)
+        if self._joined is not None and usable(self._joined):
+            found = crop_resize_by_kernel(self._joined, self._places[positions], crops, size)
+        else:
+            found = crop_resize([self._pixels[i] for i in positions.tolist()], crops, size, device)
+        return found.div_(255)
 
 
 def stored_side(count: int, image_size: int) -> int:

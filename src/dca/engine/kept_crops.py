@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -34,6 +37,25 @@ class KeptCrops:
         self._limit = budget() if limit is None else limit
         self._crops: dict[str, Tensor] = {}
         self._bytes = 0
+        self._ahead: Thread | None = None
+
+    def read_ahead(
+        self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess, *, upright: bool
+    ) -> None:
+        """Make and keep crops while other work goes on; `of` waits for them. Arguments as for `of`."""
+
+        def read() -> None:
+            with suppress(Exception):  # whoever asks for the crops meets the same error
+                deque(self._of(images, contents, preprocess, upright=upright, keep=True), maxlen=0)
+
+        self._wait()
+        self._ahead = Thread(target=read, daemon=True)
+        self._ahead.start()
+
+    def _wait(self) -> None:
+        if self._ahead is not None:
+            self._ahead.join()
+            self._ahead = None
 
     def of(
         self,
@@ -56,6 +78,19 @@ class KeptCrops:
         Yields:
             uint8 (1, 3, S, S) per image, or why it cannot be read.
         """
+        self._wait()
+        yield from self._of(images, contents, preprocess, upright=upright, keep=keep)
+
+    def _of(
+        self,
+        images: Sequence[ImageLike],
+        contents: Sequence[str],
+        preprocess: Preprocess,
+        *,
+        upright: bool,
+        keep: bool,
+    ) -> Iterator[Tensor | Unreadable]:
+        """`of`, also while crops are made ahead."""
         name = digest_of(preprocess.to_dict())
         keys = [f"{name} {content}" for content in contents]
         known = [self._crops.get(key) for key in keys]

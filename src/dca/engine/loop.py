@@ -31,6 +31,8 @@ from dca.methods.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
+# How the error of a loss that is not finite begins.
+DIVERGED = "training diverged"
 # Seconds between saved states; an interrupted run repeats at most this much work.
 SAVE_EVERY = 5.0
 # Seconds between two readings of metrics, each of which waits for the device.
@@ -202,12 +204,13 @@ class Trainer:
                 many = self._batch(torch.stack(list(steps[start:end])), generator)
                 yield self._take(make_steps(many), rates[start:end])
             return
-        following = self._batch(steps[0], generator)
-        for number, rate in enumerate(rates, 1):
+        ahead = self._batches(steps, generator)
+        following = next(ahead, None)
+        for rate in rates:
+            assert following is not None
             metrics = self._step(following, rate)
             # A GPU is still busy with this step while the next batch is made; reading waits for it.
-            if number < len(steps):
-                following = self._batch(steps[number], generator)
+            following = next(ahead, None)
             yield metrics
 
     def _step(self, batch: Batch, rate: float) -> Metrics:
@@ -251,17 +254,28 @@ class Trainer:
 
     def _diverged(self, epoch: int, what: str) -> UserError:
         return UserError(
-            f"training diverged in epoch {epoch + 1}: {what} is not finite (the learning rate was {self.rate:g})",
+            f"{DIVERGED} in epoch {epoch + 1}: {what} is not finite (the learning rate was {self.rate:g})",
             hint=set_option("learning_rate", self.rate / 10),
         )
 
-    def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        on_device = send(indices, self._labels.device)
+    def _batches(self, steps: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
+        """The batch of each step; the pixels of several are made together, ahead of what the steps draw themselves."""
         if self._features is not None:
-            inputs = self._features[on_device]
-        else:
-            inputs = self.images.pixels(indices, generator, augment=self.recipe.augment, crop_low=self.recipe.crop_low)
-        return Batch(inputs, self._labels[on_device], generator)
+            yield from (self._batch(rows, generator) for rows in steps)
+            return
+        at_once = self.images.steps_at_once(len(steps[0]))
+        for start in range(0, len(steps), at_once):
+            some = steps[start : start + at_once]
+            rows, recipe = send(torch.cat(list(some)), self._labels.device), self.recipe
+            labels = torch.split(self._labels[rows], [len(indices) for indices in some])
+            pixels = self.images.pixels_of_steps(some, generator, augment=recipe.augment, crop_low=recipe.crop_low)
+            yield from (Batch(*pair, generator) for pair in zip(pixels, labels, strict=True))
+
+    def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        """The batch of one step over features, or of several steps (n, B)."""
+        assert self._features is not None
+        on_device = send(indices, self._labels.device)
+        return Batch(self._features[on_device], self._labels[on_device], generator)
 
     def probe_rate(self, trial: Trial | None = None) -> float:
         """A learning rate from the gradient itself, for data without a tuned value.
@@ -277,8 +291,8 @@ class Trainer:
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         if not parameters:
             return 0.0
-        for number, indices in enumerate(steps, 1):
-            terms = self.method.step(self._batch(indices, generator)).terms
+        for number, batch in enumerate(self._batches(steps, generator), 1):
+            terms = self.method.step(batch).terms
             (torch.stack(list(terms.values())).sum() / len(steps)).backward()  # type: ignore[no-untyped-call]
             if trial:
                 trial(number - len(steps), self.epochs * len(epoch))

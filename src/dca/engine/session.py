@@ -262,6 +262,19 @@ class Session:
         contents = self.contents(images)
         return self._crops.of(images, contents, clip.preprocess, upright=self.upright, keep=self.keep_crops)
 
+    def read_ahead(self, images: Sequence[ImageLike], clip: CLIP) -> None:
+        """Decode images that will be asked for while a GPU trains; on a CPU, which trains with all cores, do nothing.
+
+        Args:
+            images: The images.
+            clip: The backbone whose preprocessing is used.
+
+        Raises:
+            UserError: If a file cannot be read.
+        """
+        if self.device.type == "cuda":
+            self._crops.read_ahead(images, self.contents(images), clip.preprocess, upright=self.upright)
+
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
 

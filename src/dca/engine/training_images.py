@@ -18,6 +18,8 @@ from dca.engine.session import Session
 from dca.methods.problem import Nested
 
 BATCH = 64
+# Most steps, and pixels, that are made together.
+STEPS, PIXELS = 8, 2**22
 
 
 class TrainingImages:
@@ -61,11 +63,22 @@ class TrainingImages:
 
     def pixels(self, indices: Tensor, generator: torch.Generator, *, augment: bool, crop_low: float = LOW) -> Tensor:
         """Normalised pixels (B, 3, S, S) of the images at `indices`."""
-        preprocess = self.clip.preprocess
-        if not augment:
-            return preprocess.normalize(self.store.crops[indices.to(self.clip.device)])
-        crops = self.store.augment(indices, preprocess.size, generator, self.clip.device, crop_low)
-        return preprocess.normalize(crops)
+        return self.pixels_of_steps([indices], generator, augment=augment, crop_low=crop_low)[0]
+
+    def pixels_of_steps(
+        self, steps: Sequence[Tensor], generator: torch.Generator, *, augment: bool, crop_low: float = LOW
+    ) -> Sequence[Tensor]:
+        """`pixels` of several steps, made together."""
+        preprocess, device = self.clip.preprocess, self.clip.device
+        if augment:
+            crops = self.store.augment(steps, preprocess.size, generator, device, crop_low)
+        else:
+            crops = self.store.crops[torch.cat(list(steps)).to(device)]
+        return torch.split(preprocess.normalize(crops), [len(rows) for rows in steps])
+
+    def steps_at_once(self, batch_size: int) -> int:
+        """Steps whose pixels are made together, since each call has a cost; the same on every device."""
+        return max(min(STEPS, PIXELS // (batch_size * self.clip.preprocess.size**2)), 1)
 
     @torch.no_grad()
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = LOW) -> Tensor:

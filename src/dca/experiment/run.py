@@ -31,7 +31,7 @@ from dca.experiment.pictures import draw_run
 from dca.experiment.run_folder import RunFolder
 from dca.experiment.skip_bad import images_of, readable_task
 from dca.experiment.spec import Spec
-from dca.methods.interface import Method
+from dca.methods.interface import Method, TrainedMethod
 from dca.methods.registry import all_methods
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
@@ -288,7 +288,7 @@ def _fit(
     leave: Leave,
 ) -> Outcome:
     """Train in the unfinished folder, test on every target, and rename the folder."""
-    session.require_readable(session.backbone(spec.backbone, spec.precision), images_of(task))
+    _read_images(spec, task, session)
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -311,6 +311,16 @@ def _fit(
     write_json(partial / checkpoint.RESULT, result)
     place.finish()
     return Outcome(place.target, result, measured, model)
+
+
+def _read_images(spec: Spec, task: Task, session: Session) -> None:
+    """Raise if an image cannot be read; decode test images during training where they must pass the trained tower."""
+    clip = session.backbone(spec.backbone, spec.precision)
+    session.require_readable(clip, images_of(task))
+    if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
+        first = task.targets[0]
+        ahead = session.reading(first.dataset, spec.selection)
+        ahead.read_ahead([item.image for item in first.test], clip)
 
 
 def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tuple[TargetResult, ...]:

@@ -103,7 +103,8 @@ def measured_on() -> str:
     about = measured()
     *sets, last = about["test_images"]
     where = f"{', '.join(sets)} and {last}"
-    return f"mean test accuracy on {where}; {about['shots']} shots, one draw, backbone {about['backbone']}"
+    draws = "one draw" if len(about["seeds"]) == 1 else f"mean of {len(about['seeds'])} draws"
+    return f"mean test accuracy on {where}; {about['shots']} shots, {draws}, backbone {about['backbone']}"
 
 
 def table(methods: Iterable[type[Method]]) -> str:

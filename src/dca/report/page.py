@@ -25,13 +25,14 @@ S = TypeVar("S")
 class Section(Generic[S]):
     """One part of a page about a subject of type S.
 
-    name: of the template `sections/NAME.html`, and of the anchor. title: heading. build: from the subject to the values
-    of the template, or to one sentence that says why the section is left out.
+    name: of the anchor. title: heading. build: from the subject to the values of the template, or to one sentence that
+    says why the section is left out. template: by default `sections/NAME.html`.
     """
 
     name: str
     title: str
     build: Callable[[S], Mapping[str, Any] | str]
+    template: str = ""
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -49,7 +50,7 @@ def soft(text: object) -> Markup:
     >>> str(soft("a_<b>"))
     'a_<wbr>&lt;b&gt;'
     """
-    return Markup(re.sub(r"([_/.\\-])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([_/.@\\-])", r"\1<wbr>", str(escape(text))))
 
 
 def signed(points: float) -> str:
@@ -102,11 +103,21 @@ def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str
         if isinstance(values, str):
             left_out.append((section.title, values))
             continue
-        body = templates.get_template(f"sections/{section.name}.html").render(**values)
+        template = templates.get_template(section.template or f"sections/{section.name}.html")
+        body = template.render(**values)
         shown.append({"name": section.name, "title": section.title, "body": Markup(body)})
-    style = Markup((HERE / "templates" / "page.css").read_text(encoding="utf-8"))
+    style = Markup(chart_style() + _text("page.css"))
     page = templates.get_template("page.html")
     return page.render(title=title, about=about, sections=shown, left_out=left_out, style=style)
+
+
+def chart_style() -> str:
+    """The rules for drawings, which pages and drawings in files of their own share; pages add those of dark mode."""
+    return _text("chart.css")
+
+
+def _text(name: str) -> str:
+    return (HERE / "templates" / name).read_text(encoding="utf-8")
 
 
 def write(path: Path, html: str) -> Path:

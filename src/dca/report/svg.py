@@ -29,6 +29,16 @@ def drawing(width: float, height: float, title: str, *children: object, class_: 
     return element("svg", *children, viewBox=box, role="img", aria_label=title, class_=class_)
 
 
+def standalone(svg: Markup, style: str, links: str) -> str:
+    """A drawing as a file of its own: with its style, and with links inside a page that lead to that page.
+
+    >>> standalone(drawing(1, 1, "t", element("a", href="#x")), "", "../index.html").count('href="../index.html#x"')
+    1
+    """
+    opening, _, rest = str(svg).replace('href="#', f'href="{links}#').partition(">")
+    return f'{opening} xmlns="http://www.w3.org/2000/svg" style="background:#fff"><style>{style}</style>{rest}\n'
+
+
 def short(text: str, most: int = 34) -> str:
     """Text that fits into a drawing.
 

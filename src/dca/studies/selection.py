@@ -19,8 +19,11 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of, read_json
 from dca.core.options import as_json
 from dca.core.wording import counted
+from dca.data.sources import catalog
+from dca.engine.loop import DIVERGED
 from dca.methods.problem import Problem
 from dca.methods.registry import get_method
+from dca.model.checkpoint import SPEC
 from dca.studies.cell import Cell
 from dca.studies.index import RunIndex
 from dca.studies.spec_file import Study
@@ -31,8 +34,11 @@ RULE = (
     "differences in validation accuracy to the reference, over all datasets, shots and seeds of the study, is larger "
     "than one standard error of that mean (standard deviation over the experiments / square root of their number). Of "
     "the better settings the one with the highest mean validation accuracy is chosen, of equal ones the first; if none "
-    "is better, the reference."
+    "is better, the reference. An experiment whose training diverged has the accuracy 0."
 )
+
+# Method -> setting -> its cells, in the order of the study.
+Groups = dict[str, dict[str, list[Cell]]]
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,12 @@ def select(study: Study, runs: Path) -> dict[str, Any]:
         accuracies and the one that is chosen. Equal results give equal values in equal order.
 
     Raises:
-        UserError: If cells are missing, are measured on test images, or the settings of a method were not measured on
-            the same experiments.
+        UserError: If cells are missing, are measured on test images, were fitted with other defaults than today's, or
+            the settings of a method were not measured on the same experiments.
     """
     groups = _grouped(study)
     found = _accuracies(study, runs)
+    _require_same_defaults(study, groups, runs)
     methods = {method: _judged(method, cells, found) for method, cells in sorted(groups.items())}
     specs = [cell.spec for cell in study.cells]
     return {
@@ -128,14 +135,40 @@ def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) ->
     kind = get_method(method)
     if as_json({name: getattr(kind.Options(), name)})[name] == value:
         return True
-    problems = [
-        Problem(names=("one", "other"), shots=shots or 1, dataset=dataset)
-        for dataset, shots in product(found["datasets"], found["shots"])
-    ]
-    return all(getattr(kind.resolve(kind.Options(), problem), name) == value for problem in problems)
+    places = product(found["datasets"], found["shots"])
+    return all(getattr(_resolved(method, {}, data, shots), name) == value for data, shots in places)
 
 
-Groups = dict[str, dict[str, list[Cell]]]
+def _resolved(method: str, options: Mapping[str, Any], dataset: str, shots: int | None) -> Any:
+    """Options of a method with the values that depend on dataset and shots filled in."""
+    kind = get_method(method)
+    return kind.resolve(kind.choose(options), Problem(names=("one", "other"), shots=shots or 1, dataset=dataset))
+
+
+def _require_same_defaults(study: Study, groups: Groups, runs: Path) -> None:
+    """Raise if a fit has other values of the compared options than it would have today: then a default has changed."""
+    wrong = []
+    for method, settings in groups.items():
+        varied = _varied(settings)
+        for spec in {cell.spec.id: cell.spec for cells in settings.values() for cell in cells}.values():
+            if not (runs / spec.id / SPEC).is_file():  # training diverged
+                continue
+            recorded = read_json(runs / spec.id / SPEC).get("identity", {}).get("options", {})
+            entry = catalog.lookup(spec.data)
+            today = _resolved(method, spec.options, entry.name if entry else "", spec.shots)
+            wrong += [
+                f"{spec.id}  {method}: {name}={recorded[name]!r} there, {value!r} today"
+                for name, value in as_json({name: getattr(today, name) for name in varied}).items()
+                if name in recorded and recorded[name] != value
+            ]
+    if wrong:
+        problem = f"{counted(len(wrong), 'value')} of the fits in {runs} are not those that {study.name} has today"
+        raise UserError(problem, details=wrong, hint="defaults have changed since: sweep again into another folder")
+
+
+def _varied(settings: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """Names of the options that differ between the settings of a method."""
+    return sorted({name for cells in settings.values() for name in (*cells[0].spec.options, *cells[0].head)})
 
 
 def _grouped(study: Study) -> Groups:
@@ -169,6 +202,7 @@ def _accuracies(study: Study, runs: Path) -> dict[str, float]:
     with RunIndex(runs) as index:
         index.refresh()
         found = {row.id: row.accuracy for row in index.rows(measured_on="validation")}
+    found |= {cell.id: 0.0 for cell in study.cells if found.get(cell.id) is None and _diverged(cell, runs)}
     lacking = [_lacking(cell, runs) for cell in study.cells if found.get(cell.id) is None]
     if lacking:
         problem = f"{counted(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
@@ -178,15 +212,25 @@ def _accuracies(study: Study, runs: Path) -> dict[str, float]:
 
 def _lacking(cell: Cell, runs: Path) -> str:
     """A cell that is not finished, and why where that is known."""
+    why = _error(cell, runs)
+    return f"{cell.id}  {cell.label}" + (f": {why}" if why else "")
+
+
+def _diverged(cell: Cell, runs: Path) -> bool:
+    """Whether training of a cell ended since its loss was not finite."""
+    return _error(cell, runs).startswith(DIVERGED)
+
+
+def _error(cell: Cell, runs: Path) -> str:
+    """Why a cell failed in the last sweep, or nothing."""
     place = runs / FAILED / f"{cell.id}.json"
-    why = f": {read_json(place)['error']}" if place.is_file() else ""
-    return f"{cell.id}  {cell.label}{why}"
+    return str(read_json(place)["error"]) if place.is_file() else ""
 
 
 def _judged(method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[str, float]) -> dict[str, Any]:
     """The settings of one method with their figures, and the chosen one."""
     default = get_method(method).Options()
-    varied = sorted({name for cells in settings.values() for name in (*cells[0].spec.options, *cells[0].head)})
+    varied = _varied(settings)
     made = [
         Setting(
             {name: {**cell.spec.options, **cell.head}.get(name, getattr(default, name)) for name in varied},

@@ -86,7 +86,7 @@ class Shots:
         # Classes of equal size together: adding all rows at once would sum in a random order on a GPU.
         sums = self.features.new_zeros(len(self.counts), self.features.shape[-1])
         starts = self.counts.cumsum(0) - self.counts
-        for count in self.counts.unique().tolist():
+        for count in torch.unique(self.counts).tolist():
             places = (self.counts == count).nonzero().flatten()
             offsets = torch.arange(count, device=places.device)
             sums[places] = self.features[starts[places, None] + offsets].sum(dim=1)

@@ -1,0 +1,103 @@
+"""How long `dca report RUNS` takes on many result files, and how large the report is.
+
+    python benchmarks/runs_report.py [--cells 5000] [--folder DIR] [--keep]
+
+Writes that many small result files into a temporary folder under DIR: the cells of the specifications that come with
+dca, with invented accuracies, and further seeds of `paper/few-shot` until there are enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+from dca.core.wording import bytes_text
+from dca.report.runs.folder import write_runs_report
+from dca.report.runs.subject import subject_of
+from dca.studies.cell import Cell
+from dca.studies.spec_file import load_study, shipped
+
+LEVEL = {"zero_shot": 0.0, "dca": 0.06}
+
+
+def cells() -> Iterator[Cell]:
+    """The cells of all specifications, each once, then those of `paper/few-shot` with seeds from 4 on."""
+    seen: set[str] = set()
+    for name in sorted(shipped()):
+        for cell in load_study(name).cells:
+            if cell.id not in seen and cell.spec.measured_on == "test":
+                seen.add(cell.id)
+                yield cell
+    few = [cell for cell in load_study("paper/few-shot").cells if cell.spec.seed == 1]
+    for seed in count(4):
+        yield from (Cell(dataclasses.replace(cell.spec, seed=seed)) for cell in few if cell.spec.method != "zero_shot")
+
+
+def result_of(cell: Cell) -> dict[str, Any]:
+    """An invented result: better with more shots, by method and dataset, with noise by seed; from the cell alone."""
+    spec, named = cell.spec, cell.spec.to_dict()
+    level = {name: random.Random(name).random() for name in (spec.method, spec.data)}
+    noise = random.Random(cell.id)
+    gain = LEVEL.get(spec.method, 0.05 * level[spec.method]) * (1 + 0.4 * (spec.shots or 16) ** 0.5)
+    gain -= 0.01 * ("test_metric" in cell.head) + 0.02 * (spec.options.get("n_prompts") == 1)
+
+    def accuracy(name: str) -> float:
+        shift = 0.1 * random.Random(name).random()
+        return round(min(0.999, 0.35 + 0.4 * level[spec.data] - shift + gain + noise.gauss(0, 0.006)), 4)
+
+    names = {"base-to-new": [f"{spec.data} base", f"{spec.data} new"], "few-shot": [spec.data]}
+    own = [spec.data] if spec.protocol == "domain-shift" else []
+    targets = [{"name": name, "accuracy": accuracy(name)} for name in names.get(spec.protocol, [*own, *spec.targets])]
+    found = {name: named[name] for name in ("method", "protocol", "shots", "seed")} | {"public": named["data"]}
+    found |= {"accuracy": None if spec.protocol == "cross-dataset" else targets[0]["accuracy"], "targets": targets}
+    if spec.protocol == "base-to-new":
+        base, new = (target["accuracy"] for target in targets)
+        found["harmonic_mean"] = 2 * base * new / (base + new)
+    seconds = round(5 + 300 * level[spec.method] * noise.uniform(0.9, 1.1), 2)
+    parameters = 0 if spec.method in ("zero_shot", "tip_adapter") else int(20_000 + 900_000 * level[spec.method])
+    return found | {"seconds": seconds, "evaluation_seconds": 1.0, "trained_parameters": parameters}
+
+
+def write_cell(runs: Path, cell: Cell, result: Mapping[str, Any]) -> None:
+    """The files of a finished cell, as far as the index reads them."""
+    folder = runs / cell.id
+    folder.mkdir(parents=True)
+    record = {"spec": cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+    (folder / "spec.json").write_text(json.dumps(record))
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=5000)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    chosen = parser.parse_args()
+    folder = (
+        Path(tempfile.mkdtemp(dir=chosen.folder)) if chosen.keep else tempfile.TemporaryDirectory(dir=chosen.folder)
+    )
+    runs = Path(folder if isinstance(folder, Path) else folder.name) / "runs"
+    for cell in islice(cells(), chosen.cells):
+        write_cell(runs, cell, result_of(cell))
+    began = time.perf_counter()
+    page = write_runs_report(subject_of(runs, specifications=["paper/few-shot"]), runs.parent / "report")
+    seconds = time.perf_counter() - began
+    files = [path for path in page.parent.rglob("*") if path.is_file()]
+    print(f"{chosen.cells:,} result files: {seconds:.1f} s")
+    whole = bytes_text(sum(path.stat().st_size for path in files))
+    print(f"page {bytes_text(page.stat().st_size)}, {len(files)} files, {whole}")
+    if chosen.keep:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""How the report was made: the runs, the versions and the file of the selection."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+
+import numpy
+
+import dca
+from dca.core.files import digest_of
+from dca.core.wording import counted
+from dca.report.runs.part import Part, RunsSection
+from dca.report.runs.subject import Subject
+from dca.studies.sweep import FAILED
+
+NOTE = (
+    "Every number comes from the files result.json of the runs. A number with one run links to its file; one with "
+    "several links to the list of its runs at the end of the page. The files tables/*.csv have a column with their ids."
+)
+
+
+def build(subject: Subject) -> Part:
+    """Facts about the folder and this page."""
+    protocols = Counter(row.protocol for row in subject.rows)
+    facts = [
+        ("runs", f"{len(subject.rows):,} measured on test images"),
+        ("protocols", ", ".join(f"{name}: {number:,}" for name, number in sorted(protocols.items()))),
+        ("backbone, selection", "; ".join(context.label for context in subject.contexts)),
+        ("ids of the runs (sha256)", digest_of(sorted(row.id for row in subject.rows))),
+        ("this report", f"dca {dca.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"),
+    ]
+    if subject.validation:
+        words = counted(subject.validation, "run", "are")
+        facts.insert(1, ("left out", f"{words} measured on validation images"))
+    if failed := sum(1 for _ in (subject.runs / FAILED).glob("*.json")):
+        facts.insert(1, ("failed", f"{counted(failed, 'cell')} in the last sweep, see {FAILED}/ in the folder of runs"))
+    if subject.specifications:
+        facts.append(("names of rows from", ", ".join(subject.specifications)))
+    if subject.selection is not None:
+        name, digest = subject.selection
+        facts.append(("selection of the options", f"{name}, sha256 {digest}"))
+    return Part(notes=(NOTE,), facts=tuple(facts))
+
+
+SECTION = RunsSection("made", "How it was made", build)

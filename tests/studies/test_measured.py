@@ -1,0 +1,59 @@
+"""What `dca methods` shows comes from result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dca.core.errors import UserError
+from dca.methods.summary import measured
+from dca.studies.measured import measured_accuracies
+from dca.studies.spec_file import Study, study_of
+
+COMMON = {"data": ["eurosat", "oxford_flowers"], "shots": [4, 16], "seed": [1, 2]}
+GRIDS = [
+    {"method": "zero_shot", "shots": 1, "seed": 1},
+    {"method": "gda"},
+    {"method": "coop"},
+    {"method": "coop", "options": {"epochs": 1}},
+    {"method": "dca", "shots": 16, "head": {"center": "visual"}},
+]
+
+
+@pytest.fixture
+def study() -> Study:
+    return study_of({"common": COMMON, "grid": GRIDS}, "small")
+
+
+def write(study: Study, runs: Path, *, without: int = 0) -> None:
+    """Results whose accuracies follow from method, dataset and seed."""
+    for cell in study.cells[: len(study.cells) - without]:
+        spec, folder = cell.spec.to_dict(), runs / cell.id
+        folder.mkdir(parents=True)
+        accuracy = {"zero_shot": 0.2, "gda": 0.5, "coop": 0.6, "dca": 0.7}[spec["method"]]
+        accuracy += 0.01 * spec["seed"] + 0.1 * (spec["data"] == "eurosat") + 0.001 * spec["shots"]
+        result = {name: spec[name] for name in ("method", "protocol", "shots", "seed")}
+        targets = [{"test_images": 8100 if spec["data"] == "eurosat" else 2463}]
+        result |= {"public": spec["data"], "accuracy": accuracy, "seconds": 1.0, "targets": targets}
+        (folder / "spec.json").write_text(json.dumps({"spec": spec, "head": dict(cell.head)}))
+        (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_accuracies_are_means_over_seeds_of_methods_with_their_defaults(study: Study, tmp_path: Path) -> None:
+    write(study, tmp_path)
+    found = measured_accuracies(study, tmp_path)
+    assert list(found["accuracy"]) == ["coop", "gda", "zero_shot"], "the best first"
+    assert found["accuracy"]["coop"] == {"EuroSAT": 73.1, "Flowers102": 63.1}  # 0.6 + 0.015 + 0.016, and 0.1
+    assert found["accuracy"]["zero_shot"] == {"EuroSAT": 31.1, "Flowers102": 21.1}
+    assert (found["shots"], found["seeds"], found["settings"]) == (16, [1, 2], {})
+    assert found["test_images"] == {"EuroSAT": 8100, "Flowers102": 2463}
+    assert set(found) == set(measured()), "the file that comes with the package has the same keys"
+
+
+def test_missing_cells_are_listed(study: Study, tmp_path: Path) -> None:
+    write(study, tmp_path, without=19)  # dca with another head, coop with other epochs, and most of coop
+    with pytest.raises(UserError, match="of 10 cells of small not finished") as raised:
+        measured_accuracies(study, tmp_path)
+    assert all("coop" in line for line in raised.value.details)
