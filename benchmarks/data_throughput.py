@@ -25,7 +25,7 @@ from PIL import Image
 from dca.clip import CLIP, Preprocess
 from dca.data.augment import random_crops
 from dca.data.dataset import Item
-from dca.data.image_store import stream
+from dca.data.decode_many import in_order
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
 from dca.engine.loop import Trainer
@@ -75,7 +75,7 @@ def decoding(count: int) -> dict[str, float]:
                 TRANSFORM.crop(Image.open(path).convert("RGB"))
 
         def streamed(workers: int) -> Callable[[], None]:
-            return lambda: [None for _ in stream(paths, TRANSFORM.crop, 64, workers=workers)] and None
+            return lambda: [None for _ in in_order(paths, TRANSFORM.crop, workers=workers, ahead=64)] and None
 
         start = time.perf_counter()
         streamed(os.cpu_count() or 1)()

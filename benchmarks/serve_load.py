@@ -1,7 +1,8 @@
 """`dca serve` under load: images per second, waiting times and memory, with and without batching.
 
     python benchmarks/serve_load.py                                  2,000 requests from 50 clients, each way
-    python benchmarks/serve_load.py --minutes 20                     then 20 minutes of load, with the memory over time
+    python benchmarks/serve_load.py --minutes 20                     then 20 minutes of load, with the memory every
+                                                                     half minute and its growth in the second half
     python benchmarks/serve_load.py --requests 200 --clients 8       a quick look
 
 Server and clients run on this machine and talk over the loopback address. The model is the default method on the
@@ -112,8 +113,8 @@ async def load(port: int, images: list[bytes], clients: int, requests: int, seco
     left = iter(range(requests))
     end = time.monotonic() + seconds
 
-    async def one(number: int) -> None:
-        rng = random.Random(number)
+    async def one() -> None:
+        rng = random.Random()  # not seeded: two calls would send the same bytes, which are answered from memory
         async with Client(port) as client:
             for _ in left:
                 began = time.monotonic()
@@ -125,7 +126,7 @@ async def load(port: int, images: list[bytes], clients: int, requests: int, seco
                     errors.append(status)
 
     began = time.monotonic()
-    await asyncio.gather(*(one(number) for number in range(clients)))
+    await asyncio.gather(*(one() for _ in range(clients)))
     took = time.monotonic() - began
     cuts = statistics.quantiles(waits, n=100)
     return {
@@ -177,11 +178,25 @@ async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str
         found |= {"batch": batch, "mean_batch": await mean_batch(server.port)}
         found["memory_mb"] = [before, resident_mb(server.process.pid)]
         if batch > 1 and args.minutes:
-            found["memory_over_time"] = [before]
-            for _ in range(args.minutes * 2):
-                await load(server.port, images, args.clients, MOST_REQUESTS, 30)
-                found["memory_over_time"].append(resident_mb(server.process.pid))
+            found |= await soak(server, images, args.clients, args.minutes)
     return found
+
+
+async def soak(server: Server, images: list[bytes], clients: int, minutes: int) -> dict[str, Any]:
+    """Minutes of load: the memory every half minute, also on stderr, and how fast it grows in the second half.
+
+    What a server keeps is bounded, and has to fill first.
+    """
+    began, times, memory = time.monotonic(), [0.0], [resident_mb(server.process.pid)]
+    for _ in range(minutes * 2):
+        found = await load(server.port, images, clients, MOST_REQUESTS, 30)
+        times.append((time.monotonic() - began) / 60)
+        memory.append(resident_mb(server.process.pid))
+        rate = f"{found['images_per_second']:.1f} images/s, {found['errors']} errors"
+        print(f"{times[-1]:5.1f} min  {memory[-1]:8.1f} MB  {rate}", file=sys.stderr, flush=True)
+    late = len(times) // 2
+    slope = statistics.linear_regression(times[late:], memory[late:]).slope
+    return {"memory_over_time": memory, "memory_growth_mb_per_minute": round(slope, 2)}
 
 
 def main() -> None:

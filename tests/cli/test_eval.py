@@ -12,6 +12,7 @@ from bad_pictures import bad_files, class_folders
 from PIL import Image
 from rich.cells import cell_len
 
+from dca.cli.eval import summary
 from dca.engine.evaluate import evaluation
 from dca.experiment.pictures import PICTURES
 
@@ -21,7 +22,7 @@ def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: P
     assert said.code == 0
     assert said.err == ""
     report = json.loads(said.out)
-    assert set(report) == {"accuracy", "n", "classes", "per_class", "ece", "seen_in_training"}
+    assert set(report) == {"accuracy", "mean_over_classes", "n", "classes", "per_class", "ece", "seen_in_training"}
     assert report["n"] == 30, "the test part only"
     assert type(report["accuracy"]) is float
     assert 0 <= report["accuracy"] <= 1
@@ -36,6 +37,17 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
     said = dca("eval", fitted, photos)
     assert f"accuracy {100 * report['accuracy']:.1f} % on 30 images" in said.out
     assert all(name in said.out for name in report["per_class"])
+
+
+@pytest.mark.parametrize(("truth", "expected"), [
+    ([0, 0, 0, 1], "accuracy 75.0 % on 4 images; mean over classes 50.0 %; "),
+    ([0, 0, 1, 1], "accuracy 50.0 % on 4 images; calibration"),
+])  # fmt: skip
+def test_the_mean_over_classes_is_named_where_it_differs(truth: list[int], expected: str):
+    """All images are taken for class 0; the estimate of a fit is a mean over classes, too."""
+    report = evaluation(np.tile([0.9, 0.1], (4, 1)), np.array(truth), ["a", "b"])
+    assert summary(report)[0].startswith(expected)
+    assert report.to_dict()["mean_over_classes"] == 0.5
 
 
 def test_eval_keeps_its_columns_for_wide_names(dca: Any, tiny_folder: Path, tmp_path: Path):

@@ -144,9 +144,12 @@ def test_a_public_dataset_that_was_recognised_is_said():
         "findings": {"doubtful_labels": [], "confused": [], "more_images": None, "notes": []},
     }  # fmt: skip
     said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
-    assert summary(result, "m.dca")[0] == "vit-b-16, 224 px"
-    assert summary(result, "m.dca")[2].startswith(said)
-    assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca"))
+    assert summary(result, "m.dca", "photos/")[0] == "vit-b-16, 224 px"
+    assert summary(result, "m.dca", "photos/")[2].startswith(said)
+    assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca", "photos/"))
+    doubt = {"image": "a/1.jpg", "suggested": "b", "probability": 0.9, "label": "a", "own": 0.01}
+    result["findings"]["doubtful_labels"] = [doubt]
+    assert "labels to check: 1 image; all of them: dca check-labels 'my photos/'" in summary(result, "m", "my photos/")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_an_estimate_needs_no_test_images(
     said = dca(*line, "--estimate", "-o", tmp_path / "m.dca")
     assert said.code == 0, said.err
     pattern = (
-        r"estimated accuracy on new images \(2-fold cross-validation on 20 training images\)\n"
+        r"estimated accuracy on new images, mean over classes \(2-fold cross-validation on 20 training images\)\n"
         rf"  zero-shot CLIP +[\d.]+ %\n  {method} +[\d.]+ %   \(95 % interval: [\d.]+ to [\d.]+\)\n"
     )
     assert re.search(pattern, said.out)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from small_images import photo
 
 from dca.core.errors import UserError
-from dca.data.decode import Unreadable, is_image, may_turn, open_image, pixel_limit, to_rgb
+from dca.data.decode import Unreadable, is_image, may_turn, open_image, pixel_limit, square, to_rgb
 from dca.data.decode_many import attempt, decode, in_order
 from dca.data.hashing import sha256_of
 from dca.data.image_store import ImageStore, in_batches
@@ -182,6 +182,30 @@ def test_conversion_leaves_its_argument_alone():
     before = image.tobytes()
     assert np.array_equal(to_rgb(image), open_image(image))
     assert image.tobytes() == before
+
+
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_converting_gives_another_image_even_where_nothing_is_to_be_done(mode, upright):
+    image = photo(1, mode=mode)
+    found = to_rgb(image, upright=upright)
+    found.putpixel((0, 0), (1, 2, 3))
+    assert np.array_equal(image, photo(1, mode=mode))
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 6])
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.webp"])
+def test_files_are_decoded_as_pillow_s_own_steps_do_it(tmp_path, name, orientation):
+    """No step copies an image that it need not change; the pixels are those of the steps that copy."""
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    photo(3).save(tmp_path / name, exif=exif)
+    with Image.open(tmp_path / name) as opened:
+        expected = ImageOps.exif_transpose(opened).convert("RGB")
+    assert np.array_equal(open_image(tmp_path / name), expected)
+    (found,) = decode([tmp_path / name], lambda image: square(image, 16, None, 3))
+    assert np.array_equal(found, np.asarray(expected.resize((16, 16), Image.Resampling.BICUBIC)).transpose(2, 0, 1))
 
 
 def test_phone_photos_name_the_package_they_need(tmp_path):

@@ -22,7 +22,7 @@ from dca.model import bulk
 from dca.model.bulk import Wanted, predict_to_file
 from dca.model.classifier import Classifier
 from dca.model.journal import Journal
-from dca.model.stream import Answered, stream_answers
+from dca.model.stream import Answered, _decoded, _to_decode, stream_answers
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +67,23 @@ def test_streamed_answers_are_those_of_answers(model: Classifier, images: list[s
     assert [one.labels for one in found] == expected.sets
 
 
-def test_images_are_asked_for_only_as_they_are_needed(
-    model: Classifier, images: list[str], monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_a_gpu_and_a_cpu_are_given_the_same_batches(model: Classifier, images: list[str], batch: int):
+    """Decoded ahead in threads, or by the thread that encodes."""
+    crop, paths = model.method_.clip.preprocess.crop, list(map(Path, images))
+    ahead, here = ([list(some) for some in made(paths, crop, batch)] for made in (_decoded, _to_decode))
+    assert [len(some) for some in ahead] == [len(some) for some in here]
+    pairs = [
+        (one, other) for some, same in zip(ahead, here, strict=True) for one, other in zip(some, same, strict=True)
+    ]
+    assert [image for (image, _), _ in pairs] == paths
+    for (image, found), (same, expected) in pairs:
+        assert image == same
+        assert found == expected if isinstance(found, Unreadable) else np.array_equal(found, expected)
+
+
+def test_images_are_asked_for_only_as_they_are_needed(model: Classifier, images: list[str]):
     asked = 0
-    monkeypatch.setattr("dca.model.stream.AHEAD", 8)
 
     def endless() -> Any:
         nonlocal asked
@@ -81,7 +93,7 @@ def test_images_are_asked_for_only_as_they_are_needed(
 
     for number, some in zip(range(5), stream_answers(model, endless(), batch=4), strict=False):
         assert len(some) == 4
-        assert asked <= 4 * (number + 2) + 8 + 1
+        assert asked <= 4 * (number + 1 + 2 * (torch.get_num_threads() + 1))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from dca.serve.images import Held, HeldImages
 from dca.serve.metrics import Counter, Gauge, Histogram, rendered
 from dca.serve.model_view import Encoded
 from dca.serve.tray import doubts, labelling_order
+from serve.serving import client_of, service_of
 
 
 def batches_of(most: int, items: int) -> list[list[int]]:
@@ -151,3 +153,14 @@ def test_recent_images_are_forgotten_by_size_and_the_tray_stays():
         images.put_in_tray(held("u", 40))
     assert images.remove_from_tray("t")
     images.put_in_tray(held("u", 40))
+
+
+def test_freed_memory_is_returned_while_the_server_runs(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
+    returned = threading.Event()
+    monkeypatch.setattr("dca.serve.service.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr("dca.serve.service.return_freed_memory", returned.set)
+    with client_of(service_of(closed_form)):
+        assert returned.wait(10)
+    time.sleep(0.1)
+    returned.clear()
+    assert not returned.wait(0.2), "it ends with the server"

@@ -130,6 +130,8 @@ def summary(report: Evaluation, known: int = 0) -> list[str]:
     """The figures for people: the whole, then the classes, the hardest first; known: classes of the model."""
     few = f", among {len(report.labels):,} of {known:,} classes" if len(report.labels) < known else ""
     head = f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}{few}"
+    if percent(report.mean_over_classes) != percent(report.accuracy):
+        head += f"; mean over classes {percent(report.mean_over_classes)}"
     head += f"; calibration error {report.ece:.3f}"
     classes = sorted(((str(label), value) for label, value in report.per_class.items()), key=lambda row: row[1])
     width = columns(label for label, _ in classes)

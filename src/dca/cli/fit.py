@@ -144,10 +144,10 @@ def command(
     \b
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
-    dca fit photos/ --hold-out 0.2
-    dca fit photos/ --with dca --open
-    dca fit photos/ --method dca --track tensorboard
-    dca fit photos/ --method gda --estimate
+    dca fit photos/ --hold-out 0.2 -o measured.dca
+    dca fit photos/ --with dca --open -o both.dca
+    dca fit photos/ --method dca --track tensorboard -o dca.dca
+    dca fit photos/ --method gda --estimate -o gda.dca
     dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
     dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
     dca fit eurosat/ --shots 16 --protocol base-to-new
@@ -165,7 +165,7 @@ def command(
     if as_json:
         emit({"model": str(outcome.folder), **outcome.result})
     else:
-        report(outcome, written["pictures"])
+        report(outcome, data, written["pictures"])
     if open_it:
         open_report(outcome.folder, spec, device=device, quiet=quiet)
 
@@ -245,13 +245,13 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
-def report(outcome: Outcome, pictures: bool = False) -> None:
-    """Print the result of a run as text; pictures: whether they were asked for."""
+def report(outcome: Outcome, data: str = "DATA", pictures: bool = False) -> None:
+    """Print the result of a run on `data` as text; pictures: whether they were asked for."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
     for warning in outcome.result["warnings"]:
         click.echo(f"warning: {warning}", err=True)
-    click.echo("\n".join(summary(outcome.result, str(outcome.folder))))
+    click.echo("\n".join(summary(outcome.result, str(outcome.folder), data)))
     if pictures:
         say_how_to_draw()
 

@@ -15,8 +15,8 @@ MOST_LABELS = 5
 REAL_WORK = 200
 
 
-def summary(result: Result, model: str) -> list[str]:
-    """The result of a run as lines of text. model: folder of the model."""
+def summary(result: Result, model: str, data: str = "DATA") -> list[str]:
+    """The result of a run as lines of text. model: folder of the model. data: where the images are, as it was given."""
     found = f"{result['classes']} classes, {counted(result['images'], 'training image')} ({_taken(result)})"
     corrected = result.get("corrections", 0)  # absent in runs of earlier versions
     public = f"recognised as {result['public']} ({result['split']}): settings published for it apply"
@@ -28,7 +28,7 @@ def summary(result: Result, model: str) -> list[str]:
         f"{result['dataset']}: {found}{f', {corrected:,} of them corrected in dca serve' if corrected else ''}",
         *([public] if result["public"] else []),
         *_accuracies(result),
-        *_findings(result["findings"], model),
+        *_findings(result["findings"], data),
         f"{did} with {result['method']} in {seconds}; model {model} ({size})",
         *([pictures_line([f"{model}/{name}" for name in drawn])] if (drawn := result.get("pictures")) else []),
         f"next  dca predict {shlex.quote(model)} IMAGE...",
@@ -98,14 +98,15 @@ def _estimated(result: Result) -> list[str]:
         return []
     ends = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
     known = found["zero_shot_accuracy"]
-    lines = [f"estimated accuracy on new images ({found['how']} on {counted(found['n'], 'training image')})"]
+    how = f"{found['how']} on {counted(found['n'], 'training image')}"
+    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
     if known is not None:
         lines.append(f"  zero-shot CLIP  {percent(known):>7}")
     return [*lines, f"  {result['method']:<14}  {percent(found['accuracy']):>7}   (95 % interval: {ends})"]
 
 
-def _findings(found: Result, model: str) -> list[str]:
-    """What the fit found out about the photos."""
+def _findings(found: Result, data: str) -> list[str]:
+    """What the fit found out about the photos at `data`."""
     lines = [f"note: {note}" for note in found["notes"]]
     more = found["more_images"]
     if more and 100 * more["gain"] >= 0.5:
@@ -115,7 +116,8 @@ def _findings(found: Result, model: str) -> list[str]:
         lines.append(f"often confused: {', '.join(pairs)}")
     doubtful = found["doubtful_labels"]
     if doubtful:
-        lines.append(f"labels to check: {counted(len(doubtful), 'image')}; all of them: dca check-labels DATA")
+        command = f"dca check-labels {shlex.quote(data)}"
+        lines.append(f"labels to check: {counted(len(doubtful), 'image')}; all of them: {command}")
         lines += [
             f"  {row['image']}: is it {row['suggested']}? (probability {row['probability']:.2f}; "
             f"{row['label']} {row['own']:.2f})"

@@ -223,9 +223,11 @@ def write_file(
     **place: Any,
 ) -> Done:
     """Predict into one file on this machine."""
+    from dca.core.memory import keep_freed_memory
     from dca.model.bulk import predict_to_file
     from dca.model.classifier import Classifier
 
+    keep_freed_memory()
     classifier = Classifier.from_pretrained(model, **place)
     return predict_to_file(classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress)
 

@@ -74,13 +74,14 @@ def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
     """An image in memory as 8-bit RGB.
 
     The EXIF rotation is applied unless `upright` is false, transparent parts become white, and 16-bit grey is scaled
-    to 8 bits. The result has no EXIF rotation left, and the argument is not changed.
+    to 8 bits. The result has no EXIF rotation left, and is never the argument, which is not changed.
 
     >>> to_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).getpixel((0, 0))
     (255, 255, 255)
     """
     if upright:
-        return _rgb(_upright(image))
+        found = _rgb(_upright(image))
+        return found.copy() if found is image else found
     stored = _rgb(image).copy()
     stored.info = {}  # so that no later call turns it
     return stored
@@ -112,7 +113,7 @@ def square(image: Image.Image, size: int, resize: int | None, resample: int) -> 
     >>> square(Image.new("RGB", (40, 30)), 8, 8, 3).shape
     (3, 8, 8)
     """
-    image = to_rgb(image)
+    image = _rgb(_upright(image))
     width, height = image.size
     if resize is None:
         image = image.resize((size, size), Image.Resampling(resample))
@@ -180,10 +181,10 @@ def _open(image: ImageLike, upright: bool = True) -> Image.Image:
 
 
 def _loaded(image: Image.Image, upright: bool = True) -> Image.Image:
-    """An image of which the header was read, as 8-bit RGB."""
+    """An image of which the header was read, as 8-bit RGB; not a copy, since nobody else has it."""
     _fit_into_limit(image)
     image.load()
-    return to_rgb(image, upright=upright)
+    return _rgb(_upright(image)) if upright else to_rgb(image, upright=False)
 
 
 def _lazy(file: BinaryIO) -> Image.Image:
@@ -246,17 +247,21 @@ def enable_heif() -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image with its EXIF rotation applied; as it is where the EXIF data is damaged."""
+    """The image with its EXIF rotation applied; the same object where there is none, or the EXIF data is damaged.
+
+    Pillow's function copies an image that needs no rotation, which takes a fifth of the time to decode a small one.
+    """
     try:
-        return ImageOps.exif_transpose(image)
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return ImageOps.exif_transpose(image) if turned else image
     except (ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError, Warning):
         return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Eight-bit RGB of any Pillow mode."""
+    """Eight-bit RGB of any Pillow mode; the same object where it is that already."""
     if image.mode == "RGB" and "transparency" not in image.info:
-        return image if image.__class__ is Image.Image else image.copy()
+        return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return Image.fromarray(_eight_bits(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:

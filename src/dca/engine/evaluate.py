@@ -162,10 +162,16 @@ class Evaluation:
         """Number of images."""
         return len(self.truth)
 
+    @property
+    def mean_over_classes(self) -> float:
+        """Mean of the accuracies per class, in which every class counts alike, as in the estimate of a fit."""
+        return sum(self.per_class.values()) / len(self.per_class)
+
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as `dca eval --json` prints them; probabilities are left out."""
         return {
             "accuracy": self.accuracy,
+            "mean_over_classes": self.mean_over_classes,
             "n": self.n,
             "classes": len(self.labels),
             "per_class": {str(label): value for label, value in self.per_class.items()},

@@ -1,7 +1,8 @@
 """Predictions for any number of images, batch after batch, in their order.
 
-Threads decode images ahead. On a CPU, every core then encodes batches of its own: threads that share one matrix product
-wait for each other at its end, all the longer where decoding or other programs use the cores, too.
+On a CPU, every core decodes and encodes batches of its own: threads that share one matrix product wait for each other
+at its end, all the longer where other work uses the cores, too, and threads that only decode take turns with those that
+encode, which costs both of them their caches. On a GPU, threads decode images ahead of it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from dca.clip.config import VisionConfig
 from dca.core.wording import NONE
 from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable
+from dca.data.decode import Unreadable, opened
 from dca.data.decode_many import in_order
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ if TYPE_CHECKING:
 # An image, and its evaluation crop, uint8 (3, S, S).
 Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
 Crop = Callable[[Image.Image], NDArray[np.uint8]]
-# Images that pass the tower at once. On a CPU the activations of a small batch stay in its caches: the tower of the
-# embedded model takes 13.4 ms of one core per image in batches of 32, and 16.2 ms in batches of 128.
-BATCH_ON_CPU, BATCH_ON_GPU = 32, 128
-# Images that are decoded ahead of the tower.
+# Images that pass the tower at once.
+BATCH_ON_GPU, MOST_ON_CPU = 128, 16
+# Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
+# 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
+# one core per image in batches of 8, and 400 ms in batches of 16.
+LARGEST_ACTIVATION = 2**24
+# Images that are decoded ahead of a GPU.
 AHEAD = 256
 
 
@@ -56,7 +61,7 @@ def stream_answers(
 
     Args:
         model: A fitted classifier.
-        images: Any number of images; about 300 of them are in memory at a time.
+        images: Any number of images; a few batches of them are in memory at a time.
         coverage: Of the prediction sets; None for no sets.
         batch: Images per batch; None for a number that suits the device.
 
@@ -68,14 +73,17 @@ def stream_answers(
     """
     clip = model.method_.clip
     on_cpu = clip.device.type == "cpu"
-    batches = _batches(images, clip.preprocess.crop, batch or (BATCH_ON_CPU if on_cpu else BATCH_ON_GPU))
+    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else BATCH_ON_GPU)
+    batches = (_to_decode if on_cpu else _decoded)(images, clip.preprocess.crop, size)
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads if on_cpu else 1, "dca-encode", _use_one_core if on_cpu else None)
+    # One thread more than cores, for those that wait for a file.
+    workers = threads + 1 if on_cpu else 1
+    pool = ThreadPoolExecutor(workers, "dca-encode", _use_one_core if on_cpu else None)
     waiting: deque[Future[list[Answered | Unreadable]]] = deque()
     try:
         for pairs in batches:
             waiting.append(pool.submit(_answered, model, pairs, coverage))
-            if len(waiting) > (threads if on_cpu else 1):
+            if len(waiting) > (2 * workers if on_cpu else 1):  # one for each thread that has just finished another
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -84,21 +92,40 @@ def stream_answers(
         torch.set_num_threads(threads)  # the number of threads that begin later, too
 
 
+def batch_on_cpu(tower: VisionConfig) -> int:
+    """Images that pass an image tower at once on a CPU.
+
+    >>> from dca.clip import VIT_B_16
+    >>> batch_on_cpu(VIT_B_16.vision)
+    6
+    """
+    floats_per_image = (1 + tower.patches) * tower.hidden
+    return min(MOST_ON_CPU, max(1, LARGEST_ACTIVATION // (4 * floats_per_image)))
+
+
 def _use_one_core() -> None:
     """Make torch compute in the calling thread alone."""
     torch.set_num_threads(1)
 
 
-def _batches(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[list[Pair]]:
-    """Images with their crops, or the reasons why they cannot be read, in lists of at most `batch`."""
+def _to_decode(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
+    """As `_decoded`, but an image is decoded when its pair is asked for, by the thread that asks."""
+    source = iter(images)
+    while some := list(islice(source, batch)):
+        yield ((image, opened(image, crop)) for image in some)
+
+
+def _decoded(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
+    """Images with their crops, or the reasons why they cannot be read, in groups of at most `batch`."""
     ahead, named = tee(images)
     pairs = zip(named, in_order(ahead, crop, workers=None, ahead=AHEAD), strict=True)
     while some := list(islice(pairs, batch)):
         yield some
 
 
-def _answered(model: Classifier, pairs: Sequence[Pair], coverage: float | None) -> list[Answered | Unreadable]:
+def _answered(model: Classifier, pairs: Iterable[Pair], coverage: float | None) -> list[Answered | Unreadable]:
     """The outcomes of images and their crops, uint8 (3, S, S)."""
+    pairs = list(pairs)
     crops = [crop for _, crop in pairs if not isinstance(crop, Unreadable)]
     if not crops:
         return [crop for _, crop in pairs if isinstance(crop, Unreadable)]

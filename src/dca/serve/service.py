@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dca.core.memory import return_freed_memory
 from dca.data.corrections import Correction, read_corrections
 from dca.data.sources.walk import image_files
 from dca.model.classifier import Classifier
@@ -28,6 +29,8 @@ from dca.serve.tray import doubts, labelling_order
 from dca.serve.workspace import Kept, Workspace
 
 log = logging.getLogger(__name__)
+# Seconds between two returns of freed memory.
+TIDY_SECONDS = 20.0
 
 
 class Service:
@@ -57,19 +60,22 @@ class Service:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
         self._batcher = Batcher(self._see, options.batch, self._thread, self.metrics.batches.observe)
         self._filling: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._ordered: tuple[object, list[tuple[Held, Answer, float]]] = (None, [])
 
     async def start(self) -> None:
         """Start the processes, and read the corrections of the model folder."""
         await asyncio.gather(self._decoders.start(), self._batcher.start())
         await self.space.adopt([kept for kept in await self._read_corrections() if kept is not None])
+        self._tidying = asyncio.create_task(_tidy())
         if self._tray_folder is not None:
             self._filling = asyncio.create_task(self._fill_tray(self._tray_folder))
 
     async def stop(self) -> None:
         """End the processes."""
-        if self._filling is not None:
-            self._filling.cancel()
+        for task in (self._filling, self._tidying):
+            if task is not None:
+                task.cancel()
         await self._batcher.stop()
         await self._decoders.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -163,6 +169,13 @@ def _ordered(images: Sequence[Held], answers: Sequence[Answer]) -> list[tuple[He
     frozen = torch.stack([held.encoded.frozen for held in images]).double().cpu()
     units = torch.nn.functional.normalize(frozen, dim=-1).numpy()
     return [(images[n], answers[n], round(float(doubt[n]), 4)) for n in labelling_order(doubt, units)]
+
+
+async def _tidy() -> None:
+    """Return freed memory from time to time: images that stay and batches that go would leave ever more of it."""
+    while True:
+        await asyncio.sleep(TIDY_SECONDS)
+        await asyncio.to_thread(return_freed_memory)
 
 
 class Metrics:
