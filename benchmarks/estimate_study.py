@@ -110,14 +110,21 @@ def accuracies(task: Dataset, session: Session, shots: int) -> dict[str, float]:
 
 def table(rows: Sequence[dict[str, float]]) -> str:
     """Means over draws, and their differences to the accuracy on other images with 95 % intervals."""
-    lines = []
-    for name in rows[0]:
-        values = 100 * np.array([row[name] for row in rows])
-        gaps = values - 100 * np.array([row["macro"] for row in rows])
-        half = 1.96 * gaps.std(ddof=1) / np.sqrt(len(rows)) if len(rows) > 1 else float("nan")
-        lines.append(f"  {name:<14} {values.mean():6.1f}   minus macro {gaps.mean():+5.1f} ± {half:.1f}")
-    lines[-1] = f"  macro inside the printed interval: {sum(row['inside'] for row in rows):.0f} of {len(rows)}"
-    return "\n".join(lines)
+    found = {name: 100 * np.array([row[name] for row in rows]) for name in rows[0]}
+    inside = found.pop("inside")
+    lines = [
+        f"  {name:<14} {values.mean():6.1f}   minus macro {with_interval(values - found['macro'])}"
+        for name, values in found.items()
+    ]
+    optimism = with_interval(found["fixed numbers"] - found["nested"])
+    covered = f"  macro inside the printed interval: {inside.sum() / 100:.0f} of {len(rows)}"
+    return "\n".join([*lines, f"  optimism of the choice {optimism}", covered])
+
+
+def with_interval(values: NDArray[np.float64]) -> str:
+    """The mean of values (n,) and half the width of its 95 % interval (normal)."""
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return f"{values.mean():+5.1f} ± {half:.1f}"
 
 
 def main() -> None:

@@ -96,6 +96,6 @@ def cost_lines(cost: Int8Cost) -> list[str]:
     same = f"same answer on {cost.same:,} of {counted(cost.images, 'image')}, max |Δp| {cost.difference:.2g}"
     if cost.accuracy is None or cost.accuracy_int8 is None:
         return [f"int8: {same}", "  the cost in accuracy is not known: give labelled images with --data"]
-    lost = 100 * (cost.accuracy - cost.accuracy_int8)
-    figures = f"accuracy {percent(cost.accuracy_int8)} instead of {percent(cost.accuracy)} ({-lost:+.1f} points)"
+    gained = 100 * (cost.accuracy_int8 - cost.accuracy)
+    figures = f"accuracy {percent(cost.accuracy_int8)} instead of {percent(cost.accuracy)} ({gained:+.1f} points)"
     return [f"int8: {figures}; {same}"]

@@ -105,7 +105,9 @@ def _asking(problem: str) -> Iterator[None]:
         on_the_way = any(kind.__name__ == "HTTPError" for kind in type(error).__mro__)
         if not on_the_way and not isinstance(error, OSError | ValueError | RuntimeError):
             raise
-        reason = ": ".join(_first_line(part) for part in (error, error.__cause__) if isinstance(part, Exception))
+        # The cause often has the same words.
+        reasons = [_first_line(part) for part in (error, error.__cause__) if isinstance(part, Exception)]
+        reason = ": ".join(dict.fromkeys(reasons))
         status = getattr(getattr(error, "response", None), "status_code", None)
         barred = isinstance(error, RepositoryNotFoundError) or status in (401, 403)
         hint: Any = ["check its name", set_token()] if barred else "check the name and the connection"
