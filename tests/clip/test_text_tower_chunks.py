@@ -43,5 +43,5 @@ def test_a_gpu_takes_as_many_classes_as_fit(clip: CLIP, monkeypatch: pytest.Monk
         torch.cuda, "get_device_properties", lambda device: type("P", (), {"total_memory": 1000 * whole})
     )
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200 * whole)
-    assert classes_at_once([3] * 400, 4, config, OnGpu()) == 400
-    assert classes_at_once([3] * 401, 4, config, OnGpu()) == 120
+    assert classes_at_once([3] * 200, 4, config, OnGpu()) == 200
+    assert classes_at_once([3] * 201, 4, config, OnGpu()) == 120
