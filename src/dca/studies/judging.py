@@ -24,9 +24,8 @@ Outcome = Literal["holds", "does not hold", "not decided", "not measured"]
 RULE = (
     "A comparison holds if the 95 % interval of its paired difference (paired bootstrap over dataset and seed) lies "
     "inside the claimed region, usually above zero; it does not hold if the interval lies outside; it is not decided "
-    "if "
-    f"the interval has a part in both, or with fewer than {FEWEST_PAIRS} pairs. A claim with several comparisons holds "
-    "if all were measured and hold, does not hold if one does not, and is not decided otherwise. The size that the "
+    f"if the interval has a part in both, or with fewer than {FEWEST_PAIRS} pairs. A claim with several comparisons "
+    "holds if all were measured and hold, does not hold if one does not, and is not decided otherwise. The size that the "
     "paper prints is not judged."
 )
 
