@@ -25,8 +25,8 @@ RULE = (
     "A comparison holds if the 95 % interval of its paired difference (paired bootstrap over dataset and seed) lies "
     "inside the claimed region, usually above zero; it does not hold if the interval lies outside; it is not decided "
     f"if the interval has a part in both, or with fewer than {FEWEST_PAIRS} pairs. A claim with several comparisons "
-    "holds if all were measured and hold, does not hold if one does not, and is not decided otherwise. The size that the "
-    "paper prints is not judged."
+    "holds if all were measured and hold, does not hold if one does not, and is not decided otherwise. The size that "
+    "the paper prints is not judged."
 )
 
 
