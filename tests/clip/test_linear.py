@@ -42,5 +42,6 @@ def test_with_autocast_it_equals_a_plain_layer() -> None:
     for enabled in (True, False):
         with torch.autocast("cpu", dtype=LOW, enabled=enabled):
             assert torch.equal(ours(x), plain(x))
-            assert torch.equal(ours.part(x, slice(2, 5)), plain(x)[:, 2:5])
+            # A product of another shape may add in another order.
+            torch.testing.assert_close(ours.part(x, slice(2, 5)), plain(x)[:, 2:5])
     assert set(ours.state_dict()) == {"weight", "bias"}
