@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Thread, current_thread
 
 import torch
 from torch import Tensor
@@ -46,14 +46,15 @@ class KeptCrops:
 
         def read() -> None:
             with suppress(Exception):  # whoever asks for the crops meets the same error
-                deque(self._of(images, contents, preprocess, upright=upright, keep=True), maxlen=0)
+                deque(self.of(images, contents, preprocess, upright=upright, keep=True), maxlen=0)
 
         self._wait()
         self._ahead = Thread(target=read, daemon=True)
         self._ahead.start()
 
     def _wait(self) -> None:
-        if self._ahead is not None:
+        """Wait for crops that are made ahead, unless this is the thread that makes them."""
+        if self._ahead is not None and self._ahead is not current_thread():
             self._ahead.join()
             self._ahead = None
 
@@ -79,18 +80,6 @@ class KeptCrops:
             uint8 (1, 3, S, S) per image, or why it cannot be read.
         """
         self._wait()
-        yield from self._of(images, contents, preprocess, upright=upright, keep=keep)
-
-    def _of(
-        self,
-        images: Sequence[ImageLike],
-        contents: Sequence[str],
-        preprocess: Preprocess,
-        *,
-        upright: bool,
-        keep: bool,
-    ) -> Iterator[Tensor | Unreadable]:
-        """`of`, also while crops are made ahead."""
         name = digest_of(preprocess.to_dict())
         keys = [f"{name} {content}" for content in contents]
         known = [self._crops.get(key) for key in keys]
