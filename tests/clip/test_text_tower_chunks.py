@@ -45,3 +45,13 @@ def test_a_gpu_takes_as_many_classes_as_fit(clip: CLIP, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200 * whole)
     assert classes_at_once([3] * 200, 4, config, OnGpu()) == 200
     assert classes_at_once([3] * 201, 4, config, OnGpu()) == 120
+
+
+def test_the_number_of_classes_at_once_stays_as_it_was_chosen_first(
+    clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free memory shrinks while a step is recorded; other chunks would need index tensors that are not there yet."""
+    asked = iter([2, 3])
+    monkeypatch.setattr("dca.clip.text.classes_at_once", lambda *_: next(asked))
+    chosen = [clip.text._at_once([3, 4, 5], prompts, torch.zeros(0)) for prompts in (1, 1, 2)]
+    assert chosen == [2, 2, 3]

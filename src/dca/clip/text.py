@@ -51,6 +51,7 @@ class TextTower(nn.Module):
         self.blocks = Blocks(config)
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = Linear(config.width, embed_dim, bias=False)
+        self._chosen: dict[tuple[object, ...], int] = {}
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token embeddings (R, W) of R ids, without positions."""
@@ -134,13 +135,20 @@ class TextTower(nn.Module):
     ) -> Tensor:
         """`_shared` of at most `at_once` classes at a time, each computed again for its gradient."""
         like = contexts[0].new_empty(0, dtype=compute_type(contexts[0]))
-        most = at_once or classes_at_once([len(ids) for ids in names], len(contexts), self.config, like)
+        most = at_once or self._at_once([len(ids) for ids in names], len(contexts), like)
         if most >= len(names):
             return self._shared(contexts, names, deep, updates)
         chunks = [names[start : start + most] for start in range(0, len(names), most)]
         options: Any = {"use_reentrant": False, "preserve_rng_state": False}
         found = [checkpoint(self._shared, contexts, chunk, deep, updates, **options) for chunk in chunks]
         return torch.cat(found, dim=1)
+
+    def _at_once(self, names: Sequence[int], prompts: int, like: Tensor) -> int:
+        """`classes_at_once`, chosen at the first use: free memory changes, and a recorded step must not."""
+        key = len(names), sum(names), prompts, like.dtype, like.device, torch.is_grad_enabled()
+        if key not in self._chosen:
+            self._chosen[key] = classes_at_once(names, prompts, self.config, like)
+        return self._chosen[key]
 
     def _shared(
         self,

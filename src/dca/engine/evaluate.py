@@ -17,10 +17,9 @@ from dca.core.errors import UserError
 from dca.core.progress import of_stage
 from dca.data.dataset import ImageLike
 from dca.data.image_store import in_batches
+from dca.engine.features import batch_size
 from dca.engine.session import Session
 from dca.methods.interface import Method
-
-BATCH = 128
 
 
 @torch.no_grad()
@@ -76,13 +75,14 @@ def _normalized(probs: Tensor) -> NDArray[np.float64]:
 def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: str) -> Iterator[Tensor]:
     """Batches of pixels as the image tower takes them."""
     outcomes, count = session.crops(images, clip), of_stage(session.progress, stage)
-    for crops in in_batches(outcomes, len(images), BATCH, count, pin=clip.device.type == "cuda"):
+    for crops in in_batches(outcomes, len(images), batch_size(clip), count, pin=clip.device.type == "cuda"):
         yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
 
 
 def _classify(method: Method, features: Tensor) -> Tensor:
     """Probabilities (N, C) on the CPU, as many images at once as the method allows."""
-    parts = [method.classify(rows).cpu() for rows in torch.split(features, min(BATCH, method.images_at_once))]
+    at_once = min(batch_size(method.clip), method.images_at_once)
+    parts = [method.classify(rows).cpu() for rows in torch.split(features, at_once)]
     return torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
 
 

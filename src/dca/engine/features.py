@@ -27,8 +27,20 @@ from dca.data.feature_store import Features
 from dca.data.image_store import in_batches, view_crops
 from dca.engine.kept_crops import AHEAD, KeptCrops
 
-# Views that pass the tower at once, at least.
-BATCH = 128
+# Images that pass the tower at once: the least number, and on a GPU the most and the pixels of all together. A GPU
+# encodes a small image faster than a batch is prepared and its result is fetched, so small images come in many.
+BATCH, MOST_ON_GPU, PIXELS_ON_GPU = 128, 1024, 128 * 224**2
+
+
+def batch_size(clip: CLIP) -> int:
+    """Images that pass the image tower at once.
+
+    >>> batch_size(CLIP.from_pretrained("mini"))
+    128
+    """
+    if clip.device.type == "cpu":
+        return BATCH
+    return max(BATCH, min(PIXELS_ON_GPU // clip.preprocess.size**2, MOST_ON_GPU))
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class _Source:
         views = len(self.views)
         wanted = [(n, [place % views for place in own]) for n, own in groupby(places, lambda p: p // views)]
         clip, pin = self.clip, self.clip.device.type == "cuda"
-        for crops in in_batches(self._crops(wanted), len(wanted), BATCH, self.count, pin=pin):
+        for crops in in_batches(self._crops(wanted), len(wanted), batch_size(clip), self.count, pin=pin):
             yield clip.encode_image(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))).cpu()
 
     def _crops(self, wanted: Sequence[tuple[int, Sequence[int]]]) -> Iterator[Tensor | Unreadable]:

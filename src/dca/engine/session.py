@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.clip import CLIP
+from dca.core import warm_up
 from dca.core.choices import Selection
 from dca.core.device import compute_dtype, resolve_device
 from dca.core.errors import UserError
@@ -70,6 +71,7 @@ class Session:
         keep_crops: bool = False,
     ) -> None:
         self.device = resolve_device(device)
+        warm_up.begin(self.device)
         self.store: Features = store if store is not None else FeatureStore()
         self.progress = progress
         self.keep_crops = keep_crops

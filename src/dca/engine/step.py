@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from dca.clip.beside import towers_beside
-from dca.core import seeds
+from dca.core import seeds, warm_up
 from dca.core.errors import UserError
 from dca.methods.interface import Batch, Step, TrainedMethod
 
@@ -36,6 +36,7 @@ class Recording:
         self.graph, self.noisy = torch.cuda.CUDAGraph(), noisy
         if noisy:
             self.graph.register_generator_state(self.batch.noise)
+        warm_up.wait()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

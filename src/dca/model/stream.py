@@ -24,6 +24,7 @@ from dca.core.wording import NONE
 from dca.data.dataset import ImageLike
 from dca.data.decode import Unreadable, opened
 from dca.data.decode_many import in_order
+from dca.engine.features import batch_size
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
 Crop = Callable[[Image.Image], NDArray[np.uint8]]
 # Images that pass the tower at once.
-BATCH_ON_GPU, MOST_ON_CPU = 128, 16
+MOST_ON_CPU = 16
 # Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
 # 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
 # one core per image in batches of 8, and 400 ms in batches of 16.
@@ -73,7 +74,7 @@ def stream_answers(
     """
     clip = model.method_.clip
     on_cpu = clip.device.type == "cpu"
-    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else BATCH_ON_GPU)
+    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else batch_size(clip))
     batches = (_to_decode if on_cpu else _decoded)(images, clip.preprocess.crop, size)
     threads = torch.get_num_threads()
     # One thread more than cores, for those that wait for a file.
