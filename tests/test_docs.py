@@ -198,7 +198,7 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
             kinds = [get_method(name) for name in names or ["tip_adapter_f"]]
             assert any(_understood(kind, setting) for kind in kinds), (names, setting)
             given.append(setting)
-    wanted = {"prototypes=augmented", "init=random", "search=grid", "names=raw", "crop_low=0.5", "reading=printed"}
+    wanted = {"prototypes=augmented", "init=random", "search=grid", "names=raw", "crop_low=0.08", "reading=printed"}
     assert wanted <= {*given}
 
 

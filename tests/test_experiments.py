@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from dca.data.shifts import SHIFTS
 from dca.experiment.spec import Spec
 from dca.methods.registry import all_methods
+from dca.studies.selection import select
 from dca.studies.spec_file import load_study
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"
@@ -63,3 +66,13 @@ def test_finished_models_of_the_few_shot_study_are_used_again() -> None:
     assert set(specs("gamma")) < few
     assert len(set(specs("metric")) & few) == 3 * 18, "DCA, DAPT with the cosine, GDA"
     assert len(set(specs("components")) & set(specs("metric"))) == 2 * 18, "the baseline, and DCA itself"
+
+
+def test_the_readme_quotes_the_selection() -> None:
+    digest = hashlib.sha256((FOLDER / "selection.json").read_bytes()).hexdigest()
+    assert f"has the sha256 `{digest}`" in README
+
+
+def test_the_selection_is_what_the_committed_runs_give() -> None:
+    found = select(load_study("selection"), FOLDER / "runs" / "selection")
+    assert json.loads(json.dumps(found)) == json.loads((FOLDER / "selection.json").read_text(encoding="utf-8"))

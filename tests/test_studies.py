@@ -96,3 +96,9 @@ def test_a_study_prints_its_tables_and_writes_its_figures(
     assert printed.strip() in page.read_text(encoding="utf-8")
     docs = (BENCHMARKS.parent / "docs").glob("*.md")
     assert any(f"<!-- benchmarks/{script}.py -->\n" in text.read_text(encoding="utf-8") for text in docs)
+
+
+def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
+    script = load("selection_table")
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.filled(page, script.SCRIPT, script.table(json.loads(script.SELECTION.read_text()))) == page

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from dca.core.calibration import calibration_error
 from dca.data.dataset import Dataset
 from dca.data.feature_store import FeatureStore
 from dca.engine.evaluate import evaluation, probabilities
+from dca.engine.features import batch_size
 from dca.engine.session import Session
 from dca.methods.interface import Problem
 from dca.methods.registry import all_methods, get_method
@@ -114,3 +117,11 @@ def test_calibration_error_equals_a_literal_loop(n: int, classes: int, seed: int
             confidence = sum(float(probs[i].max()) for i in inside) / len(inside)
             total += len(inside) / n * abs(accuracy - confidence)
     assert calibration_error(probs.max(axis=1), right) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(("device", "side", "expected"), [("cpu", 32, 128), ("cuda", 32, 1024), ("cuda", 112, 512)])
+def test_small_images_come_in_large_batches_on_a_gpu(device: str, side: int, expected: int) -> None:
+    clip: Any = SimpleNamespace(device=torch.device(device), preprocess=SimpleNamespace(size=side))
+    assert batch_size(clip) == expected
+    clip.preprocess.size = 448
+    assert batch_size(clip) == 128

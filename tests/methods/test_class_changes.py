@@ -16,9 +16,9 @@ from dca.core.errors import UserError
 from dca.data.dataset import Dataset, Item
 from dca.engine.session import Session
 from dca.engine.training_images import TrainingImages
+from dca.methods.dca import OWN_GAMMAS
 from dca.methods.interface import Method
 from dca.methods.registry import all_methods, get_method
-from dca.methods.shared.gaussian import gammas
 from dca.model.classifier import Classifier
 from oracles.dca import dense_covariance, dense_distance
 
@@ -178,7 +178,7 @@ def test_a_class_without_images_takes_the_covariance_of_all(more: dict[str, Any]
 def test_the_covariance_of_all_images_is_about_their_own_texts(five: Dataset, tiny: CLIP) -> None:
     method: Any = fitted("dca", five, tiny)
     added: Any = method.with_class("zebra", support([], tiny))
-    gamma1, gamma2 = gammas(1)
+    gamma1, gamma2 = OWN_GAMMAS
     texts, shots = added.text_features.double(), method.shots
     for m, f in enumerate(features(len(texts)).double()):
         apart = shots.features.double() - texts[m, shots.labels()]

@@ -78,7 +78,7 @@ def test_without_its_losses_it_is_coop_with_vpt(clip: CLIP) -> None:
     """β = 0: one learned context of CoOp, VPT's tokens in placement "dapt", cross-entropy and nothing else."""
     images = Images((2, 2, 2, 2))
     method = build(clip, beta_visual=0.0, beta_text=0.0)
-    vpt = VPT.build(clip, method.problem, VPTOptions())
+    vpt = VPT.build(clip, method.problem, VPTOptions(placement="dapt"))
     with torch.no_grad():
         vpt.tokens[0].copy_(method.visual.tokens)
     method.prepare(images)

@@ -12,7 +12,7 @@ from dca.clip import CLIP
 from dca.clip.tokens import ExtraTokens
 from dca.core import seeds
 from dca.core.errors import UserError
-from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, epochs
+from dca.methods.dca import DCA, OWN_GAMMAS, PAPER_TABLE, DCAOptions, epochs
 from dca.methods.interface import Batch, Problem
 from dca.methods.shared.gaussian import GAMMAS, gammas
 from dca.methods.summary import parameter_count
@@ -79,10 +79,11 @@ def test_step_equals_the_equations(clip: CLIP, counts: tuple[int, ...], contexts
     assert {k: float(v.detach()) for k, v in step.terms.items()} == pytest.approx(expected, rel=2e-4)
 
 
-def test_probabilities_equal_the_equations(clip: CLIP) -> None:
-    """The finished model: text centre, paper's γ, inverse score, mean over prompts."""
+@pytest.mark.parametrize(("table", "expected"), [("paper", GAMMAS[2]), (None, OWN_GAMMAS)])
+def test_probabilities_equal_the_equations(clip: CLIP, table: str | None, expected: tuple[float, float]) -> None:
+    """The finished model: text centre, paper's γ or ours, inverse score, mean over prompts."""
     images = Images((3, 3, 3, 3))
-    method = build(clip)
+    method = build(clip, gammas=table)
     method.finish(images)
     method.seal()
     new = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))
@@ -95,7 +96,7 @@ def test_probabilities_equal_the_equations(clip: CLIP) -> None:
         for m in range(4):
             distances = []
             for c in range(4):
-                sigma = oracle.dense_covariance(x[images.labels == c], u[m, c], *gammas(3), True)
+                sigma = oracle.dense_covariance(x[images.labels == c], u[m, c], *expected, True)
                 distances.append(float(oracle.dense_distance(sigma, f[n], u[m, c])))
             mean += torch.tensor(oracle.probability(distances, clip.tau, 1e-6, "inverse")) / 4
         torch.testing.assert_close(got[n].double(), mean, atol=1e-5, rtol=1e-4)
@@ -268,10 +269,10 @@ def test_every_option_has_help_and_an_origin() -> None:
     ("source", "names"),
     [
         ("paper", "n_prompts phrases visual_tokens score train_metric test_metric intra covariance normalize epochs"),
-        ("paper", "batch_size optimizer warmup_epochs warmup_rate gamma1 gamma2"),
+        ("paper", "batch_size optimizer warmup_epochs warmup_rate"),
         ("our reading", "contexts intra_features intra_reduction separation_reduction separation_pairs"),
         ("our reading", "center head_views"),
-        ("ours", "recipe alpha beta learning_rate random_length eps"),
+        ("ours", "recipe alpha beta learning_rate random_length eps gammas gamma1 gamma2"),
         ("CoOp", "suffix momentum weight_decay schedule final_rate augment"),
         ("CLIP", "tau"),
         ("torch", "adam_eps"),

@@ -36,7 +36,7 @@ def test_nothing_is_trained_and_51300_numbers_are_stored_on_vit_b_16() -> None:
 def test_probabilities_equal_the_equations(clip: CLIP, counts: tuple[int, ...]) -> None:
     """P as the pseudo-inverse of a D×D matrix; views stacked as samples."""
     images = Images(counts)
-    method = build(clip, images, views=10, alpha=0.7)
+    method = build(clip, images, views=10, alpha=0.7, crop_low=0.08)
     D = clip.config.embed_dim
     x = torch.cat([F.normalize(clip.encode_image(images.view(v)), dim=-1).detach() for v in range(10)]).double()
     y = images.labels.repeat(10)

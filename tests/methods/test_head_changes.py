@@ -31,6 +31,7 @@ CHANGES = [
     {"covariance": "ledoit_wolf"},
 ]
 OF_DCA = [{"test_metric": "euclidean"}, {"normalize": False, "score": "negative"}, {"tau": 5.0, "eps": 0.1}]
+OF_DCA += [{"gammas": "paper"}, {"gammas": "paper", "gamma2": 7.0}]
 OF_DCA += [{"anchors": "means"}, {"anchors": "both", "test_metric": "cosine"}]
 
 
@@ -43,7 +44,7 @@ def test_a_head_made_again_is_that_of_a_fit_with_these_values(clip: CLIP, change
     assert torch.equal(after.classify(f), fresh.classify(f))
     assert after.options == fresh.options
     assert not torch.equal(before.classify(f), after.classify(f))
-    assert before.options.gamma1 == 500.0, "the model itself stays"
+    assert before.options.gamma1 == 100.0, "the model itself stays"
     assert all(a is b for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
@@ -56,7 +57,7 @@ def test_methods_with_covariances_of_dca_have_the_same_options(clip: CLIP, chang
     assert torch.equal(with_options(before, changes).classify(f), fresh.classify(f))
 
 
-def test_texts_are_read_and_auto_is_by_shots(clip: CLIP):
+def test_texts_are_read_and_auto_is_the_default(clip: CLIP):
     method = finished(clip, "dca", Images((3, 3, 3, 3)))
     changed = with_options(method, ["gamma1=700", "gamma2 = 20"])
     assert (changed.options.gamma1, changed.options.gamma2) == (700.0, 20.0)

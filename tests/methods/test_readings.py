@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dca.clip import CLIP
 from dca.core import seeds
-from dca.methods.dca import DCA, DCAOptions
+from dca.methods.dca import DCA, OWN_GAMMAS, DCAOptions
 from dca.methods.interface import Batch, Problem
 from dca.methods.shared.gaussian import GAMMAS, gammas
 from dca.methods.shared.readings import POINTS, READINGS, Reading, decided_by, markdown
@@ -75,7 +75,7 @@ def test_printed_tests_with_covariances_about_the_mean_of_the_images(clip: CLIP)
 def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tuple[str, ...]) -> None:
     chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
     assert (chosen.center, chosen.intra_reduction, chosen.separation_reduction) == expected
-    assert (chosen.gamma1, chosen.gamma2) == GAMMAS[2]
+    assert (chosen.gamma1, chosen.gamma2) == (OWN_GAMMAS if reading == "own" else GAMMAS[2])
     given = DCA.resolve(DCAOptions(reading=reading, center="text", gamma1=9.0, intra_reduction="mean"), PROBLEM)
     assert (given.center, given.gamma1, given.intra_reduction) == ("text", 9.0, "mean")
     assert given.separation_reduction == expected[2]
@@ -83,12 +83,11 @@ def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tup
 
 def test_every_open_point_is_what_a_fit_takes() -> None:
     assert get_args(Reading) == READINGS
-    assert set(decided_by("own")) == {"center", "intra_reduction", "separation_reduction"}
+    assert set(decided_by("own")) == {"center", "gammas", "intra_reduction", "separation_reduction"}
     for reading in READINGS:
         chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
         for point in POINTS:
-            wanted = gammas(3)[0] if point.value(reading) == "table" else point.value(reading)
-            assert getattr(chosen, point.option) == wanted, (reading, point.option)
+            assert getattr(chosen, point.option) == point.value(reading), (reading, point.option)
 
 
 def test_the_docs_and_the_command_name_every_open_point(dca: Any) -> None:

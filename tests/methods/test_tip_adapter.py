@@ -29,7 +29,7 @@ def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 2, 4, 1)])
 def test_probabilities_equal_the_equations(clip: CLIP, counts: tuple[int, ...]) -> None:
     images = Images(counts)
-    method = build(clip, images, views=3, alpha=1.3, beta=2.5)
+    method = build(clip, images, views=3, alpha=1.3, beta=2.5, crop_low=0.08)
     views = [clip.encode_image(images.view(v)).double().tolist() for v in range(3)]
     keys = unit([mean_of([view[i] for view in views]) for i in range(len(images.labels))])
     f = unit(clip.encode_image(images.pixels).double().tolist())

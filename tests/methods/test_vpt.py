@@ -74,7 +74,7 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, placement: str, depth: 
 
 
 def test_parameters_on_vit_b_16() -> None:
-    assert parameter_count(VPT) == 12_288
+    assert parameter_count(VPT) == 46_080
     problem = Problem(names=tuple(f"class {c}" for c in range(100)), shots=16)
     counts = {
         (placement, n, depth): VPT.build(
@@ -105,7 +105,7 @@ def test_where_among_the_patches_the_tokens_stand_does_not_matter(clip: CLIP, pl
 
 def test_normalised_tokens_after_ln_pre_equal_tokens_before_it(clip: CLIP) -> None:
     pixels = Images((2, 2)).pixels
-    before, after = build(clip, placement="maple", tokens=4, depth=1), build(clip, tokens=4)
+    before, after = build(clip, placement="maple", tokens=4, depth=1), build(clip, placement="dapt", tokens=4)
     with torch.no_grad():
         after.tokens.copy_(clip.visual.ln_pre(before.tokens))
     torch.testing.assert_close(before.encode(pixels), after.encode(pixels), atol=1e-5, rtol=0)

@@ -192,21 +192,21 @@ def test_a_model_without_lineage_is_read_and_a_wrong_one_is_not(sample: Dataset,
 
 def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLIP, tmp_path: Path):
     model = fitted("dca", sample, tiny, shots=2)
-    other = model.with_options(gamma1=100, gamma2=20)
-    fresh = fitted("dca", sample, tiny, shots=2, gamma1=100.0, gamma2=20.0, alpha=0.0)
+    other = model.with_options(gamma1=300, gamma2=20)
+    fresh = fitted("dca", sample, tiny, shots=2, gamma1=300.0, gamma2=20.0, alpha=0.0)
     fresh.method_.load_state_dict(model.method_.state_dict())
     fresh.method_.seal()
     images = [item.image for item in sample.test[:4]]
     assert np.array_equal(other.predict_proba(images), fresh.predict_proba(images))
     assert not np.array_equal(other.predict_proba(images), model.predict_proba(images))
     assert other.estimate_ is None
-    assert other.settings == {**SHORT, "gamma1": 100.0, "gamma2": 20.0}
+    assert other.settings == {**SHORT, "gamma1": 300.0, "gamma2": 20.0}
     other.save_pretrained(tmp_path / "m.dca")
     again = Classifier.from_pretrained(tmp_path / "m.dca", backbone=tiny)
     assert np.array_equal(again.predict_proba(images), other.predict_proba(images))
-    assert again.lineage_[-1]["options"] == {"gamma1": [500.0, 100.0], "gamma2": [300.0, 20.0]}
-    assert "set gamma1=100.0 (was 500.0), gamma2=20.0 (was 300.0)" in model_card(again.record())
-    assert model.with_options(gamma1=500) is model
+    assert again.lineage_[-1]["options"] == {"gamma1": [100.0, 300.0], "gamma2": [50.0, 20.0]}
+    assert "set gamma1=300.0 (was 100.0), gamma2=20.0 (was 50.0)" in model_card(again.record())
+    assert model.with_options(gamma1=100) is model
 
 
 def test_an_option_that_training_reads_is_refused(sample: Dataset, tiny: CLIP):

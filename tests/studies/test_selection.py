@@ -13,6 +13,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.methods.registry import all_methods, get_method
+from dca.studies.cell import Cell
 from dca.studies.selection import RULE, Setting, chosen_of, disagreements, select
 from dca.studies.spec_file import Study, study_of
 
@@ -85,17 +86,30 @@ def test_the_best_setting_is_chosen_if_it_is_clearly_better(tmp_path: Path, stud
     assert (found["rule"], found["datasets"], found["shots"]) == (RULE, ["a", "b"], [4, 16])
 
 
-def test_fits_with_other_defaults_than_todays_are_refused(tmp_path: Path, study: Study, write: Write):
+def _record(folder: Path, cell: Cell, **options: Any) -> None:
+    """Let the run in a folder have recorded the options it was made with."""
+    record = {"spec": cell.spec.to_dict(), "identity": {"options": {**options, "unknown today": 3}}}
+    (folder / "spec.json").write_text(json.dumps(record))
+
+
+def test_a_run_is_known_by_the_options_that_it_recorded(tmp_path: Path, study: Study, write: Write):
     write(FOUND)
     cell = study.cells[-1]  # clap with strength=0.3
-    for strength in (0.3, 0.5):
-        record = {"spec": cell.spec.to_dict(), "identity": {"options": {"strength": strength, "views": 3}}}
-        (tmp_path / cell.id / "spec.json").write_text(json.dumps(record))
-        if strength == 0.3:
-            select(study, tmp_path)
-    with pytest.raises(UserError, match="1 value of the fits in") as raised:
+    _record(tmp_path / cell.id, cell, strength=0.3)
+    found = select(study, tmp_path)
+    (tmp_path / cell.id).rename(tmp_path / "of another default")
+    runs = select(study, tmp_path)["methods"]["clap"]["settings"][1]["runs"]
+    assert list(runs.values()) == list(found["methods"]["clap"]["settings"][1]["runs"].values())
+    assert [*runs][-1] == "of another default"
+
+
+def test_fits_with_other_defaults_than_todays_are_refused(tmp_path: Path, study: Study, write: Write):
+    write(FOUND)
+    cell = study.cells[-1]
+    _record(tmp_path / cell.id, cell, strength=0.5)
+    with pytest.raises(UserError, match="1 cell of 24 of small") as raised:
         select(study, tmp_path)
-    assert list(raised.value.details) == [f"{cell.id}  clap: strength=0.5 there, 0.3 today"]
+    assert list(raised.value.details) == [f"{cell.id}  {cell.label}: strength=0.5 there, 0.3 today"]
 
 
 def test_equal_results_give_equal_bytes(tmp_path: Path, study: Study, write: Write):
@@ -185,8 +199,8 @@ def test_the_defaults_are_those_of_the_committed_selection():
     ("found", "lines"),
     [
         (chosen(coop={"learning_rate": 0.002, "phrase": None}), 0),
-        (chosen(coop={"learning_rate": None, "phrase": "a photo of a"}), 2),
-        (chosen(clap={"strength": 0.3}), 0),  # what its default stands for
+        (chosen(coop={"learning_rate": None, "phrase": "a photo of a"}), 0),  # published
+        (chosen(clap={"strength": 0.03}), 0),  # what its default stands for
         (chosen(clap={"strength": 1.0}), 1),
         (chosen(dca={"gamma1": 500.0}), 1),  # of 16 shots only
         (chosen(closed_form={"templates": []}), 0),
@@ -197,13 +211,13 @@ def test_a_chosen_option_that_is_no_default_is_named(found: dict[str, Any], line
 
 
 def test_a_method_may_say_why_a_default_is_another(monkeypatch: pytest.MonkeyPatch):
-    found = chosen(coop={"phrase": "a photo of a"})
+    found = chosen(clap={"recipe": "paper"})
     (line,) = disagreements(found)
-    assert line == "coop: phrase='a photo of a' was chosen, the default is None"
-    monkeypatch.setattr(get_method("coop"), "not_taken", {"phrase": "random contexts are the paper's"})
+    assert line == "clap: recipe='paper' was chosen, the default is 'scaled'"
+    monkeypatch.setattr(get_method("clap"), "not_taken", {"recipe": "it depends on the size of the features"})
     assert disagreements(found) == []
-    lines = get_method("coop").explanations()["defaults that are not those chosen on validation images"]
-    assert lines == ["phrase: random contexts are the paper's"]
+    lines = get_method("clap").explanations()["defaults that are not those chosen on validation images"]
+    assert lines == ["recipe: it depends on the size of the features"]
 
 
 def test_reasons_are_given_for_options_that_exist():

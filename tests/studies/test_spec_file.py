@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,23 @@ def test_auto_is_the_value_none_of_an_option():
     assert [dict(cell.spec.options) for cell in made] == [{}, {"learning_rate": None}]
     (kept,) = cells(grid=[{"data": "a", "method": "clap", "options": {"multipliers": "none"}}])
     assert dict(kept.spec.options) == {"multipliers": "none"}
+
+
+def test_settings_are_the_options_that_a_selection_chose_unless_a_grid_has_others(tmp_path: Path):
+    chosen = {"clap": {"chosen": {"strength": 0.1, "recipe": "scaled"}}, "gda": {"chosen": {"views": 0}}}
+    (tmp_path / "chosen.json").write_text(json.dumps({"methods": chosen}))
+    path = tmp_path / "study.toml"
+    path.write_text(
+        'settings = "chosen.json"\n[common]\ndata = "a"\n[[grid]]\nmethod = ["clap", "gda", "coop"]\n'
+        '[[grid]]\nmethod = "clap"\noptions = {strength = 0.5}\n'
+    )
+    found = [(cell.spec.method, dict(cell.spec.options)) for cell in load_study(path).cells]
+    assert found == [("clap", {"strength": 0.1}), ("gda", {"views": 0}), ("coop", {}), ("clap", {"strength": 0.5})]
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"methods": []}', '{"methods": {"gda": {}}}', None])
+def test_settings_that_are_no_selection_are_an_error(content: str | None, tmp_path: Path):
+    if content is not None:
+        (tmp_path / "chosen.json").write_text(content)
+    with pytest.raises(UserError, match=r"chosen\.json"):
+        study_of({"settings": "chosen.json", "common": {"data": "a"}}, "test", folder=tmp_path)

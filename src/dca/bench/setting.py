@@ -54,7 +54,7 @@ def method_of(clip: CLIP, classes: int, shots: int = 2) -> DCA:
     method = DCA.build(clip, Problem(names=names_of(classes), shots=16, seed=1), DCA.Options())
     features = units(classes * shots, clip.config.embed_dim, device=clip.device)
     labels = torch.arange(classes, device=clip.device).repeat_interleave(shots)
-    method._intra_class = IntraClass.of(features, labels, method.problem.names, method._gaussian("class"))
+    method._intra_class = IntraClass.of(features, labels, method.problem.names, method.problem.shots)
     return method
 
 

@@ -27,6 +27,8 @@ from dca.data.feature_store import Features
 from dca.data.image_store import in_batches, view_crops
 from dca.engine.kept_crops import AHEAD, KeptCrops
 
+# Ranges of the augmented views that methods ask for by default.
+CROPS = (LOW, 0.5)
 # Images that pass the tower at once: the least number, and on a GPU the most and the pixels of all together. A GPU
 # encodes a small image faster than a batch is prepared and its result is fetched, so small images come in many.
 BATCH, MOST_ON_GPU, PIXELS_ON_GPU = 128, 1024, 128 * 224**2
@@ -110,7 +112,7 @@ def load(
 def known(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
     """The contents of which the evaluation view or the first augmented view is stored."""
     found = set()
-    for views in (Views(), Views(range(1))):
+    for views in (Views(), *(Views(range(1), crop_low=low) for low in CROPS)):
         keys = {views.keys(content)[0]: content for content in contents}
         found |= {keys[key] for key in store.known(facts_of(clip), list(keys))}
     return found

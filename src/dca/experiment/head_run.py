@@ -41,8 +41,7 @@ def run_head(
 ) -> dict[str, Any]:
     """Measure a finished method with other options of its head and record the figures.
 
-    The parameters are those of the fit, also where training reads an option of the head, as DCA's L_in reads γ: the
-    figures belong to the head alone. Its probabilities are not calibrated.
+    The parameters are those of the fit: training reads no option of the head. The probabilities are not calibrated.
 
     Args:
         spec: What was fitted.

@@ -75,6 +75,10 @@ class ClosedForm(FrozenMethod):
     estimates_itself = True
     calibrated = True
     Options = ClosedFormOptions
+    not_taken = MappingProxyType({
+        "text_shots": "4 was chosen, with class names that say what is to be seen; those of own classes may say "
+        "nothing, and then leave-one-out takes a small k",
+    })  # fmt: skip
     results = MappingProxyType(
         {
             "image_features": torch.float32,

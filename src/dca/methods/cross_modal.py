@@ -150,6 +150,9 @@ class CrossModal(FrozenMethod, TrainedMethod):
     trains_on = "features"
     validation = "few"
     Options = CrossModalOptions
+    not_taken = MappingProxyType({
+        "search": "grid was chosen, as published; it trains twelve times, which a first try need not do",
+    })  # fmt: skip
     class_rows = frozenset({"weight", "final_weight"})
     # Weights of the finished model, and their accuracy on the validation images (-1: unknown).
     results = MappingProxyType({"final_weight": torch.float32, "validated": torch.float32})

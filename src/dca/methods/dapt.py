@@ -55,6 +55,7 @@ class DAPTOptions(TextHeadOptions):
     recipe: Literal["paper", "own"] = opt(
         "paper",
         "paper: its table, for datasets in it; own: medians, learning rate from the gradient",
+        source="paper",
     )
     text_tokens: int = opt(16, "length of the text context", low=1, high=1024, source="paper")
     visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
@@ -36,6 +37,7 @@ from dca.methods.interface import Batch, Problem, Step, Support
 from dca.methods.recipe import OptimizerName, Recipe
 from dca.methods.shared import losses
 from dca.methods.shared.anchors import Anchors, anchors_of
+from dca.methods.shared.class_precisions import ClassPrecisions
 from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
 from dca.methods.shared.heads import Head, PromptHead, prompt_logits
@@ -66,6 +68,8 @@ PAPER_TABLE = {
 LARGE_DATASETS = {"imagenet", "sun397"}
 # The medians of that table, for datasets that are not in it.
 OWN_ALPHA, OWN_BETA = 10.0, 0.1
+# γ1 and γ2 of the head, chosen on validation images.
+OWN_GAMMAS = 100.0, 50.0
 # Source of the options that the recipe decides.
 TABLE = "ours; recipe=paper: its table"
 
@@ -113,8 +117,17 @@ class DCAOptions(Recipe):
     center: Literal["text", "visual"] | None = opt(
         None, "centre of the covariance of a class; auto: by reading", source="our reading"
     )
-    gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="paper's table")
-    gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="paper's table")
+    gammas: Literal["own", "paper"] | None = opt(
+        None,
+        "γ1 and γ2 that are not given; own: 100 and 50; paper: by shots; auto: by recipe and reading",
+        source=TABLE,
+    )
+    gamma1: float | None = opt(
+        None, "γ1 of the head, shrinkage toward the identity; auto: as `gammas` says", low=0, source=TABLE
+    )
+    gamma2: float | None = opt(
+        None, "γ2 of the head, shrinkage of the off-diagonal; auto: as `gammas` says", low=0, source=TABLE
+    )
     normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
     floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
     head_views: int = opt(
@@ -161,7 +174,9 @@ class DCA(KeepsShots):
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions
+    decides = MappingProxyType({"gammas": ("gamma1", "gamma2")})
     head_options = (
+        "gammas",
         "gamma1",
         "gamma2",
         "floor",
@@ -189,7 +204,9 @@ class DCA(KeepsShots):
         if chosen.classes_per_step and chosen.train_metric == "mahalanobis":
             hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
             raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
-        gamma1, gamma2 = gammas(problem.shots)
+        decided = decided_by(chosen.reading) | ({"gammas": "paper"} if chosen.recipe == "paper" else {})
+        table = chosen.gammas or decided["gammas"]
+        gamma1, gamma2 = gammas(problem.shots) if table == "paper" else OWN_GAMMAS
         auto: dict[str, Any] = {
             "alpha": alpha,
             "beta": beta,
@@ -198,7 +215,7 @@ class DCA(KeepsShots):
             "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
-            **decided_by(chosen.reading),
+            **decided,
         }
         return chosen.settled(**auto)
 
@@ -247,21 +264,31 @@ class DCA(KeepsShots):
 
     def prepare(self, support: Support) -> None:
         """Centres and covariances of L_in, constant during training; none are made where nothing reads them."""
+        self._require_definite(support)
         if not self.options.alpha and self.options.train_metric != "mahalanobis":
             return
+        names, shots = self.problem.names, self.problem.shots
         if self.options.intra_features == "prompted":
-            features = self.encode_all(support)
-            self._intra_class = IntraClass.of(features, support.labels, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of(self.encode_all(support), support.labels, names, shots)
         else:
-            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of_backbone(support, names, shots)
 
-    def _gaussian(self, covariance: str) -> Gaussian:
+    def _require_definite(self, support: Support) -> None:
+        """Raise before training if the head's covariances of CLIP's own features are not positive definite."""
+        names, chosen = self.problem.names, self.options
+        if chosen.test_metric == "mahalanobis" and chosen.covariance == "class":
+            features = F.normalize(support.frozen_features(), dim=-1)
+            shots = Shots.group(features, support.labels, len(names))
+            with naming_classes(names):
+                ClassPrecisions.of(shots, self._head_gaussian(), features.dtype)
+
+    def _head_gaussian(self) -> Gaussian:
         chosen = self.options
         return dca_gaussian(
             chosen.gamma1,
             chosen.gamma2,
             self.problem.shots,
-            covariance=covariance,
+            covariance=chosen.covariance,
             normalize=chosen.normalize,
             floor=chosen.floor,
         )
@@ -326,7 +353,7 @@ class DCA(KeepsShots):
             return MahalanobisHead.of(
                 u,
                 self.shots,
-                self._gaussian(chosen.covariance),
+                self._head_gaussian(),
                 tau=self.tau,
                 center=chosen.center,
                 texts=self.text_features,

@@ -18,7 +18,8 @@ def with_options(method: M, given: Mapping[str, Any] | Iterable[str]) -> M:
     """The finished method with other options of its head; parameters and stored tensors are shared.
 
     The head is that of a fit whose options had these values, at the same parameters. A temperature belongs to
-    the head that it was fitted for: the new one has none.
+    the head that it was fitted for: the new one has none. An option that decides others, such as DCA's `gammas`,
+    decides them again, unless they are given, too.
 
     Args:
         method: A finished method.
@@ -35,7 +36,8 @@ def with_options(method: M, given: Mapping[str, Any] | Iterable[str]) -> M:
     names = list(given) if isinstance(given, Mapping) else [text.partition("=")[0].strip() for text in given]
     if fixed := [name for name in names if name not in method.changeable_options]:
         raise _fixed_error(method, fixed)
-    values = {name: getattr(read, name) for name in names}
+    open_again = {other: None for name in names for other in method.decides.get(name, ())}
+    values = open_again | {name: getattr(read, name) for name in names}
     chosen = method.resolve(dataclasses.replace(method.options, **values), method.problem)
     if chosen == method.options:
         return method

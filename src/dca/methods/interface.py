@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -75,6 +76,7 @@ class Method(ClassChanges, Uncertainty, Inspection, Published, nn.Module, ABC):
         estimates_itself: Whether `held_out` takes no time: then every fit estimates its accuracy.
         calibrated: Whether probabilities are calibrated without a temperature.
         head_options: Options that only the head reads, so that a finished model can change them.
+        decides: Option -> the options whose values it decides where they are not given.
         temperature: `classify` returns softmax(log p / temperature) of the head's p.
         head: The finished head, after `seal`.
 
@@ -96,6 +98,7 @@ class Method(ClassChanges, Uncertainty, Inspection, Published, nn.Module, ABC):
     results: ClassVar[Mapping[str, torch.dtype]] = {}
     fits_others: ClassVar[bool] = False
     head_options: ClassVar[tuple[str, ...]] = ()
+    decides: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     term_words: ClassVar[Mapping[str, str]] = describe_terms()
     temperature: float = 1.0
     head: Head

@@ -12,8 +12,7 @@ validation images they keep their starting values.
 With `selection` = paper the range and the starting values depend on the dataset, as published, and the
 search uses the whole validation split, as the authors' code does (on ImageNet theirs used the test set).
 With `strict`, and for datasets that are not in the table, they are the medians of that table, and the
-search uses the validation images of the draw. Crops are those of every method here, (0.08, 1);
-the authors' are (0.5, 1): `crop_low=0.5`.
+search uses the validation images of the draw.
 """
 
 from __future__ import annotations

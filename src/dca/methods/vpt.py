@@ -42,7 +42,7 @@ SIZES: dict[Placement, tuple[int, int]] = {"original": (5, 12), "maple": (8, 12)
 class VPTOptions(TextHeadOptions):
     """Settings of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
 
-    placement: Placement = opt("dapt", "initial values, place and ln_pre of the tokens, by paper", source="DAPT")
+    placement: Placement = opt("original", "initial values, place and ln_pre of the tokens, by paper", source="paper")
     tokens: int | None = opt(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
     depth: int | None = opt(None, "blocks with tokens of their own; auto: by placement, at most all", low=1, high=1024)
     dropout: float = opt(0.0, "share of token entries zeroed in training", low=0, high=0.99, source="paper")

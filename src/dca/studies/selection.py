@@ -10,7 +10,7 @@ import math
 import operator
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from dca.core.errors import UserError
 from dca.core.files import digest_of, read_json
 from dca.core.options import as_json
 from dca.core.wording import counted
-from dca.data.sources import catalog
 from dca.engine.loop import DIVERGED
-from dca.methods.problem import Problem
 from dca.methods.registry import get_method
 from dca.model.checkpoint import SPEC
 from dca.studies.cell import Cell
-from dca.studies.index import RunIndex
+from dca.studies.index import Row, RunIndex
+from dca.studies.settings import Recorded, differences, recorded, resolved
 from dca.studies.spec_file import Study
 from dca.studies.sweep import FAILED
 
@@ -93,12 +92,11 @@ def select(study: Study, runs: Path) -> dict[str, Any]:
         accuracies and the one that is chosen. Equal results give equal values in equal order.
 
     Raises:
-        UserError: If cells are missing, are measured on test images, were fitted with other defaults than today's, or
-            the settings of a method were not measured on the same experiments.
+        UserError: If cells are missing or were fitted with other defaults than today's, are measured on test images,
+            or the settings of a method were not measured on the same experiments.
     """
     groups = _grouped(study)
-    found = _accuracies(study, runs)
-    _require_same_defaults(study, groups, runs)
+    found = _measured(study, runs)
     methods = {method: _judged(method, cells, found) for method, cells in sorted(groups.items())}
     specs = [cell.spec for cell in study.cells]
     return {
@@ -115,7 +113,10 @@ def select(study: Study, runs: Path) -> dict[str, Any]:
 
 
 def disagreements(found: Mapping[str, Any]) -> list[str]:
-    """Chosen options that are not the defaults of their methods, unless a method says why (`Method.not_taken`).
+    """Chosen options that are not the defaults of their methods, of those whose defaults are ours.
+
+    What authors publish stays the default: they chose it with larger backbones. A method may say why it does not take
+    another value (`Method.not_taken`).
 
     Args:
         found: What `select` returned, or the file that it was written to.
@@ -127,8 +128,15 @@ def disagreements(found: Mapping[str, Any]) -> list[str]:
         f"{method}: {name}={value!r} was chosen, the default is {getattr(get_method(method).Options(), name)!r}"
         for method, row in found["methods"].items()
         for name, value in row["chosen"].items()
-        if name not in get_method(method).not_taken and not _is_default(method, name, value, found)
+        if _is_ours(method, name) and not _is_default(method, name, value, found)
     ]
+
+
+def _is_ours(method: str, name: str) -> bool:
+    """Whether the default of an option is ours to choose, and the method has no reason against the choice."""
+    kind = get_method(method)
+    (field,) = (field for field in fields(kind.Options) if field.name == name)
+    return field.metadata["source"].startswith("ours") and name not in kind.not_taken
 
 
 def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) -> bool:
@@ -137,34 +145,7 @@ def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) ->
     if as_json({name: getattr(kind.Options(), name)})[name] == value:
         return True
     places = product(found["datasets"], found["shots"])
-    return all(getattr(_resolved(method, {}, data, shots), name) == value for data, shots in places)
-
-
-def _resolved(method: str, options: Mapping[str, Any], dataset: str, shots: int | None) -> Any:
-    """Options of a method with the values that depend on dataset and shots filled in."""
-    kind = get_method(method)
-    return kind.resolve(kind.choose(options), Problem(names=("one", "other"), shots=shots or 1, dataset=dataset))
-
-
-def _require_same_defaults(study: Study, groups: Groups, runs: Path) -> None:
-    """Raise if a fit has other values of the compared options than it would have today: then a default has changed."""
-    wrong = []
-    for method, settings in groups.items():
-        varied = _varied(settings)
-        for spec in {cell.spec.id: cell.spec for cells in settings.values() for cell in cells}.values():
-            if not (runs / spec.id / SPEC).is_file():  # training diverged
-                continue
-            recorded = read_json(runs / spec.id / SPEC).get("identity", {}).get("options", {})
-            entry = catalog.lookup(spec.data)
-            today = _resolved(method, spec.options, entry.name if entry else "", spec.shots)
-            wrong += [
-                f"{spec.id}  {method}: {name}={recorded[name]!r} there, {value!r} today"
-                for name, value in as_json({name: getattr(today, name) for name in varied}).items()
-                if name in recorded and recorded[name] != value
-            ]
-    if wrong:
-        problem = f"{counted(len(wrong), 'value')} of the fits in {runs} are not those that {study.name} has today"
-        raise UserError(problem, details=wrong, hint="defaults have changed since: sweep again into another folder")
+    return all(resolved(method, {}, data, shots)[name] == value for data, shots in places)
 
 
 def _varied(settings: Mapping[str, Sequence[Cell]]) -> list[str]:
@@ -195,26 +176,44 @@ def _grouped(study: Study) -> Groups:
 
 def _place(cell: Cell) -> dict[str, Any]:
     """What the settings of a method share: data, shots, seed, backbone and protocol."""
-    return {name: value for name, value in cell.spec.to_dict().items() if name != "options"}
+    return _without_options(cell.spec.to_dict())
 
 
-def _accuracies(study: Study, runs: Path) -> dict[str, float]:
-    """Validation accuracy of every cell by its id; raises if some are missing."""
+def _without_options(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "options"}
+
+
+def _measured(study: Study, runs: Path) -> dict[str, tuple[str, float]]:
+    """The run and the validation accuracy of every cell, by the id of the cell; raises if some are missing.
+
+    The run of a cell is the one that recorded the same data and the same options, or that has its id and recorded none.
+    """
     with RunIndex(runs) as index:
         index.refresh()
-        found = {row.id: row.accuracy for row in index.rows(measured_on="validation")}
-    found |= {cell.id: 0.0 for cell in study.cells if found.get(cell.id) is None and _diverged(cell, runs)}
-    lacking = [_lacking(cell, runs) for cell in study.cells if found.get(cell.id) is None]
+        rows = [row for row in index.rows(measured_on="validation") if row.accuracy is not None]
+    at: dict[str, list[tuple[Row, Recorded]]] = {}
+    for row in rows:
+        at.setdefault(digest_of(_without_options(row.spec)), []).append((row, recorded(runs, row.id)))
+    found = {}
+    for cell in study.cells:
+        for row, there in at.get(digest_of(_place(cell)), []):
+            same = not differences(there, cell) if there.options else row.id == cell.id
+            if same and row.accuracy is not None and (cell.id not in found or row.id == cell.id):
+                found[cell.id] = row.id, row.accuracy
+    found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _diverged(cell, runs)}
+    lacking = [_lacking(cell, runs) for cell in study.cells if cell.id not in found]
     if lacking:
         problem = f"{counted(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
         raise UserError(problem, details=lacking, hint=finish_sweep(study.name, str(runs)))
-    return {id: accuracy for id, accuracy in found.items() if accuracy is not None}
+    return found
 
 
 def _lacking(cell: Cell, runs: Path) -> str:
     """A cell that is not finished, and why where that is known."""
-    why = _error(cell, runs)
-    return f"{cell.id}  {cell.label}" + (f": {why}" if why else "")
+    why = [_error(cell, runs)]
+    if (runs / cell.id / SPEC).is_file():
+        why = differences(recorded(runs, cell.id), cell)
+    return f"{cell.id}  {cell.label}" + (f": {', '.join(why)}" if any(why) else "")
 
 
 def _diverged(cell: Cell, runs: Path) -> bool:
@@ -224,11 +223,18 @@ def _diverged(cell: Cell, runs: Path) -> bool:
 
 def _error(cell: Cell, runs: Path) -> str:
     """Why a cell failed in the last sweep, or nothing."""
-    place = runs / FAILED / f"{cell.id}.json"
-    return str(read_json(place)["error"]) if place.is_file() else ""
+    for place in sorted((runs / FAILED).glob("*.json")):
+        record = read_json(place)
+        there = Recorded(record.get("options", {}))
+        same = there.options and _without_options(record["spec"]) == _place(cell) and not differences(there, cell)
+        if same or (not there.options and place.stem == cell.id):
+            return str(record["error"])
+    return ""
 
 
-def _judged(method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[str, float]) -> dict[str, Any]:
+def _judged(
+    method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[str, tuple[str, float]]
+) -> dict[str, Any]:
     """The settings of one method with their figures, and the chosen one."""
     default = get_method(method).Options()
     varied = _varied(settings)
@@ -236,7 +242,7 @@ def _judged(method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[
         Setting(
             {name: {**cell.spec.options, **cell.head}.get(name, getattr(default, name)) for name in varied},
             tuple(sorted(cell.head)),
-            {each.id: found[each.id] for each in cells},
+            dict(found[each.id] for each in cells),
         )
         for cells in settings.values()
         for cell in cells[:1]

@@ -1,6 +1,7 @@
 """A sweep specification in TOML: grids of experiments, expanded to cells.
 
     title = "What DCA gains over CoOp"
+    settings = "selection.json"   # optional: options of each method that `dca select` chose; those of a grid win
 
     [common]                      # values of every grid
     data = ["eurosat", "dtd"]
@@ -34,6 +35,7 @@ from typing import Any, get_origin
 
 from dca.core.actions import Hint, list_methods, show_specification
 from dca.core.errors import UserError, unknown_name
+from dca.core.files import read_json
 from dca.core.options import option_types, unset
 from dca.core.wording import counted
 from dca.experiment.spec import Spec
@@ -41,10 +43,11 @@ from dca.methods.interface import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.studies.cell import Cell
 
-TOP_KEYS = ("title", "paper", "common", "grid")
+TOP_KEYS = ("title", "paper", "settings", "common", "grid")
 NESTED = ("options", "head")
 FIELDS = tuple(f.name for f in dataclasses.fields(Spec) if f.name != "options")
 GRID_KEYS = ("name", *FIELDS, *NESTED)
+SETTINGS = "settings of a specification names the JSON file of a selection, beside it"
 Table = Mapping[str, Any]
 
 
@@ -92,7 +95,7 @@ def load_study(source: str | Path, *, backbone: str | None = None) -> Study:
         if path.suffix != ".toml":
             raise unknown_name("specification", str(source), known, hint=hint)
         raise UserError(f"{path}: no such file", hint=hint)
-    return study_of(_read(path), path.name, backbone=backbone)
+    return study_of(_read(path), path.name, backbone=backbone, folder=path.parent)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -104,20 +107,20 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not readable TOML ({error})", hint="docs/studies.md shows one") from None
 
 
-def study_of(table: Table, name: str, *, backbone: str | None = None) -> Study:
-    """The study of a specification that is read already; see `load_study`.
+def study_of(table: Table, name: str, *, backbone: str | None = None, folder: Path = Path()) -> Study:
+    """The study of a specification that is read already; see `load_study`. folder: where `settings` is looked for.
 
     >>> table = {"common": {"data": "sample", "shots": [1, 2]}, "grid": [{"method": ["gda", "zero_shot"]}]}
     >>> len(study_of(table, "example").cells)
     4
     """
-    grids = _grids(table, name)
+    grids, chosen = _grids(table, name), _chosen(table, folder)
     if backbone is not None:
         grids = [{**grid, "backbone": backbone} for grid in grids]
     cells, problems = dict[str, Cell](), dict[str, None]()
     for number, grid in enumerate(grids, 1):
         place = str(grid.get("name") or f"grid {number}")
-        for made in _cells(grid, str(grid.get("name", ""))):
+        for made in _cells(grid, chosen, str(grid.get("name", ""))):
             if isinstance(made, str):
                 problems[f"{place}: {made}"] = None
             else:
@@ -157,8 +160,19 @@ def _grids(table: Table, name: str) -> list[dict[str, Any]]:
     return [{**common, **grid, **{k: {**common.get(k, {}), **grid.get(k, {})} for k in NESTED}} for grid in own]
 
 
-def _cells(grid: Table, row: str) -> Iterator[Cell | str]:
-    """The cells of one grid; a text in place of each cell that cannot be made."""
+def _chosen(table: Table, folder: Path) -> dict[str, Table]:
+    """Method -> the options that a selection chose for it, as `settings` of a specification names it."""
+    if "settings" not in table:
+        return {}
+    path = folder / str(table["settings"])
+    rows = read_json(path, hint=SETTINGS).get("methods")
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) and "chosen" in row for row in rows.values()):
+        raise UserError(f"{path}: no methods with chosen options", hint=SETTINGS)
+    return {method: row["chosen"] for method, row in rows.items()}
+
+
+def _cells(grid: Table, chosen: Mapping[str, Table], row: str) -> Iterator[Cell | str]:
+    """The cells of one grid, from options by method; a text in place of each cell that cannot be made."""
     if "data" not in grid:
         yield "data is missing"
         return
@@ -168,7 +182,7 @@ def _cells(grid: Table, row: str) -> Iterator[Cell | str]:
         try:
             kind = get_method(given.get("method", DEFAULT_METHOD))
             for options in _combinations(grid["options"], kind):
-                spec = Spec(**given, options=options)
+                spec = Spec(**given, options={**chosen.get(kind.name, {}), **options})
                 yield from (Cell(spec, head, (row,) if row else ()) for head in _heads(grid["head"], kind))
         except UserError as error:
             yield "; ".join([error.problem, *error.details])

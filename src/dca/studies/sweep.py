@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
 from dca.studies.engine import Event
 from dca.studies.index import Row, RunIndex
+from dca.studies.settings import settings_of
 from dca.studies.spec_file import Study
 
 FAILED = "failed"
@@ -253,5 +255,7 @@ def _note(runs: Path, event: Event) -> None:
     with writing(place):
         place.parent.mkdir(exist_ok=True)
     cell, report = event.cell, event.report
-    record = {"id": cell.id, "cell": cell.label, "spec": cell.spec.to_dict(), "head": dict(cell.head)}
+    record: dict[str, Any] = {"id": cell.id, "cell": cell.label, "spec": cell.spec.to_dict(), "head": dict(cell.head)}
+    with suppress(UserError):  # options that no method has are an error of their own
+        record["options"] = settings_of(cell)
     write_json(place, {**record, "error": report.error, "traceback": report.traceback})

@@ -46,7 +46,7 @@ class FrozenOptions(Recipe):
 
 def crop_option() -> Any:
     """The option `crop_low` of methods that are not trained in steps but use augmented views."""
-    return opt(CROP_LOW, "smallest share of the image in an augmented view; the authors' is 0.5", low=0.001, high=1)
+    return opt(0.5, "smallest share of the image in an augmented view", low=0.001, high=1, source="Tip-Adapter's code")
 
 
 def sentences_of(problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN) -> Sequence[str]:

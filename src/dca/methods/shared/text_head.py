@@ -89,7 +89,7 @@ class TextHead(KeepsShots):
     def prepare(self, support: Support) -> None:
         """The constants of L_in."""
         if self.options.alpha_in:
-            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self._gaussian("class"))
+            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self.problem.shots)
 
     def dca_terms(self, f: Tensor, t: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """α L_in of unit image features f (B, D) and β L_ts of unit text features t (C, D), where not 0."""
@@ -99,10 +99,6 @@ class TextHead(KeepsShots):
         if self.options.beta_ts:
             terms["ts"] = self.options.beta_ts * losses.text_separation(t)
         return terms
-
-    def _gaussian(self, covariance: str) -> gaussian.Gaussian:
-        chosen = self.options
-        return gaussian.dca(chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=covariance, floor=chosen.floor)
 
     def finish(self, support: Support) -> None:
         """Text features and, for covariances, the training images through the finished image tower."""
@@ -119,7 +115,9 @@ class TextHead(KeepsShots):
             return LinearHead.cosine(self.text_features, tau)
         if chosen.test_metric == "euclidean":
             return PromptHead.of(u, tau, "euclidean")
-        family = self._gaussian(chosen.covariance)
+        family = gaussian.dca(
+            chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=chosen.covariance, floor=chosen.floor
+        )
         with gaussian.naming_classes(self.problem.names):
             return MahalanobisHead.of(u, self.shots, family, tau=tau, center=chosen.center)
 

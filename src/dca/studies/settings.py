@@ -1,0 +1,74 @@
+"""What the options of an experiment come to: its values, with those that method, dataset and shots decide filled in.
+
+A default may change from one version to the next, and with it what a spec stands for. The values that a run recorded do
+not, so they say which setting was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dca.core.files import read_json
+from dca.core.options import as_json
+from dca.data.sources import catalog
+from dca.methods.problem import Problem
+from dca.methods.registry import get_method
+from dca.model.checkpoint import RESULT, SPEC
+from dca.studies.cell import Cell
+
+# Classes that are assumed where their number is not known: some epochs follow from a number of steps and of images.
+FEW = 2
+
+
+def resolved(
+    method: str, options: Mapping[str, Any], dataset: str, shots: int | None, classes: int = FEW
+) -> dict[str, Any]:
+    """All options of a method as JSON holds them, with the values that depend on the problem filled in."""
+    kind, names = get_method(method), tuple(map(str, range(classes)))
+    found = kind.resolve(kind.choose(options), Problem(names=names, shots=shots or 1, dataset=dataset))
+    return as_json({field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def settings_of(cell: Cell, classes: int = FEW) -> dict[str, Any]:
+    """All options of a cell, those of its head included, as they are today."""
+    entry, spec = catalog.lookup(cell.spec.data), cell.spec
+    return resolved(spec.method, {**spec.options, **cell.head}, entry.name if entry else "", spec.shots, classes)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The options that a run recorded, by name, and its number of classes."""
+
+    options: Mapping[str, Any]
+    classes: int = FEW
+
+
+def recorded(runs: Path, name: str) -> Recorded:
+    """What a finished run was made with.
+
+    Args:
+        runs: Folder of the results.
+        name: Name of the folder of the run; a head has the values that it does not change from its fit.
+
+    Returns:
+        Its options, none where it recorded none, and its number of classes.
+    """
+    record, result = read_json(runs / name / SPEC), read_json(runs / name / RESULT)
+    options = record.get("identity", {}).get("options", {})
+    fit = result.get("fit")
+    if not options and fit and (runs / fit / SPEC).is_file():
+        options = {**recorded(runs, fit).options, **record["head"]}
+    return Recorded(options, result.get("classes", FEW))
+
+
+def differences(there: Recorded, cell: Cell) -> list[str]:
+    """Options that have other values in a run than in a cell today; names that only one of them has are left out."""
+    today = settings_of(cell, there.classes)
+    return [
+        f"{name}={value!r} there, {today[name]!r} today"
+        for name, value in there.options.items()
+        if name in today and today[name] != value
+    ]
