@@ -31,7 +31,7 @@ from dca.data.splits import draw
 from dca.methods.shared import gaussian
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
-from dca.methods.dca import gammas
+from dca.methods.dca import OWN_GAMMAS, gammas
 from dca.methods.shared.shots import Shots
 from dca.engine.loop import Trainer
 
@@ -133,6 +133,7 @@ def of_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, flo
     grouped = Shots.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
     heads["DCA (γ by shots)"] = gaussian.fecam(*gammas(shots))
+    heads["DCA (γ 100, 50)"] = gaussian.fecam(*OWN_GAMMAS)
     found = {}
     for name, head in heads.items():
         found[name] = hits(gaussian.log_likelihoods(test.features.double(), grouped, head), test)

@@ -89,6 +89,13 @@ def test_the_picture_is_drawn(dca: Any, photos: Path, tiny_folder: Path, tmp_pat
     assert json.loads(dca(*line, "--json").out)["picture"] == str(path)
 
 
+def test_no_picture_is_written_where_nothing_is_found(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    path = tmp_path / "sheet.png"
+    said = dca("check-labels", photos, "--backbone", tiny_folder, "--odds", 1e12, "--picture", path)
+    assert said.out.splitlines()[-1] == f"nothing to draw: {path} is not written"
+    assert not path.exists()
+
+
 def test_a_picture_that_cannot_be_drawn_is_refused_before_any_work(
     dca: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -113,3 +113,5 @@ def test_gpus_have_as_many_workers_as_fit(monkeypatch: pytest.MonkeyPatch):
     assert devices_for("cuda", 5, 100) == ["cuda:0", "cuda:1", "cuda:0", "cuda:0", "cuda:1"]
     assert devices_for("cuda:1", None, 100) == ["cuda:1"]
     assert devices_for("cuda", None, 1) == ["cuda:0"]
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert devices_for("cuda", None, 100) == ["cuda:0", "cuda:1"]

@@ -82,14 +82,15 @@ def command(
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)
         found = check_labels(dataset, session, backbone=backbone, precision=precision, odds=odds)
-    if picture is not None:
-        draw(found, dataset, picture, most or MOST)
+    drawn = picture if found.doubtful else None
+    if drawn is not None:
+        draw(found, dataset, drawn, most or MOST)
     if as_json:
-        emit(plain(found, data, odds, most, picture))
+        emit(plain(found, data, odds, most, drawn))
         return
     click.echo("\n".join(summary(found, odds, most or MOST)))
     if picture is not None:
-        click.echo(f"wrote {picture}")
+        click.echo(f"wrote {picture}" if drawn else f"nothing to draw: {picture} is not written")
 
 
 def plain(found: LabelCheck, data: str, odds: float, most: int | None, picture: Path | None) -> dict[str, Any]:

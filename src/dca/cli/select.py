@@ -12,7 +12,7 @@ from dca.cli.common import emit, json_flag, padded, percent
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("runs", type=click.Path(path_type=Path))
 @click.option("--spec", default="selection", show_default=True, help="Specification of the cells to choose from.")
 @click.option("--backbone", default=None, help="That of the sweep, if it was given there.")
 @click.option(

@@ -47,7 +47,12 @@ class Display(Protocol):
     show_default=True,
     help="Where cells run: processes of this machine, or an existing Ray cluster.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes at once. [as many as fit]")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Processes at once. [one per two cores, as far as GPU memory goes]",
+)
 @click.option(
     "--retries",
     type=click.IntRange(min=0),

@@ -46,7 +46,8 @@ def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
 
     Args:
         device: "auto", "cpu", "cuda", "cuda:1", ...; "auto" and "cuda" are all GPUs of this machine.
-        workers: Number of workers; by default as many as fit into the free memory of the GPUs, or one per two cores.
+        workers: Number of workers; by default one per two cores, on GPUs no more than fit into their free memory. More
+            small fits at once keep a GPU no busier, and every process loads its libraries in turn.
         jobs: Number of jobs; there are never more workers.
 
     Returns:
@@ -55,14 +56,13 @@ def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
     Raises:
         UserError: If the device cannot be used.
     """
-    found = resolve_device(device)
+    found, half = resolve_device(device), max(1, (os.cpu_count() or 1) // 2)
     if found.type != "cuda":
-        count = workers or max(1, (os.cpu_count() or 1) // 2)
-        return [str(found)] * max(1, min(count, jobs))
+        return [str(found)] * max(1, min(workers or half, jobs))
     gpus = [found.index] if found.index is not None else list(range(torch.cuda.device_count()))
     room = {gpu: max(1, torch.cuda.mem_get_info(gpu)[0] // WORKER_BYTES) for gpu in gpus}
     places = [gpu for turn in range(max(room.values())) for gpu in gpus if turn < room[gpu]]
-    count = workers or min(len(places), os.cpu_count() or 1)
+    count = workers or min(len(places), half)
     return [f"cuda:{places[n % len(places)]}" for n in range(max(1, min(count, jobs)))]
 
 
