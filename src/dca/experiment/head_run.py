@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.files import folder_in_one_rename, read_json, write_json
+from dca.core.options import as_json
 from dca.data.protocols import Task
 from dca.engine.session import Session
 from dca.experiment.measure import accuracies, evaluate
@@ -50,7 +51,8 @@ def run_head(
         task: The task of the spec.
         session: Loads images and features.
         fit: Folder of the finished run.
-        folder: Where `result.json` and `spec.json` go, in one rename.
+        folder: Where `result.json` and `spec.json` go, in one rename; "options" there are the values that options of the
+            head have then, those that follow from others included.
 
     Returns:
         The figures of `result.json`: those of the fit, with "head" and the accuracies of this head.
@@ -71,6 +73,7 @@ def run_head(
         "fit": spec.id,
     }
     with folder_in_one_rename(folder) as made:
-        write_json(made / SPEC, {"spec": spec.to_dict(), "head": dict(head)})
+        values = as_json({name: getattr(changed.options, name) for name in changed.head_options})
+        write_json(made / SPEC, {"spec": spec.to_dict(), "head": dict(head), "options": values})
         write_json(made / RESULT, result)
     return result

@@ -60,7 +60,7 @@ def recorded(runs: Path, name: str) -> Recorded:
     options = record.get("identity", {}).get("options", {})
     fit = result.get("fit")
     if not options and fit and (runs / fit / SPEC).is_file():
-        options = {**recorded(runs, fit).options, **record["head"]}
+        options = {**recorded(runs, fit).options, **record.get("options", record["head"])}
     return Recorded(options, result.get("classes", FEW))
 
 
