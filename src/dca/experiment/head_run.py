@@ -51,8 +51,8 @@ def run_head(
         task: The task of the spec.
         session: Loads images and features.
         fit: Folder of the finished run.
-        folder: Where `result.json` and `spec.json` go, in one rename; "options" there are the values that options of the
-            head have then, those that follow from others included.
+        folder: Where `result.json` and `spec.json` go, in one rename; "options" in the latter are all values of the
+            head's options, those that follow from others included.
 
     Returns:
         The figures of `result.json`: those of the fit, with "head" and the accuracies of this head.
