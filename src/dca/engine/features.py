@@ -26,9 +26,10 @@ from dca.data.decode_many import Count, in_order
 from dca.data.feature_store import Features
 from dca.data.image_store import in_batches, view_crops
 from dca.engine.kept_crops import AHEAD, KeptCrops
+from dca.methods.recipe import VIEW_CROP_LOW
 
 # Ranges of the augmented views that methods ask for by default.
-CROPS = (LOW, 0.5)
+CROPS = (LOW, VIEW_CROP_LOW)
 # Images that pass the tower at once: the least number, and on a GPU the most and the pixels of all together. A GPU
 # encodes a small image faster than a batch is prepared and its result is fetched, so small images come in many.
 BATCH, MOST_ON_GPU, PIXELS_ON_GPU = 128, 1024, 128 * 224**2

@@ -28,7 +28,7 @@ from dca.clip import CLIP
 from dca.core.options import opt
 from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.published import ProtocolRecipe
-from dca.methods.recipe import OptimizerName, ScheduleUnit
+from dca.methods.recipe import VIEW_CROP_LOW, OptimizerName, ScheduleUnit
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, unit_mean
 from dca.methods.shared.name_head import NameHeadMethod
 
@@ -48,7 +48,7 @@ class ProLIPOptions(FrozenOptions):
         20, "augmented views per image that steps draw from; 0: the evaluation view", low=0, source="paper: 300"
     )
     crop_low: float = opt(
-        0.5,
+        VIEW_CROP_LOW,
         "smallest share of the image in an augmented view; the largest is 1",
         low=0.001,
         high=1,

@@ -14,6 +14,8 @@ ScheduleUnit = Literal["epoch", "step"]
 LastBatch = Literal["drop", "keep"]
 # Smallest share of an image that a random crop covers, unless an option says otherwise.
 CROP_LOW = 0.08
+# The same for augmented views of methods over frozen features, as in the code of Tip-Adapter and ProLIP.
+VIEW_CROP_LOW = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ not, so they say which setting was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def resolved(
     """All options of a method as JSON holds them, with the values that depend on the problem filled in."""
     kind, names = get_method(method), tuple(map(str, range(classes)))
     found = kind.resolve(kind.choose(options), Problem(names=names, shots=shots or 1, dataset=dataset))
-    return as_json({field.name: getattr(found, field.name) for field in fields(found)})
+    return as_json(asdict(found))
 
 
 def settings_of(cell: Cell, classes: int = FEW) -> dict[str, Any]:

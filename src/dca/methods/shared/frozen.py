@@ -15,7 +15,7 @@ from dca.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.interface import Batch, Method, Problem, Support
-from dca.methods.recipe import CROP_LOW, Recipe
+from dca.methods.recipe import CROP_LOW, VIEW_CROP_LOW, Recipe
 
 T = TypeVar("T")
 # The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence.
@@ -46,7 +46,8 @@ class FrozenOptions(Recipe):
 
 def crop_option() -> Any:
     """The option `crop_low` of methods that are not trained in steps but use augmented views."""
-    return opt(0.5, "smallest share of the image in an augmented view", low=0.001, high=1, source="Tip-Adapter's code")
+    help = "smallest share of the image in an augmented view"
+    return opt(VIEW_CROP_LOW, help, low=0.001, high=1, source="Tip-Adapter's code")
 
 
 def sentences_of(problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN) -> Sequence[str]:
