@@ -18,6 +18,7 @@ def write_run(
     accuracy: float | Sequence[float],
     head: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
+    device: str | None = None,
     **spec: Any,
 ) -> str:
     """Write the files of one finished cell; returns its id. accuracy: of each target."""
@@ -36,6 +37,8 @@ def write_run(
     folder = runs / cell.id
     folder.mkdir(parents=True)
     spec_record = {"spec": own.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+    if device:
+        spec_record["identity"] = {"device": device}
     (folder / "spec.json").write_text(json.dumps(spec_record))
     (folder / "result.json").write_text(json.dumps(made))
     return cell.id

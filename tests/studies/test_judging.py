@@ -51,6 +51,18 @@ def test_a_claim_holds_or_does_not_or_is_not_measured(tmp_path: Path) -> None:
     assert judged("shift-over-dapt", tmp_path / "good").outcome == "not measured"
 
 
+def test_the_comparison_that_decides_is_the_weakest(tmp_path: Path) -> None:
+    """Not the one with the least effect: here that one is certain, the other is not."""
+    for seed, noise in ((1, -0.3), (2, 0.0), (3, 0.5)):
+        for data in ("dtd", "eurosat"):
+            write_run(tmp_path, 0.1, method="zero_shot", data=data, seed=seed)
+            write_run(tmp_path, 0.15, method="cocoop", data=data, seed=seed)
+            write_run(tmp_path, 0.25 + noise, method="coop", data=data, seed=seed)
+    found = judged("tuning-over-zero-shot", tmp_path)
+    assert found.weakest is not None
+    assert (found.weakest.words, found.weakest.outcome) == ("CoOp − CLIP", "not decided")
+
+
 def test_a_claim_of_robustness_needs_an_interval_inside_the_margin(tmp_path: Path) -> None:
     pair(tmp_path / "small", 0.002, alpha=1)
     pair(tmp_path / "large", 0.03, alpha=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dca.methods.registry import get_method
+from dca.report.runs.sections.ablation import CHARTS
 from dca.studies.paper import TABLE_ROWS, PaperRow, claims, paper_rows, resolve
 from dca.studies.published_numbers import published_numbers
 from dca.studies.results import Variant
@@ -21,10 +22,10 @@ def test_rows_name_methods_and_options_that_exist() -> None:
         assert {*row.vary, *row.allow, *row.ranges, *row.without} <= options
 
 
-def test_every_row_is_in_a_claim_or_a_table_and_claims_have_names_of_their_own() -> None:
-    used = {row.name for claim in claims() for row in claim.rows} | {
-        name for rows in TABLE_ROWS.values() for name in rows
-    }
+def test_every_row_is_in_a_claim_a_table_or_a_figure_and_claims_have_names_of_their_own() -> None:
+    used = {row.name for claim in claims() for row in claim.rows}
+    used |= {name for rows in TABLE_ROWS.values() for name in rows}
+    used |= {name for _, _, pairs in CHARTS for pair in pairs for name in pair}
     assert set(paper_rows()) == used
     names = [claim.name for claim in claims()]
     assert len(set(names)) == len(names) >= 30
@@ -69,6 +70,29 @@ def test_rows_of_a_method_share_the_base_with_which_most_are_found(tmp_path: Pat
         {"epochs": 3, "intra": "l2"},
         {"epochs": 3},
     ]
+
+
+def test_a_row_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    """The baseline of another study has settings that the rows of Table 3 change: it is no base for them."""
+    changed = dict(paper_rows()["Baseline+d_m"].change)
+    write_run(tmp_path, 0.5, method="dca")
+    write_run(tmp_path, 0.5, method="dca", options=changed)
+    write_run(tmp_path, 0.5, {"test_metric": "cosine"}, method="dca", options=changed)
+    (block,) = blocks_under(tmp_path)
+    rows = [paper_rows()[name] for name in TABLE_ROWS[3]]
+    found = {row.name: [variant.settings for variant in variants] for row, variants in resolve(rows, block).items()}
+    full = "CA + L_in + DA + L_ts"
+    assert found == {
+        **{name: [] for name in TABLE_ROWS[3]},
+        "baseline": [{**changed, "test_metric": "cosine"}],
+        full: [{}],
+    }
+
+
+def test_a_main_variant_that_is_a_row_by_itself_decides_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, 0.5, method="dca", options={"n_prompts": 1})
+    (block,) = blocks_under(tmp_path)
+    assert not any(resolve([paper_rows()["DCA"], paper_rows()["M = 1"]], block).values())
 
 
 def test_rows_that_vary_a_setting_are_bounded(tmp_path: Path) -> None:

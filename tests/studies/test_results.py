@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dca.studies.results import ACCURACY, BASE, HARMONIC, NEW, Variant
+from dca.studies.results import ACCURACY, BASE, HARMONIC, NEW, SECONDS, Variant
 from studies.made_runs import blocks_under, write_run
 
 
@@ -71,3 +71,19 @@ def test_zero_shot_stands_for_all_shots_and_seeds_and_others_do_not(tmp_path: Pa
     assert block.shots == (16,)
     assert block.run(gda, "eurosat", 16, 1) is None
     assert block.runs(gda, "eurosat", 1) == ()
+
+
+def test_seconds_are_those_of_one_kind_of_device(tmp_path: Path) -> None:
+    """A head has the device of its fit; a run on the CPU among runs on a GPU keeps its accuracy only."""
+    for seed in (1, 2):
+        write_run(tmp_path, 0.5, method="coop", seed=seed, device="cuda")
+    fit = write_run(tmp_path, 0.5, method="dca", device="cuda")
+    write_run(tmp_path, 0.6, {"gamma1": 100.0}, {"fit": fit}, method="dca")
+    write_run(tmp_path, 0.7, method="gda", device="cpu")
+    (block,) = blocks_under(tmp_path)
+    seconds = {
+        variant.label: {SECONDS in run.figures for run in runs.values()}
+        for (variant, _, _), runs in block.cells.items()
+    }
+    assert seconds == {"coop": {True}, "dca": {True}, "dca gamma1=100": {True}, "gda": {False}}
+    assert block.runs(Variant("gda"), "eurosat", 4)[0].figures[ACCURACY] == 70.0

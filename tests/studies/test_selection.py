@@ -14,6 +14,7 @@ import pytest
 from dca.core.errors import UserError
 from dca.methods.registry import all_methods, get_method
 from dca.studies.cell import Cell
+from dca.studies.failures import record_failure
 from dca.studies.selection import RULE, Setting, chosen_of, disagreements, select
 from dca.studies.spec_file import Study, study_of
 
@@ -138,21 +139,18 @@ def test_small_differences_and_ties_go_to_the_reference(reference: list[float], 
 
 def test_an_experiment_that_diverged_has_the_accuracy_0(tmp_path: Path, study: Study, write: Write):
     write([*FOUND[:8], None, *FOUND[9:]])
-    (tmp_path / "failed").mkdir()
-    failed = tmp_path / "failed" / f"{study.cells[8].id}.json"
-    failed.write_text(json.dumps({"error": "training diverged in epoch 2: loss term cls is not finite"}))
+    record_failure(tmp_path, study.cells[8], "training diverged in epoch 2: loss term cls is not finite", "")
     row = select(study, tmp_path)["methods"]["dca"]
     assert 0.0 in row["settings"][2]["runs"].values()
     assert row["chosen"] == {"center": None, "epochs": 50}  # it would be 100 otherwise
-    failed.write_text(json.dumps({"error": "out of memory"}))
+    record_failure(tmp_path, study.cells[8], "out of memory", "")
     with pytest.raises(UserError, match="1 cell of 24"):
         select(study, tmp_path)
 
 
 def test_missing_cells_are_listed_with_the_reason_where_there_is_one(tmp_path: Path, study: Study, write: Write):
     write([None, None, *FOUND[2:]])
-    (tmp_path / "failed").mkdir()
-    (tmp_path / "failed" / f"{study.cells[0].id}.json").write_text(json.dumps({"error": "no such folder"}))
+    record_failure(tmp_path, study.cells[0], "no such folder", "")
     with pytest.raises(UserError, match="2 cells of 24 of small are not finished") as raised:
         select(study, tmp_path)
     first, second = study.cells[:2]

@@ -57,7 +57,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
     """Which method to take, then all of them by speed class: accuracy, summary, and what it learns from."""
-    from dca.methods.summary import SPEEDS, measured_on, ordered
+    from dca.methods.summary import SPEEDS, measured, measured_on, ordered
 
     margin = max(len(row["name"]) for row in rows) + 12
     width = max(min(columns, WIDEST), margin + 30)
@@ -69,7 +69,10 @@ def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
                 lines += entry(row, margin, width)
     notes = [f"%: {measured_on()}", "values: trained parameters on ViT-B/16 with 100 classes"]
     if tuned := [row["name"] for row in rows if row["measured_with"]]:
-        notes.insert(1, f"{' and '.join(tuned)}: measured with other settings than the defaults (docs/methods.md)")
+        which = (
+            f"{', '.join(tuned)}: measured with settings that were chosen for {measured()['backbone']} on validation"
+        )
+        notes.insert(1, f"{which} images and are no defaults; `dca methods show NAME` has them")
     lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
     return [*lines, "dca methods show NAME: paper and options"]
 

@@ -50,7 +50,7 @@ def soft(text: object) -> Markup:
     >>> str(soft("a_<b>"))
     'a_<wbr>&lt;b&gt;'
     """
-    return Markup(re.sub(r"([_/.@\\-])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([_/@\\-]|\.(?!\d))", r"\1<wbr>", str(escape(text))))
 
 
 def signed(points: float) -> str:

@@ -38,6 +38,7 @@ class Row:
         dataset: Name of the public dataset, else the name of the data.
         backbone: As in the spec.
         measured_on: "test" or "validation".
+        device: What the fit ran on, "cpu" or "cuda"; None where it was not recorded.
         spec: The spec, as `Spec.to_dict` gives it.
         head: Options of the head, where they differ from those of the fit.
         targets: The figures of each target.
@@ -52,6 +53,7 @@ class Row:
     backbone: str
     selection: str
     measured_on: str
+    device: str | None
     accuracy: float | None
     zero_shot_accuracy: float | None
     harmonic_mean: float | None
@@ -182,6 +184,7 @@ def _values(folder: Path) -> tuple[Any, ...] | None:
             "backbone": spec["backbone"],
             "selection": spec["selection"],
             "measured_on": spec.get("measured_on", "test"),
+            "device": _device(folder, record, result),
             "evaluation_seconds": result.get("evaluation_seconds", 0.0),
             "spec": json.dumps(spec),
             "head": json.dumps(record.get("head", {})),
@@ -191,6 +194,15 @@ def _values(folder: Path) -> tuple[Any, ...] | None:
         log.warning("%s: left out of the index (%s)", folder, error)
         return None
     return tuple(named[name] for name in COLUMNS)
+
+
+def _device(folder: Path, record: dict[str, Any], result: dict[str, Any]) -> str | None:
+    """What the fit of a cell ran on. A head that was measured on a finished model has the device of its fit."""
+    fit = folder.parent / str(result.get("fit")) / SPEC
+    if "fit" in result and fit.is_file():
+        record = read_json(fit)
+    found = record.get("identity", {}).get("device")
+    return None if found is None else str(found)
 
 
 def _connect(runs: Path) -> sqlite3.Connection:

@@ -21,6 +21,7 @@ from dca.studies.significance import FEWEST_PAIRS, Difference
 
 ARROW = " → "
 Outcome = Literal["holds", "does not hold", "not decided", "not measured"]
+_LEAST_FIRST: tuple[Outcome, ...] = ("does not hold", "not decided", "holds", "not measured")
 RULE = (
     "A comparison holds if the 95 % interval of its paired difference (paired bootstrap over dataset and seed) lies "
     "inside the claimed region, usually above zero; it does not hold if the interval lies outside; it is not decided "
@@ -71,10 +72,11 @@ class Judged:
         """The measured comparison that speaks least for the claim."""
         return min(self.measured, key=self._support, default=None)
 
-    def _support(self, one: Comparison) -> float:
-        """How far the effect is inside the claimed region."""
+    def _support(self, one: Comparison) -> tuple[int, float]:
+        """Its outcome, and of equal outcomes how far the effect is inside the claimed region."""
         assert one.difference is not None
-        return min(one.difference.effect - self.claim.low, self.claim.high - one.difference.effect)
+        inside = min(one.difference.effect - self.claim.low, self.claim.high - one.difference.effect)
+        return _LEAST_FIRST.index(one.outcome), inside
 
 
 def judge(claim: Claim, blocks: Sequence[Block]) -> Judged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +17,62 @@ from dca.studies.spec_file import Study
 
 
 def measured_accuracies(study: Study, runs: Path, *, shots: int = 16) -> dict[str, Any]:
-    """Test accuracy of every method with its defaults, as `methods/measured.json` holds it.
+    """Test accuracy of every method, as `methods/measured.json` holds it.
 
     Args:
-        study: A study with few-shot cells of methods on public datasets.
+        study: A study with few-shot cells of methods on public datasets. Of a method with several settings those that
+            come first count.
         runs: Folder of the results.
         shots: Only cells with this number of images per class, and those of zero-shot CLIP.
 
     Returns:
-        Accuracies in percent by method and dataset, mean over the seeds, the best method first; and how they were made.
+        Accuracies in percent by method and dataset, mean over the seeds, the best method first; the settings of each
+        method that are no defaults; methods with cells that are not finished; and how the accuracies were made.
 
     Raises:
-        UserError: If there are no such cells, or some are not finished.
+        UserError: If there are no such cells, or no method is finished.
     """
-    cells = [cell for cell in study.cells if _counts(cell, shots)]
+    cells = _first_settings(study.cells, shots)
     with RunIndex(runs) as index:
         index.refresh()
         rows = {row.id: row for row in index.rows(measured_on="test")}
-    lacking = [f"{cell.id}  {cell.label}" for cell in cells if cell.id not in rows]
-    if lacking or not cells:
-        problem = f"{counted(len(lacking), 'cell', of=len(cells))} of {study.name} not finished in {runs}"
-        raise UserError(problem, details=lacking, hint=finish_sweep(study.name, str(runs)))
+    lacking = [cell for cell in cells if cell.id not in rows]
+    left_out = {cell.spec.method for cell in lacking}
+    cells = [cell for cell in cells if cell.spec.method not in left_out]
+    if not cells:
+        problem = f"{counted(len(lacking), 'cell')} of {study.name} not finished in {runs}, so no method is complete"
+        details = [f"{cell.id}  {cell.label}" for cell in lacking]
+        raise UserError(problem, details=details, hint=finish_sweep(study.name, str(runs)))
     found: dict[str, dict[str, list[Row]]] = {}
     for cell in cells:
         row = rows[cell.id]
-        found.setdefault(row.method, {}).setdefault(_title(row.dataset), []).append(row)
+        found.setdefault(row.method, {}).setdefault(catalog.title_of(row.dataset), []).append(row)
     accuracy = {method: {name: _percent(of) for name, of in by_data.items()} for method, by_data in found.items()}
     best_first = sorted(accuracy.items(), key=lambda item: (-statistics.mean(item[1].values()), item[0]))
     return {
         "command": f"dca sweep {study.name}",
-        "about": "test accuracy in percent of every method with its defaults, mean over the seeds",
+        "about": "test accuracy in percent, mean over the seeds; settings: options that are no defaults",
+        "not_finished": sorted(left_out),
         "backbone": cells[0].spec.to_dict()["backbone"],
         "shots": shots,
         "seeds": sorted({cell.spec.seed for cell in cells}),
         "test_images": _test_images(found),
-        "settings": {},
+        "settings": {cell.spec.method: dict(cell.spec.options) for cell in cells if cell.spec.options},
         "accuracy": dict(best_first),
     }
 
 
-def _counts(cell: Cell, shots: int) -> bool:
-    """Whether a cell is a method with its defaults at these shots; zero-shot CLIP does not depend on them."""
-    spec = cell.spec
-    plain = spec.protocol == "few-shot" and not spec.options and not cell.head
-    return plain and (spec.shots == shots or spec.method == "zero_shot")
-
-
-def _title(dataset: str) -> str:
-    entry = catalog.lookup(dataset)
-    return entry.title if entry else dataset
+def _first_settings(cells: Iterable[Cell], shots: int) -> list[Cell]:
+    """The cells with these shots that have the first settings of their method; zero-shot CLIP needs no shots."""
+    own = [
+        cell
+        for cell in cells
+        if cell.spec.protocol == "few-shot"
+        and not cell.head
+        and (cell.spec.shots == shots or cell.spec.method == "zero_shot")
+    ]
+    first: dict[str, Mapping[str, Any]] = {}
+    return [cell for cell in own if first.setdefault(cell.spec.method, cell.spec.options) == cell.spec.options]
 
 
 def _percent(rows: Sequence[Row]) -> float:

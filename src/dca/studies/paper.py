@@ -167,6 +167,8 @@ def resolve(rows: Iterable[PaperRow], block: Block) -> dict[PaperRow, tuple[Vari
     """The variants of each row.
 
     Rows of one method have one base: the variant with which most of them are found; of several, the method's main one.
+    A variant with settings that the rows change is no base, unless it is the main one: it is a row itself. No variant
+    is two rows with different settings.
 
     Args:
         rows: Rows that belong together.
@@ -188,11 +190,20 @@ def _resolved(rows: Sequence[PaperRow], block: Block, method: str) -> dict[Paper
     main = block.main.get(method)
     variants = [variant for variant in block.variants if variant.method == method]
     best: dict[PaperRow, tuple[Variant, ...]] = dict.fromkeys(rows, ())
-    for base in sorted(variants, key=lambda variant: (variant != main, bool(variant.head))):
+    changed = {name for row in rows for name in (*row.change, *row.vary)}
+    bases = [variant for variant in variants if variant == main or not changed & variant.settings.keys()]
+    for base in sorted(bases, key=lambda variant: (variant != main, bool(variant.head))):
         tried = {row: tuple(v for v in variants if row.fits(v, base)) for row in rows}
-        if sum(map(bool, tried.values())) > sum(map(bool, best.values())):
+        if sum(map(bool, tried.values())) > sum(map(bool, best.values())) and not _confused(tried):
             best = tried
     return {row: found if row.vary else _one_of(row, found) for row, found in best.items()}
+
+
+def _confused(found: Mapping[PaperRow, Sequence[Variant]]) -> bool:
+    """Whether one variant is said to be rows with different settings: then the base has the settings of another row."""
+    settings: dict[Variant, dict[str, Any]] = {}
+    fixed = ((row, variants) for row, variants in found.items() if not row.vary)
+    return any(settings.setdefault(v, dict(row.change)) != row.change for row, variants in fixed for v in variants)
 
 
 def _one_of(row: PaperRow, variants: Sequence[Variant]) -> tuple[Variant, ...]:

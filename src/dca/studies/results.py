@@ -3,11 +3,13 @@
 A *variant* is what was run apart from data, shots and seed: a method, its changed options, and the changed options of
 its head. A *block* holds the runs whose numbers may stand in one table: same protocol, backbone and selection, and for
 runs that are tested on other datasets the same source. A run tested on several targets is a run of each of them.
+Seconds can be compared on one kind of device only: in a block, runs have them if they used the device of most runs.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,6 +207,7 @@ def blocks_of(rows: Iterable[Row]) -> tuple[Block, ...]:
         The blocks: by backbone and selection, then in the order of the protocols.
     """
     blocks: dict[tuple[Context, str, str], Block] = {}
+    rows = list(rows)
     for row in rows:
         context = _context(row)
         source = row.dataset if row.protocol in ("cross-dataset", "domain-shift") else ""
@@ -212,10 +215,23 @@ def blocks_of(rows: Iterable[Row]) -> tuple[Block, ...]:
         variant = Variant.of(row.method, row.spec.get("options", {}), row.head)
         for dataset, run in _tested(row):
             block.cells.setdefault((variant, dataset, row.shots), {}).setdefault(row.seed, run)
+    devices = {row.id: row.device for row in rows}
     for block in blocks.values():
+        _keep_seconds_of_one_device(block, devices)
         block.cells = {key: dict(sorted(runs.items())) for key, runs in sorted(block.cells.items(), key=_shots_order)}
     order = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
     return tuple(sorted(blocks.values(), key=lambda b: (b.context.label, order.index(b.protocol), b.source)))
+
+
+def _keep_seconds_of_one_device(block: Block, devices: Mapping[str, str | None]) -> None:
+    """Leave out the seconds of runs on another device than that of most runs."""
+    runs = {run.id for cell in block.cells.values() for run in cell.values()}
+    usual = statistics.mode(devices[id] for id in sorted(runs)) if runs else None
+    for cell in block.cells.values():
+        for seed, run in cell.items():
+            if devices[run.id] != usual:
+                kept = {name: value for name, value in run.figures.items() if name != SECONDS}
+                cell[seed] = Run(run.id, run.seed, kept)
 
 
 def _shots_order(item: tuple[tuple[Variant, str, Shots], Any]) -> tuple[bool, int]:

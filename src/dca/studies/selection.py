@@ -17,17 +17,17 @@ from typing import Any
 
 from dca.core.actions import finish_sweep
 from dca.core.errors import UserError
-from dca.core.files import digest_of, read_json
+from dca.core.files import digest_of
 from dca.core.options import as_json
 from dca.core.wording import counted
 from dca.engine.loop import DIVERGED
 from dca.methods.registry import get_method
 from dca.model.checkpoint import SPEC
 from dca.studies.cell import Cell
+from dca.studies.failures import failures
 from dca.studies.index import Row, RunIndex
 from dca.studies.settings import Recorded, differences, recorded, resolved
 from dca.studies.spec_file import Study
-from dca.studies.sweep import FAILED
 
 RULE = (
     "The reference of a method is its setting that is listed first. Another one is better if the mean of its paired "
@@ -223,12 +223,11 @@ def _diverged(cell: Cell, runs: Path) -> bool:
 
 def _error(cell: Cell, runs: Path) -> str:
     """Why a cell failed in the last sweep, or nothing."""
-    for place in sorted((runs / FAILED).glob("*.json")):
-        record = read_json(place)
-        there = Recorded(record.get("options", {}))
-        same = there.options and _without_options(record["spec"]) == _place(cell) and not differences(there, cell)
-        if same or (not there.options and place.stem == cell.id):
-            return str(record["error"])
+    for failure in failures(runs):
+        there = Recorded(failure.options)
+        same = there.options and _without_options(failure.spec) == _place(cell) and not differences(there, cell)
+        if same or (not there.options and failure.id == cell.id):
+            return failure.error
     return ""
 
 

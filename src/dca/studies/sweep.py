@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from dca.clip.places import MINI, backbones, hub_id
 from dca.core.actions import choose_backbone, list_datasets
 from dca.core.choices import TrackerName
 from dca.core.errors import UserError
-from dca.core.files import write_json, writing
+from dca.core.files import writing
 from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, place_of
 from dca.data.sources.shifted import split_name
@@ -22,11 +21,10 @@ from dca.experiment.tracking import require_tracker
 from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
 from dca.studies.engine import Event
+from dca.studies.failures import forget_failure, record_failure
 from dca.studies.index import Row, RunIndex
-from dca.studies.settings import settings_of
 from dca.studies.spec_file import Study
 
-FAILED = "failed"
 EngineName = Literal["local", "ray"]
 ENGINES = {"local": local_engine.carry_out, "ray": ray_engine.carry_out}
 # What two cells may share so that the time of one is expected of the other, the most telling first.
@@ -120,18 +118,18 @@ def missing(study: Study, root: Path | None) -> list[UserError]:
         root: Folder that holds the public datasets; DCA_DATA by default.
 
     Returns:
-        The errors; none if nothing is missing.
+        The errors, one per dataset or backbone; none if nothing is missing. Changed versions of a dataset need the
+        dataset itself.
     """
     specs = {cell.spec.id: cell.spec for cell in study.cells}.values()
-    data = dict.fromkeys(name for spec in specs for name in (spec.data, *spec.targets))
+    data = dict.fromkeys(split_name(name)[0] for spec in specs for name in (spec.data, *spec.targets))
     sources = dict.fromkeys(spec.backbone for spec in specs)
     found = [*(_data_problem(name, root) for name in data), *(_backbone_problem(name) for name in sources)]
     return [error for error in found if error is not None]
 
 
 def _data_problem(name: str, root: Path | None) -> UserError | None:
-    """Why a dataset cannot be read; None if it is there. Shifted versions need the dataset that they are made of."""
-    name, _ = split_name(name)
+    """Why a dataset cannot be read; None if it is there."""
     path = Path(name).expanduser() if root is None else root / name
     entry = catalog.lookup(name)
     if name == SAMPLE or path.exists():
@@ -248,14 +246,7 @@ def _note(runs: Path, event: Event) -> None:
     """Record a cell that failed; remove the record of one that is finished now."""
     assert event.cell is not None
     assert event.report is not None
-    place = runs / FAILED / f"{event.cell.id}.json"
     if event.kind == "finished":
-        place.unlink(missing_ok=True)
-        return
-    with writing(place):
-        place.parent.mkdir(exist_ok=True)
-    cell, report = event.cell, event.report
-    record: dict[str, Any] = {"id": cell.id, "cell": cell.label, "spec": cell.spec.to_dict(), "head": dict(cell.head)}
-    with suppress(UserError):  # options that no method has are an error of their own
-        record["options"] = settings_of(cell)
-    write_json(place, {**record, "error": report.error, "traceback": report.traceback})
+        forget_failure(runs, event.cell)
+    else:
+        record_failure(runs, event.cell, event.report.error, event.report.traceback)

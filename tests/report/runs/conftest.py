@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from dca.experiment.spec import Spec
 from dca.report.runs.folder import write_runs_report
 from dca.report.runs.subject import Subject, subject_of
+from dca.studies.cell import Cell
+from dca.studies.failures import record_failure
 from studies.made_runs import write_run
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "runs_report.py"
@@ -55,6 +59,9 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 script.write_cell(folder, cell, script.result_of(cell))
     write_run(folder, 0.75, data="my photos & <more>", method="closed_form", shots=None)
     write_run(folder, 0.99, data="eurosat", method="gda", measured_on="validation")
+    spec = Spec(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", selection="paper")
+    gammas = {"gamma1": GAMMAS[0], "gamma2": 600.0, "center": "text"}
+    record_failure(folder, Cell(replace(spec, options={"recipe": "paper"}), gammas), "not positive definite", "")
     return folder
 
 

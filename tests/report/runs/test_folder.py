@@ -48,7 +48,7 @@ def test_tables_of_the_paper_have_its_shape_and_numbers(report: Path) -> None:
     heads = dict.fromkeys(row["row"] for row in rows if row["kind"] == "measured")
     assert list(heads) == ["baseline", "CA", "CA + L_in", "CA + DA", "CA + L_in + DA", "CA + L_in + DA + L_ts"]
     printed = {(row["row"], row["column"]): row["value"] for row in rows if row["kind"] == "published"}
-    assert printed["CA, published", "dtd"] == "63.81"
+    assert printed["CA, published", "DTD"] == "63.81"
     assert not [row for row in _rows(report / "tables" / f"table-1-average{slug}.csv") if row["kind"] != "measured"], (
         "the paper's average is over other datasets"
     )
@@ -147,5 +147,5 @@ def test_a_dataset_that_few_methods_were_run_on_is_in_no_average(tmp_path: Path)
     folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "| gda | 50.00 | 70.00 | 90.00 | 60.00 |" in text.replace("*", "")
-    assert "The average is over dtd, eurosat." in text
+    assert "The average is over DTD, EuroSAT." in text
     assert "Table 1 of the paper: average over 2 datasets" in text

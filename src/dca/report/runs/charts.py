@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -31,11 +31,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of marks, one or nothing per place of the horizontal axis. strong: whether it stands out."""
+    """A line of marks, one or nothing per place of the horizontal axis.
+
+    strong: whether it stands out. quiet: whether it is grey, behind the others and without a name in the legend.
+    """
 
     name: str
     points: tuple[Point | None, ...]
     strong: bool = False
+    quiet: bool = False
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -85,6 +89,7 @@ def _legend(names: Sequence[str], top: float, samples: Sequence[Markup]) -> tupl
 
 def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, title: str) -> Markup:
     """Lines over equally spaced places, with whiskers where there are few lines."""
+    series = sorted(series, key=lambda one: not one.quiet)
     points = [point for one in series for point in one.points if point is not None]
     whiskers = len(series) <= MOST_WITH_WHISKERS
     ends = [end for p in points for end in ((p.low, p.high) if whiskers else (p.y, p.y))]
@@ -92,7 +97,9 @@ def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, ti
     x = Scale(0, max(len(places) - 1, 1), LEFT + 18, RIGHT - 18)
     parts = _axis(y) + [words(x(n), BOTTOM + 18, name, "middle") for n, name in enumerate(places)]
     parts.append(words((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle"))
-    colours = ["strong-line" if one.strong else _colour(n) for n, one in enumerate(series)]
+    loud = [one for one in series if not one.quiet]
+    colours = ["quiet"] * (len(series) - len(loud))
+    colours += ["strong-line" if one.strong else _colour(n) for n, one in enumerate(loud)]
     for number, one in enumerate(series):
         shift = 5.0 * (number - (len(series) - 1) / 2) if whiskers else 0.0
         placed = [(x(n) + shift, p) for n, p in enumerate(one.points) if p is not None]
@@ -100,9 +107,11 @@ def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, ti
         for at, p in placed:
             if whiskers and p.high > p.low:
                 parts.append(line(at, y(p.low), at, y(p.high), "whisker"))
-            parts.append(_dot(at, y(p.y), p, f"mark {colours[number]}"))
-    samples = [element("path", d="M0 0H20", class_=f"series {colour}") for colour in colours]
-    legend, end = _legend([one.name for one in series], BOTTOM + 60, samples)
+            parts.append(_dot(at, y(p.y), p, f"mark {colours[number]}", 2.4 if one.quiet else 3.6))
+    named = {one.name: colour for one, colour in zip(series, colours, strict=True) if not one.quiet}
+    named |= {f"{len(series) - len(loud)} others": "quiet"} if len(loud) < len(series) else {}
+    samples = [element("path", d="M0 0H20", class_=f"series {colour}") for colour in named.values()]
+    legend, end = _legend(list(named), BOTTOM + 60, samples)
     return drawing(WIDTH, end, title, *parts, *legend)
 
 
@@ -111,7 +120,7 @@ def _polyline(points: Sequence[tuple[float, float]], colour: str) -> Markup:
     return element("path", d=f"M{path}", class_=f"series {colour}") if points else Markup("")
 
 
-def _dot(x: float, y: float, point: Point, class_: str, radius: float = 3.6) -> Markup:
+def _dot(x: float, y: float, point: Point, class_: str, radius: float) -> Markup:
     dot = element("circle", element("title", point.said), cx=x, cy=y, r=radius, class_=class_)
     return linked(dot, point.runs)
 
@@ -144,8 +153,12 @@ def heat_map(
     columns: Sequence[str],
     axes: tuple[str, str],
     title: str,
+    crosses: Mapping[tuple[int, int], str],
 ) -> Markup:
-    """Values as shades, one row of cells per row; axes: names of the vertical and the horizontal axis."""
+    """Values as shades, one row of cells per row.
+
+    axes: names of the vertical and the horizontal axis. crosses: why cells have no value, by row and column.
+    """
     known = [point.y for some in cells for point in some if point is not None]
     shade = Scale(min(known), max(known), 0.06, 0.75)
     left, size = 58.0, min(56.0, (WIDTH - 62) / len(columns))
@@ -157,7 +170,9 @@ def heat_map(
         for column, point in enumerate(some):
             at = left + size * column
             if point is None:
-                parts.append(words(at + size / 2, y + 19, "–", "middle"))
+                why = crosses.get((row, column))
+                mark = words(at + size / 2, y + 19, "–" if why is None else "×", "middle")
+                parts.append(mark if why is None else element("g", element("title", why), mark))
                 continue
             box = element(
                 "rect", element("title", point.said), x=at + 1, y=y, width=size - 2, height=28.0, class_="heat",
@@ -167,23 +182,27 @@ def heat_map(
     return drawing(WIDTH, 44 + 30.0 * len(cells), title, *parts)
 
 
-def scatter(points: Sequence[tuple[str, Point]], x_title: str, title: str) -> Markup:
-    """Marks over a logarithmic axis, with the names below; values of zero are at its left end."""
-    positive = [point.x for _, point in points if point.x > 0] or [1.0]
+def scatter(marks: Sequence[tuple[str, Point | None]], x_title: str, title: str) -> Markup:
+    """Marks over a logarithmic axis, with the names below; values of zero are at its left end.
+
+    A name without a point is left out; the others keep their shapes and colours.
+    """
+    points = [(number, name, point) for number, (name, point) in enumerate(marks) if point is not None]
+    positive = [point.x for _, _, point in points if point.x > 0] or [1.0]
     x = LogScale(min(positive) / 1.6, max(positive) * 1.6, LEFT + 40, RIGHT - 8)
-    y = Scale(*_padded([point.y for _, point in points]), BOTTOM, TOP)
+    y = Scale(*_padded([point.y for _, _, point in points]), BOTTOM, TOP)
     parts = [*_axis(y), words((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle")]
-    zeros = any(point.x <= 0 for _, point in points)
+    zeros = any(point.x <= 0 for _, _, point in points)
     parts += [words(LEFT + 14, BOTTOM + 18, "0", "middle")] if zeros else []
     for power in range(math.ceil(math.log10(x.low)), math.floor(math.log10(x.high)) + 1):
         at = x(10.0**power)
         parts += [line(at, TOP, at, BOTTOM, "grid"), words(at, BOTTOM + 18, _power(power), "middle")]
     samples = []
-    for number, (_, point) in enumerate(points):
+    for number, _, point in points:
         at = x(point.x) if point.x > 0 else LEFT + 14
         parts.append(linked(_shape(at, y(point.y), number, element("title", point.said)), point.runs))
         samples.append(_shape(10, 0, number))
-    named = [f"{name} ({point.said.partition(':')[0]})" for name, point in points]
+    named = [f"{name} ({point.said.partition(':')[0]})" for _, name, point in points]
     legend, end = _legend(named, BOTTOM + 60, samples)
     return drawing(WIDTH, end, title, *parts, *legend)
 

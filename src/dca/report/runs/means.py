@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.table import Entry, Line, mean_entry
 from dca.studies.published_numbers import AVERAGE
 from dca.studies.results import ACCURACY, Block, Run, Shots, Variant
@@ -57,7 +58,8 @@ def dataset_entries(
 
 def with_average(datasets: Sequence[str]) -> tuple[str, ...]:
     """The columns that `dataset_entries` fills."""
-    return (*datasets, AVERAGE) if len(datasets) > 1 else tuple(datasets)
+    titles = tuple(map(title_of, datasets))
+    return (*titles, AVERAGE) if len(titles) > 1 else titles
 
 
 def shots_title(shots: Shots) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dca.core.actions import finish_sweep
 from dca.core.errors import UserError
 from dca.model.checkpoint import CONFIG, RESULT
+from dca.studies.failures import Failure, failures
 from dca.studies.index import Row, RunIndex
 from dca.studies.judging import Judged, judge
 from dca.studies.paper import claims
@@ -32,6 +33,7 @@ class Subject:
         names: What rows are called.
         specifications: Where these names are from.
         selection: Name and sha256 of the file with the frozen options, if one was given.
+        failed: Cells that failed in the last sweep.
     """
 
     runs: Path
@@ -40,6 +42,7 @@ class Subject:
     names: RowNames = field(default_factory=RowNames)
     specifications: tuple[str, ...] = ()
     selection: tuple[str, str] | None = None
+    failed: tuple[Failure, ...] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -111,7 +114,7 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
         selection = runs / SELECTION
     given = None if selection is None else (selection.name, _sha256(selection))
     names = row_names(specifications)
-    return Subject(runs, tested, len(rows) - len(tested), names, tuple(specifications), given)
+    return Subject(runs, tested, len(rows) - len(tested), names, tuple(specifications), given, failures(runs))
 
 
 def _sha256(path: Path) -> str:

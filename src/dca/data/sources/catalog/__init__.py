@@ -37,6 +37,17 @@ def lookup(name: str) -> Entry | None:
     return None
 
 
+def title_of(name: str) -> str:
+    """How tables call a dataset; a name that is no public dataset stays as it is.
+
+    >>> title_of("oxford_flowers"), title_of("eurosat@noise"), title_of("mine")
+    ('Flowers102', 'EuroSAT, noise', 'mine')
+    """
+    own, _, change = name.partition("@")
+    entry = lookup(own)
+    return ", ".join([entry.title, *([change] if change else [])]) if entry else name
+
+
 def get(name: str) -> Entry:
     """Like `lookup`, but raises UserError with the nearest name if there is none."""
     entry = lookup(name)

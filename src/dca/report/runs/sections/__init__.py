@@ -10,6 +10,7 @@ from dca.report.runs.sections import (
     costs,
     curves,
     differences,
+    failed,
     few_shot,
     gamma,
     made,
@@ -34,5 +35,6 @@ SECTIONS: tuple[RunsSection, ...] = (
     seeds.SECTION,
     costs.SECTION,
     variants.SECTION,
+    failed.SECTION,
     made.SECTION,
 )

@@ -13,6 +13,9 @@ from dca.studies.pairing import pairs_of
 from dca.studies.paper import TABLE_ROWS, paper_rows, resolve
 from dca.studies.results import Block, Shots, Variant
 
+HEADS = ("+d_m, visual centre", ", nearest mean", ", text + mean", ", GDA about the means")
+# Figures whose titles say what is subtracted.
+TITLE_SAYS = ("components", "heads")
 # Per figure: its name, its title, and pairs of rows, the second of which is subtracted.
 CHARTS = (
     (
@@ -25,9 +28,26 @@ CHARTS = (
         "What the Mahalanobis distance brings over the cosine",
         (("Baseline+d_m", "Baseline+d_cos"), ("DAPT+d_m", "DAPT+d_cos"), ("DCA+d_m", "DCA+d_cos")),
     ),
+    (
+        "heads",
+        "What other heads of the same models bring over the cosine",
+        (
+            *((f"Baseline{head}", "Baseline+d_cos") for head in HEADS),
+            *((f"DCA{head}", "DCA+d_cos") for head in HEADS),
+            ("DAPT+d_m, visual centre", "DAPT+d_cos"),
+        ),
+    ),
+    (
+        "covariance",
+        "What covariances about the text bring over the sum of text and image mean",
+        (("Baseline+d_m", "Baseline, text + mean"), ("DCA+d_m", "DCA, text + mean")),
+    ),
     ("intra-loss", "What L_in with d_m brings over L1 and L2", (("L_in-d_m", "L_in-L1"), ("L_in-d_m", "L_in-L2"))),
 )
-NOTE = "Paired differences in points, mean over datasets; lines are 95 % intervals (paired bootstrap)."
+NOTE = (
+    "Paired differences in points, mean over datasets; lines are 95 % intervals (paired bootstrap). With covariances "
+    "about the text, the mean of a class's images enters the distance; heads that use this mean openly stand beside it."
+)
 
 
 def build(subject: Subject) -> Part | str:
@@ -44,7 +64,8 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
             bars = []
             for one, other in compared:
                 if found[rows[one]] and found[rows[other]]:
-                    bars += _bar(block, f"{one} − {other}", found[rows[one]][0], found[rows[other]][0], shots)
+                    words = one if name in TITLE_SAYS else f"{one} − {other}"
+                    bars += _bar(block, words, found[rows[one]][0], found[rows[other]][0], shots)
             if bars:
                 words = f"{title}, {shots_title(shots)}{subject.where(block)}"
                 groups = tuple(point.runs for _, point in bars)

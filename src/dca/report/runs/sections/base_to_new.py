@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.means import average_entry, cell_entry, lines_of, shots_title
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.published import Find, beside, has_number, record
@@ -46,7 +47,7 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
     for variant in subject.methods(block):
         for line in lines_of((variant,), subject.names, entries):
             lines += beside(line, _finder(block, variant.method, shots, dataset or AVERAGE))
-    where = dataset or f"average over {len(block.averaged)} datasets"
+    where = title_of(dataset) if dataset else f"average over {len(block.averaged)} datasets"
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
     folded = bool(dataset) and len(block.datasets) > 1

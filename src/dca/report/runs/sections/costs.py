@@ -15,7 +15,8 @@ from dca.studies.results import ACCURACY, PARAMETERS, SECONDS, Block, Shots, Var
 
 NOTE = (
     "Average accuracy over datasets against the average cost of a fit, at the greatest number of shots. Seconds are "
-    "those of the machines that made the runs, as they were loaded then; compare them only between runs of one machine."
+    "those of the machines that made the runs, as they were loaded then; runs on another kind of device than most have "
+    "none."
 )
 COSTS = ((SECONDS, "seconds of a fit"), (PARAMETERS, "trained parameters"))
 
@@ -37,9 +38,8 @@ def _lines(subject: Subject, block: Block) -> dict[Variant, dict[str, Entry]]:
     found = {}
     for variant in subject.methods(block):
         entries = {q: average_entry(block, variant, block.shots[-1], block.averaged, q) for q in _QUANTITIES}
-        known = {quantity: entry for quantity, entry in entries.items() if entry is not None}
-        if len(known) == len(_QUANTITIES):
-            found[variant] = known
+        if entries[ACCURACY] is not None and entries[PARAMETERS] is not None:
+            found[variant] = {quantity: entry for quantity, entry in entries.items() if entry is not None}
     return found
 
 
@@ -50,12 +50,19 @@ def _figures(subject: Subject, block: Block, lines: dict[Variant, dict[str, Entr
     for quantity, words in COSTS:
         points = []
         for variant, entries in lines.items():
-            accuracy, cost = entries[ACCURACY].value or 0.0, entries[quantity].value or 0.0
-            said = f"{accuracy:.2f}: {subject.names(variant)}, {cost:,.2f} {quantity}"
-            points.append((subject.names(variant), Point(accuracy, 0, 0, entries[ACCURACY].runs, said, x=cost)))
+            name = subject.names(variant)
+            points.append((name, _point(name, entries, quantity) if quantity in entries else None))
+        known = [point for _, point in points if point is not None]
+        if not known:
+            continue
         title = f"Accuracy against {words}, {shots_title(shots)}{subject.where(block)}"
         stem = f"cost-{quantity.replace(' ', '-')}{subject.slug(block)}"
-        yield Figure(stem, title, scatter(points, words, title), tuple(point.runs for _, point in points))
+        yield Figure(stem, title, scatter(points, words, title), tuple(point.runs for point in known))
+
+
+def _point(name: str, entries: dict[str, Entry], quantity: str) -> Point:
+    accuracy, cost = entries[ACCURACY].value or 0.0, entries[quantity].value or 0.0
+    return Point(accuracy, 0, 0, entries[ACCURACY].runs, f"{accuracy:.2f}: {name}, {cost:,.2f} {quantity}", x=cost)
 
 
 def _table(subject: Subject, block: Block, lines: dict[Variant, dict[str, Entry]], shots: Shots) -> Table:
@@ -63,7 +70,7 @@ def _table(subject: Subject, block: Block, lines: dict[Variant, dict[str, Entry]
     for variant, entries in lines.items():
         parameters = entries[PARAMETERS]
         shown = replace(parameters, text=f"{parameters.value:,.0f}", std=None)
-        made.append(Line((subject.names(variant),), (entries[ACCURACY], entries[SECONDS], shown)))
+        made.append(Line((subject.names(variant),), (entries[ACCURACY], entries.get(SECONDS), shown)))
     title = f"Accuracy and cost, {shots_title(shots)}{subject.where(block)}"
     return Table(f"costs{subject.slug(block)}", title, ("method",), _QUANTITIES, tuple(made), folded=True)
 

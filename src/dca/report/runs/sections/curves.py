@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.charts import Point, Series, line_chart
 from dca.report.runs.figure import Figure
 from dca.report.runs.means import average_entry, cell_entry, shots_column
@@ -11,12 +14,14 @@ from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry
 from dca.studies.published_numbers import AVERAGE
-from dca.studies.results import OURS, Block, Variant
+from dca.studies.results import OURS, ZERO_SHOT, Block, Variant
 
 NOTE = (
-    "Test accuracy in percent over the number of training images per class. Point at a mark for its value; a mark "
-    "leads to its runs."
+    "Test accuracy in percent over the number of training images per class. Point at a mark for its name and value; a "
+    "mark leads to its runs. Of many methods those that are best on average have colours, beside CLIP and DCA."
 )
+# With more methods than this only the best ones have colours.
+MOST_IN_COLOUR, BEST_IN_COLOUR = 8, 5
 
 
 def build(subject: Subject) -> Part | str:
@@ -29,15 +34,34 @@ def build(subject: Subject) -> Part | str:
 
 
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
+    loud = _in_colour(subject, block)
     for dataset in (AVERAGE, *block.datasets) if len(block.datasets) > 1 else block.datasets:
-        series = [_series(subject, block, variant, dataset) for variant in subject.methods(block)]
+        series = [
+            replace(_series(subject, block, variant, dataset), quiet=variant not in loud)
+            for variant in subject.methods(block)
+        ]
         shown = [one for one in series if any(one.points)]
         if shown:
-            where = f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else dataset
+            where = f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else title_of(dataset)
             title = f"Accuracy over shots, {where}{subject.where(block)}"
             svg = line_chart(shown, [shots_column(k) for k in block.shots], "training images per class", title)
             groups = tuple(point.runs for one in shown for point in one.points if point)
             yield Figure(f"curves-{dataset}{subject.slug(block)}", title, svg, groups)
+
+
+def _in_colour(subject: Subject, block: Block) -> set[Variant]:
+    """The methods with a colour: all if they are few, else CLIP, DCA and those with the highest mean over the shots."""
+    methods = subject.methods(block)
+    if len(methods) <= MOST_IN_COLOUR:
+        return set(methods)
+    means = {}
+    for variant in methods:
+        entries = [average_entry(block, variant, shots, block.averaged) for shots in block.shots]
+        values = [entry.value for entry in entries if entry is not None and entry.value is not None]
+        if len(values) == len(block.shots):
+            means[variant] = statistics.fmean(values)
+    best = sorted(means, key=lambda variant: -means[variant])[:BEST_IN_COLOUR]
+    return {*best, *(variant for variant in methods if variant.method in (OURS, ZERO_SHOT))}
 
 
 def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> Series:

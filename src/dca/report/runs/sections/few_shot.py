@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.means import dataset_entries, lines_of, shots_title, with_average
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
@@ -32,7 +33,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         averaged = [name for name in datasets if name in block.averaged]
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
         lines = lines_of(variants, subject.names, entries)
-        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(averaged)}.",)
+        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
         name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
         yield Table(name, title, ("method",), with_average(datasets), ranked(lines), notes)

@@ -12,7 +12,6 @@ from dca.core.files import digest_of
 from dca.core.wording import counted
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
-from dca.studies.sweep import FAILED
 
 NOTE = (
     "Every number comes from the files result.json of the runs. A number with one run links to its file; one with "
@@ -33,8 +32,8 @@ def build(subject: Subject) -> Part:
     if subject.validation:
         words = counted(subject.validation, "run", "are")
         facts.insert(1, ("left out", f"{words} measured on validation images"))
-    if failed := sum(1 for _ in (subject.runs / FAILED).glob("*.json")):
-        facts.insert(1, ("failed", f"{counted(failed, 'cell')} in the last sweep, see {FAILED}/ in the folder of runs"))
+    if subject.failed:
+        facts.insert(1, ("failed", f"{counted(len(subject.failed), 'cell')}, see above"))
     if subject.specifications:
         facts.append(("names of rows from", ", ".join(subject.specifications)))
     if subject.selection is not None:

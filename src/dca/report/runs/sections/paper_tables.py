@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.means import (
     average_entry,
     cell_entry,
@@ -51,7 +52,7 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
 
 
 def _title(dataset: str, block: Block) -> str:
-    return f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else dataset
+    return f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else title_of(dataset)
 
 
 def _entry(block: Block, variant: Variant, dataset: str, shots: Shots) -> Entry | None:
@@ -101,9 +102,10 @@ def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Vari
     for shots in block.shots:
         datasets = [name for name in block.datasets if _ran(block, own, name, shots)]
         lines, columns = [], with_average(datasets)
+        places = [(name, shots) for name in (*datasets, AVERAGE)][: len(columns)]
         for name, variant in own.items():
             line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets, datasets)))
-            lines += _compared(block, line, _labelled(block, number, name), [(place, shots) for place in columns])
+            lines += _compared(block, line, _labelled(block, number, name), places)
         title = f"Table {number} of the paper: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
         yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, ranked(lines))
 
@@ -116,7 +118,7 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
         for name, variant in own.items():
             line = Line((name,), tuple(cell_entry(block, variant, dataset, shots) for shots in ran))
             lines += _compared(block, line, _labelled(block, number, name), [(dataset, shots) for shots in ran])
-        title = f"Table {number} of the paper: {TITLES[number]}, {dataset}{subject.where(block)}"
+        title = f"Table {number} of the paper: {TITLES[number]}, {title_of(dataset)}{subject.where(block)}"
         stem = f"table-{number}-{dataset}{subject.slug(block)}"
         yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), ranked(lines))
 
@@ -131,10 +133,10 @@ def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
                 entries = tuple(cell_entry(block, variant, name, shots) for name in block.datasets)
                 places = [(name, shots) for name in block.datasets]
                 lines += _compared(block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places)
-        title = f"Table 2 of the paper: domain shift from {block.source}, {shots_title(shots)}{subject.where(block)}"
-        yield Table(
-            f"table-2-{block.source}-{shots}{subject.slug(block)}", title, ("method",), block.datasets, ranked(lines)
-        )
+        source, columns = title_of(block.source), tuple(map(title_of, block.datasets))
+        title = f"Table 2 of the paper: domain shift from {source}, {shots_title(shots)}{subject.where(block)}"
+        stem = f"table-2-{block.source}-{shots}{subject.slug(block)}"
+        yield Table(stem, title, ("method",), columns, ranked(lines))
 
 
 TITLES = {3: "components of DCA", 4: "cosine against Mahalanobis distance", 5: "forms of the intra-class loss"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.charts import Series, line_chart
 from dca.report.runs.figure import Figure
 from dca.report.runs.means import cell_entry, shots_column
@@ -12,10 +13,14 @@ from dca.report.runs.sections.curves import point_of
 from dca.report.runs.subject import Subject
 from dca.studies.paper import PaperRow, resolve
 from dca.studies.results import OURS, Block, Shots, Variant
+from dca.studies.settings import resolved
 
-# Option, its symbol, and the value of the base variant where that is known.
-OPTIONS = (("n_prompts", "M", 4.0), ("alpha", "α", None), ("beta", "β", None))
-NOTE = "Test accuracy in percent, mean over seeds; lines are one standard deviation."
+# Options and their symbols.
+OPTIONS = {"n_prompts": "M", "alpha": "α", "beta": "β"}
+NOTE = (
+    "Test accuracy in percent, mean over seeds; lines are one standard deviation. The method's own value is among "
+    "those on the axis."
+)
 
 
 def build(subject: Subject) -> Part | str:
@@ -25,30 +30,35 @@ def build(subject: Subject) -> Part | str:
 
 
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
-    for option, symbol, usual in OPTIONS:
+    for option, symbol in OPTIONS.items():
         base, row = PaperRow("base", OURS), PaperRow("varied", OURS, vary=[option])
         found = resolve([base, row], block)
-        varied = {variant.settings[option]: variant for variant in found[row]}
-        if usual is not None and found[base]:
-            varied.setdefault(usual, found[base][0])
-        if len(varied) > 1:
-            values = dict(sorted(varied.items()))
-            yield from (figure for name in block.datasets for figure in _figure(subject, block, name, symbol, values))
+        varied = {float(variant.settings[option]): variant for variant in found[row]}
+        for dataset in block.datasets if varied else ():
+            own = {_value(found[base][0], option, dataset): found[base][0]} if found[base] else {}
+            values = dict(sorted({**own, **varied}.items()))
+            if len(values) > 1:
+                yield from _figure(subject, block, dataset, symbol, values)
+
+
+def _value(variant: Variant, option: str, dataset: str) -> float:
+    """The value that a variant has for an option on this dataset; α and β may depend on it."""
+    return float(resolved(variant.method, variant.settings, dataset, shots=1)[option])
 
 
 def _figure(
-    subject: Subject, block: Block, dataset: str, symbol: str, varied: dict[float, Variant]
+    subject: Subject, block: Block, dataset: str, symbol: str, varied: Mapping[float, Variant]
 ) -> Iterator[Figure]:
     series = [_series(block, dataset, shots, symbol, varied) for shots in block.shots]
     shown = [one for one in series if sum(map(bool, one.points)) > 1]
     if shown:
-        title = f"Accuracy over {symbol}, {dataset}{subject.where(block)}"
+        title = f"Accuracy over {symbol}, {title_of(dataset)}{subject.where(block)}"
         svg = line_chart(shown, [f"{value:g}" for value in varied], symbol, title)
         groups = tuple(point.runs for one in shown for point in one.points if point)
         yield Figure(f"sensitivity-{_ascii(symbol)}-{dataset}{subject.slug(block)}", title, svg, groups)
 
 
-def _series(block: Block, dataset: str, shots: Shots, symbol: str, varied: dict[float, Variant]) -> Series:
+def _series(block: Block, dataset: str, shots: Shots, symbol: str, varied: Mapping[float, Variant]) -> Series:
     points = [
         point_of(cell_entry(block, variant, dataset, shots), f"{symbol} = {value:g}, {shots_column(shots)}")
         for value, variant in varied.items()

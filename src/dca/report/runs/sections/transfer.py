@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dca.data.sources.catalog import title_of
 from dca.report.runs.means import average_entry, cell_entry, lines_of, shots_title
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
@@ -33,9 +34,15 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
             return [*cells, average_entry(block, variant, shots, targets)]
 
         lines = lines_of(subject.methods(block), subject.names, entries)
-        title = f"{TITLES[block.protocol]} from {block.source}, {shots_title(shots)}{subject.where(block)}"
+        title = f"{TITLES[block.protocol]} from {title_of(block.source)}, {shots_title(shots)}{subject.where(block)}"
+        columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
         name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
-        yield Table(name, title, ("method",), (*own, *targets, AVERAGE), ranked(lines))
+        yield Table(name, title, ("method",), columns, ranked(lines))
+
+
+def _target_title(target: str, block: Block) -> str:
+    """The title of a target; of a changed version of the source the change alone."""
+    return title_of(target).removeprefix(f"{title_of(block.source)}, ")
 
 
 SECTION = RunsSection("transfer", "Other datasets and domain shift", build)

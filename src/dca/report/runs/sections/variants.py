@@ -7,13 +7,14 @@ from functools import partial
 
 from dca.report.runs.means import dataset_entries, lines_of, shots_title, with_average
 from dca.report.runs.part import Part, RunsSection
+from dca.report.runs.sections.gamma import has_both_gammas
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Table, ranked
 from dca.studies.results import Block, Variant
 
 NOTE = (
     "Methods that were run with several settings, each with its changed options. Options of the head were measured on "
-    "a model that was fitted without them."
+    "a model that was fitted without them. Values of γ1 and γ2 have figures above."
 )
 
 
@@ -25,7 +26,7 @@ def build(subject: Subject) -> Part | str:
 
 def _tables(subject: Subject, block: Block) -> Iterator[Table]:
     for method in block.main:
-        variants = [variant for variant in block.variants if variant.method == method]
+        variants = [variant for variant in block.variants if variant.method == method and not has_both_gammas(variant)]
         if len(variants) > 1:
             yield from _of_method(subject, block, method, variants)
 
