@@ -57,7 +57,7 @@ def test_a_finished_sweep_says_so_in_json(dca: Any, spec_file: Path, tmp_path: P
 def test_a_dry_run_lists_cells_time_and_what_is_missing(dca: Any, spec_file: Path, tmp_path: Path):
     said = dca("sweep", spec_file, "--runs", tmp_path / "runs", "--backbone", "vit-l-14", "--dry-run")
     assert said.code == 0
-    assert "small.toml: Small\n2 cells, 0 done before, 2 to do in 2 fits\n" in said.out
+    assert "small.toml: Small\n2 cells, 0 done before, 2 to do with 2 fits\n" in said.out
     assert "gda photos 1 shot seed 1" in said.out
     assert "expected time: unknown" in said.out
     assert "missing: backbone vit-l-14: " in said.out

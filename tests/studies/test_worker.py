@@ -78,7 +78,7 @@ def test_every_cell_is_tracked(study: Study, tmp_path: Path, monkeypatch: pytest
 def test_a_finished_head_is_not_measured_again(study: Study, worker: Worker, monkeypatch: pytest.MonkeyPatch):
     (job,) = jobs_of(heads_of(study))
     list(worker.carry_out(job))
-    monkeypatch.setattr(workers, "run_head", lambda *a: pytest.fail("measured again"))
+    monkeypatch.setattr(workers, "run_finished", lambda *a: pytest.fail("measured again"))
     assert not any(report.error for report in worker.carry_out(job))
 
 

@@ -176,7 +176,7 @@ def show_plan(made: Plan, root: Path | None, *, as_json: bool) -> None:
         return
     study, left = made.study, made.to_do
     click.echo(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
-    done = f"{len(made.finished):,} done before, {len(left):,} to do in {counted(len(made.jobs), 'fit')}"
+    done = f"{len(made.finished):,} done before, {len(left):,} to do with {counted(made.new_fits, 'fit')}"
     click.echo(f"{counted(len(study.cells), 'cell')}, {done}")
     for line in listed(made):
         click.echo(f"  {line}")
@@ -207,7 +207,7 @@ def plan_values(made: Plan, lacking: Sequence[UserError]) -> dict[str, Any]:
         "study": made.study.name,
         "title": made.study.title,
         "paper": made.study.paper,
-        "fits": len(made.jobs),
+        "fits": made.new_fits,
         "expected_seconds": made.expected_seconds,
         "missing": [error.problem for error in lacking],
         "cells": cells,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -63,10 +63,24 @@ class Job:
     spec: Spec
     cells: tuple[Cell, ...]
 
+    @property
+    def measured(self) -> tuple[Cell, ...]:
+        """The cells that are measured on the finished model: with other options of its head, or on other targets."""
+        return tuple(cell for cell in self.cells if cell.head or cell.spec.id != self.spec.id)
 
-def jobs_of(cells: Iterable[Cell]) -> tuple[Job, ...]:
-    """The cells grouped by their fit, in the order of the first cell of each."""
-    groups: dict[str, list[Cell]] = {}
+
+def jobs_of(cells: Iterable[Cell], fit: Callable[[Spec], Spec] = lambda spec: spec) -> tuple[Job, ...]:
+    """The cells grouped by their fit, in the order of the first cell of each.
+
+    Args:
+        cells: The cells.
+        fit: From an experiment to the one whose fit it uses; by default its own.
+
+    Returns:
+        The jobs.
+    """
+    groups: dict[str, tuple[Spec, list[Cell]]] = {}
     for cell in cells:
-        groups.setdefault(cell.spec.id, []).append(cell)
-    return tuple(Job(group[0].spec, tuple(group)) for group in groups.values())
+        fitted = fit(cell.spec)
+        groups.setdefault(fitted.id, (fitted, []))[1].append(cell)
+    return tuple(Job(spec, tuple(group)) for spec, group in groups.values())

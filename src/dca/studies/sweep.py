@@ -18,11 +18,13 @@ from dca.data.sources import catalog
 from dca.data.sources.find import SAMPLE, place_of
 from dca.data.sources.shifted import split_name
 from dca.experiment.tracking import require_tracker
+from dca.model.checkpoint import holds_model
 from dca.studies import local_engine, ray_engine
 from dca.studies.cell import Cell, Job, jobs_of
 from dca.studies.engine import Event
 from dca.studies.failures import forget_failure, record_failure
 from dca.studies.index import Row, RunIndex
+from dca.studies.shared_fits import fits_of
 from dca.studies.spec_file import Study
 
 EngineName = Literal["local", "ray"]
@@ -54,6 +56,11 @@ class Plan:
     expected_seconds: float | None
 
     @property
+    def new_fits(self) -> int:
+        """How many models are to be fitted."""
+        return sum(not holds_model(self.runs / job.spec.id) for job in self.jobs)
+
+    @property
     def to_do(self) -> tuple[Cell, ...]:
         """The cells that are not finished."""
         return tuple(cell for job in self.jobs for cell in job.cells)
@@ -73,7 +80,8 @@ def plan(study: Study, runs: Path) -> Plan:
         index.refresh()
         done, rows = index.ids(), index.rows()
     finished = tuple(cell for cell in study.cells if cell.id in done)
-    jobs = jobs_of(cell for cell in study.cells if cell.id not in done)
+    left = [cell for cell in study.cells if cell.id not in done]
+    jobs = jobs_of(left, fits_of(left, runs))
     return Plan(study, runs, finished, jobs, expected_seconds(jobs, done, rows))
 
 
@@ -96,7 +104,7 @@ def expected_seconds(jobs: Sequence[Job], done: set[str], rows: Iterable[Row]) -
     found: list[float | None] = []
     for job in jobs:
         found += [] if job.spec.id in done else [_median(fits, job.cells[0])]
-        found += [_median(heads, cell) for cell in job.cells if cell.head]
+        found += [_median(heads, cell) for cell in job.measured]
     known = [seconds for seconds in found if seconds is not None]
     return sum(known) * len(found) / len(known) if known else None
 

@@ -15,7 +15,7 @@ from dca.data import load_dataset
 from dca.data.dataset import Dataset
 from dca.data.protocols import Task
 from dca.engine.session import Session
-from dca.experiment.head_run import finished_method, run_head
+from dca.experiment.finished_run import finished_method, run_finished
 from dca.experiment.run import Outcome, run, task_of
 from dca.experiment.spec import Spec
 from dca.experiment.tracking import open_tracker
@@ -71,11 +71,11 @@ class Worker:
         except Exception as error:
             yield from (_failed(cell, error, time.monotonic() - began) for cell in job.cells)
             return
-        heads = _Heads(self, job.spec, outcome)
+        model, measured = _Model(self, job.spec, outcome), {cell.id for cell in job.measured}
         for cell in job.cells:
             try:
-                if cell.head and not cell.result_file(self.runs).is_file():
-                    heads.measure(cell)
+                if cell.id in measured and not cell.result_file(self.runs).is_file():
+                    model.measure(cell)
             except Exception as error:
                 yield _failed(cell, error, time.monotonic() - began)
             else:
@@ -98,25 +98,32 @@ class Worker:
         return self._datasets[key]
 
 
-class _Heads:
+class _Model:
     """The finished model of a job, which is loaded when a cell needs it."""
 
     def __init__(self, worker: Worker, spec: Spec, outcome: Outcome) -> None:
         self.worker, self.spec, self.folder = worker, spec, outcome.folder
         self._method = outcome.classifier.method_ if outcome.classifier is not None else None
-        self._task: Task | None = None
+        self._tasks: dict[str, Task] = {}
 
     def measure(self, cell: Cell) -> None:
-        """Measure one head and record its figures."""
+        """Measure the model as a cell asks, and record its figures."""
         worker = self.worker
         if self._method is None:
             self._method = finished_method(self.spec, self.folder, worker.session)
-        if self._task is None:
-            self._task = task_of(self.spec, *worker.data_of(self.spec))
+        task = self._task(cell.spec)
+        if task.source.train != self._task(self.spec).source.train:
+            raise RuntimeError(f"{cell.label} is not trained on the images of {self.spec.id}")
         place = worker.runs / cell.id
-        config = {**self.spec.to_dict(), "head": dict(cell.head)}
+        config = {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
         with closing(open_tracker(worker.track, place, config)) as tracker:
-            tracker.finish(run_head(self.spec, cell.head, self._method, self._task, worker.session, self.folder, place))
+            found = run_finished(cell.spec, cell.head, self._method, task, worker.session, self.folder, place)
+            tracker.finish(found)
+
+    def _task(self, spec: Spec) -> Task:
+        if spec.id not in self._tasks:
+            self._tasks[spec.id] = task_of(spec, *self.worker.data_of(spec))
+        return self._tasks[spec.id]
 
 
 def _failed(cell: Cell, error: Exception, seconds: float) -> Report:

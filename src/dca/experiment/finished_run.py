@@ -1,4 +1,4 @@
-"""A finished run measured with other options of its head: nothing is trained again."""
+"""A finished run measured with other options of its head, or on other targets: nothing is trained again."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ def finished_method(spec: Spec, folder: Path, session: Session) -> Method:
     return checkpoint.load_model(folder, record, session.backbone(spec.backbone, spec.precision))
 
 
-def run_head(
+def run_finished(
     spec: Spec, head: Mapping[str, Any], method: Method, task: Task, session: Session, fit: Path, folder: Path
 ) -> dict[str, Any]:
-    """Measure a finished method with other options of its head and record the figures.
+    """Measure a finished method and record the figures as those of an experiment with the same training.
 
-    The parameters are those of the fit: training reads no option of the head. The probabilities are not calibrated.
+    The parameters are those of the fit: training reads no option of the head. With other options of the head the
+    probabilities are not calibrated.
 
     Args:
-        spec: What was fitted.
-        head: Options of the head by name.
+        spec: The experiment; its protocol and targets may differ from those of the fit.
+        head: Options of the head by name; none for the head of the fit.
         method: The finished method.
         task: The task of the spec.
         session: Loads images and features.
@@ -55,7 +56,7 @@ def run_head(
             head's options, those that follow from others included.
 
     Returns:
-        The figures of `result.json`: those of the fit, with "head" and the accuracies of this head.
+        The figures of `result.json`: those of the fit, with the accuracies of this head and these targets.
 
     Raises:
         UserError: If the head cannot have these options, or an image cannot be read.
@@ -64,14 +65,14 @@ def run_head(
     measured = evaluate(changed, task.targets, session)
     result = {
         **read_json(fit / RESULT),
+        "protocol": spec.protocol,
         **accuracies(spec.protocol, measured),
-        "estimate": None,
         "temperature": changed.temperature,
-        "findings": None,
         "evaluation_seconds": round(time.monotonic() - began, 2),
-        "head": dict(head),
-        "fit": spec.id,
+        "fit": fit.name,
     }
+    if head:  # the estimate and the findings are those of the fit's own head
+        result |= {"estimate": None, "findings": None, "head": dict(head)}
     with folder_in_one_rename(folder) as made:
         values = as_json({name: getattr(changed.options, name) for name in changed.head_options})
         write_json(made / SPEC, {"spec": spec.to_dict(), "head": dict(head), "options": values})
