@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from dca.core.errors import UserError
 from dca.studies import sweep as sweeps
 from dca.studies.cell import Cell
 from dca.studies.engine import Event
+from dca.studies.failures import failures
 from dca.studies.index import RunIndex
 from dca.studies.spec_file import Study, study_of
 from dca.studies.sweep import Counts, missing, plan, sweep
@@ -122,3 +124,10 @@ def test_the_time_left_follows_the_pace(study: Study):
     counts.done = 9
     assert counts.seconds_left == pytest.approx(0, abs=1e-9)
     assert left > 0
+
+
+def test_a_damaged_record_of_a_failure_is_an_error_that_names_the_file(tmp_path: Path):
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "0123.json").write_text('{"error": "no"}')
+    with pytest.raises(UserError, match=r"0123\.json: no record of a failed cell"):
+        failures(tmp_path)

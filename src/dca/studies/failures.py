@@ -43,13 +43,16 @@ def failures(runs: Path) -> tuple[Failure, ...]:
     Raises:
         UserError: If a record cannot be read.
     """
-    records = [(place.stem, read_json(place)) for place in sorted((runs / FOLDER).glob("*.json"))]
-    return tuple(
-        Failure(
-            id, record["cell"], record["spec"], record.get("head", {}), record.get("options", {}), str(record["error"])
-        )
-        for id, record in records
-    )
+    return tuple(_read(place) for place in sorted((runs / FOLDER).glob("*.json")))
+
+
+def _read(place: Path) -> Failure:
+    record = read_json(place)
+    try:
+        known = {name: record[name] for name in ("spec", "head", "error")}
+        return Failure(place.stem, record["cell"], **known, options=record.get("options", {}))
+    except KeyError as error:
+        raise UserError(f"{place}: no record of a failed cell, {error} is missing", hint="remove the file") from None
 
 
 def record_failure(runs: Path, cell: Cell, error: str, traceback: str) -> None:
