@@ -37,12 +37,14 @@ class Size:
     """How small a miniature is.
 
     per_class: images of each part. classes: the first of them; None for all, which ImageNet and its variants always
-    have. per_folder: images in each class folder of ImageNet's training part. distinct: different images among them.
+    have. per_folder: images in each class folder of ImageNet's training part. tested: how many classes of ImageNet
+    have a test image. distinct: different images among them.
     """
 
     per_class: dict[str, int] = field(default_factory=lambda: dict(PER_CLASS))
     classes: int | None = None
     per_folder: int = 1
+    tested: int | None = None
     distinct: int = 1
 
     def classes_of(self, entry: Entry) -> list[tuple[str, str]]:
@@ -61,7 +63,8 @@ def miniature(name: str, root: Path, size: Size | None = None) -> Path:
         _variant_lists(entry, folder, put, size)
     else:
         for number, part in enumerate(WNID_FOLDERS[name]):
-            for y, (key, _) in enumerate(entry.class_list()):
+            step = 1 if size.tested is None or (name, number) != ("imagenet", 1) else 1000 // size.tested
+            for y, (key, _) in list(enumerate(entry.class_list()))[::step]:
                 place = folder / part / (str(y) if name == "imagenetv2" else key)
                 for i in range(size.per_folder if name == "imagenet" and number == 0 else 1):
                     put(place / ("x.JPEG" if i == 0 else f"x{i}.JPEG"))

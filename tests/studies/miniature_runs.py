@@ -33,8 +33,9 @@ from dca.studies.worker import Report, Worker
 
 BACKBONE = "vit-b-16"
 STUDIES = ("paper/few-shot", "paper/domain-shift", "base-to-new", "cross-dataset")
-# Enough for 16 shots, and for validation images that were not drawn.
-SIZE = Size(per_class={"train": 16, "val": 4, "test": 2}, classes=4, per_folder=20, distinct=7)
+# Enough for 16 shots, and for validation images that were not drawn. For every test image CoCoOp reads all class names,
+# of which ImageNet has 1,000, so it has few test images.
+SIZE = Size(per_class={"train": 16, "val": 4, "test": 2}, classes=4, per_folder=20, tested=20, distinct=7)
 Wanted = Callable[[Cell], bool]
 
 
