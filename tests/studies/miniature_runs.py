@@ -21,11 +21,13 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 
+import torch
 from miniatures import Size, miniature
 
 from conftest import make_clip, save_hf
 from dca.clip.config import VIT_B_16, CLIPConfig
 from dca.engine.loop import Trainer
+from dca.engine.training_images import TrainingImages
 from dca.studies.cell import Cell, jobs_of
 from dca.studies.spec_file import load_study
 from dca.studies.sweep import plan
@@ -65,17 +67,24 @@ def lay_out(root: Path, cells: Iterable[Cell], size: Size = SIZE) -> Path:
 
 @contextmanager
 def short_fits() -> Iterator[None]:
-    """Train every method for one step: the specs, and with them the ids, stay those of the specification."""
-    init, order = Trainer.__init__, Trainer._order
+    """Train every method for one step, with one view per image that all others repeat.
+
+    The specs, and with them the ids, stay those of the specification.
+    """
+    init, order, encoded = Trainer.__init__, Trainer._order, TrainingImages.map
+
+    def one_view(self, encode, *, views=0, **more):  # type: ignore[no-untyped-def]
+        return torch.cat([encoded(self, encode, views=min(views, 1), **more)] * max(views, 1))
 
     def short_init(self, method, images, recipe, *more):  # type: ignore[no-untyped-def]
         init(self, method, images, dataclasses.replace(recipe, epochs=1, warmup_epochs=0), *more)
 
     Trainer.__init__, Trainer._order = short_init, lambda self, generator: order(self, generator)[:1]  # type: ignore
+    TrainingImages.map = one_view  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Trainer.__init__, Trainer._order = init, order  # type: ignore[method-assign]
+        Trainer.__init__, Trainer._order, TrainingImages.map = init, order, encoded  # type: ignore[method-assign]
 
 
 def cells_of(studies: Iterable[str], backbone: Path, wanted: Wanted = lambda cell: True) -> list[Cell]:
