@@ -116,7 +116,7 @@ def test_rows_are_named_by_specifications(tmp_path: Path) -> None:
         '[[grid]]\nname = "weights"\nmethod = "dca"\noptions = {alpha = [1, 5], epochs = 2}\n'
         '[[grid]]\nmethod = "gda"\n'
     )
-    names = row_names([str(spec)])
+    names = row_names([load_study(spec)])
     weighted = Variant.of("dca", {"alpha": 5.0, "epochs": 2}, {})
     assert [names(v) for v in (Variant("dca"), weighted, Variant("gda"))] == ["ours", "weights, alpha=5", "gda"]
 
@@ -134,7 +134,7 @@ def test_a_row_with_an_allowed_setting_is_the_variant_that_has_it(tmp_path: Path
 def test_a_name_of_several_methods_is_told_apart(tmp_path: Path) -> None:
     spec = tmp_path / "study.toml"
     spec.write_text('[common]\ndata = "eurosat"\n[[grid]]\nname = "ours"\nmethod = ["gda", "coop"]\n')
-    assert row_names([str(spec)])(Variant("gda")) == "ours, method=gda"
+    assert row_names([load_study(spec)])(Variant("gda")) == "ours, method=gda"
 
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "experiments").glob("*.toml"))

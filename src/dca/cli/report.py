@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "specifications",
     multiple=True,
     metavar="SPEC",
-    help="RUNS: name rows as the grids of this specification; may be given several times.",
+    help="RUNS: name rows as the grids of this specification and list its missing cells; may be given several times.",
 )
 @click.option(
     "--selection",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dca.studies.results import Variant, short_value
-from dca.studies.spec_file import load_study
+from dca.studies.spec_file import Study
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,18 @@ class RowNames:
         return self.given.get(variant, variant.label)
 
 
-def row_names(specifications: Iterable[str]) -> RowNames:
+def row_names(studies: Iterable[Study]) -> RowNames:
     """The names that specifications give to their rows. Data, shots, seeds and backbones do not matter.
 
     Args:
-        specifications: TOML files, or names of specifications that come with the package.
+        studies: The specifications.
 
     Returns:
         The names; of two names for one variant the first counts. Variants with one name also have their settings.
-
-    Raises:
-        UserError: If there is no such specification, or it cannot be used.
     """
     rows: dict[str, dict[Variant, None]] = {}
-    for source in specifications:
-        for cell in load_study(source).cells:
+    for study in studies:
+        for cell in study.cells:
             variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
             for name in cell.rows:
                 rows.setdefault(name, {})[variant] = None

@@ -13,6 +13,8 @@ from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.published import paper_datasets
 from dca.report.runs.sections import SECTIONS
 from dca.report.runs.subject import Subject, subject_of
+from dca.studies.failures import record_failure
+from dca.studies.spec_file import load_study
 from report.html_structure import structure
 from studies.made_runs import write_run
 
@@ -149,3 +151,41 @@ def test_a_dataset_that_few_methods_were_run_on_is_in_no_average(tmp_path: Path)
     assert "| gda | 50.00 | 70.00 | 90.00 | 60.00 |" in text.replace("*", "")
     assert "The average is over DTD, EuroSAT." in text
     assert "Table 1 of the paper: average over 2 datasets" in text
+
+
+def test_changed_versions_of_several_datasets_have_an_average(tmp_path: Path) -> None:
+    accuracies = {"eurosat": (0.9, 0.5, 0.1), "dtd": (0.7, 0.3, 0.2)}
+    for data, found in accuracies.items():
+        targets = (f"{data}@noise", f"{data}@blur")
+        for method in ("gda", "dca"):
+            write_run(tmp_path / "runs", found, protocol="domain-shift", targets=targets, data=data, method=method)
+    write_run(tmp_path / "runs", (0.8, 0.6, 0.6), protocol="domain-shift", targets=targets, data="dtd", method="coop")
+    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    rows = _rows(folder / "tables" / "domain-shift-average-4.csv")
+    assert {row["method"] for row in rows} == {"gda", "dca"}, "CoOp was run on one dataset alone"
+    own = {row["column"]: float(row["value"]) for row in rows if row["method"] == "dca"}
+    assert own == pytest.approx({"unchanged": 80.0, "noise": 40.0, "blur": 15.0, "average": 27.5})
+    names = {path.stem for path in (folder / "tables").glob("*.csv")}
+    assert not any(name.startswith("table-2") for name in names), "Table 2 of the paper is about ImageNet"
+
+
+def test_cells_of_a_specification_that_are_missing_are_listed(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(
+        '[common]\ndata = ["eurosat", "dtd"]\nshots = [1, 4]\nseed = [2, 1]\nbackbone = "mini"\n'
+        '[[grid]]\nname = "one"\nmethod = "gda"\n[[grid]]\nname = "two"\nmethod = "coop"\nshots = 4\n'
+    )
+    cells = {cell.label: cell for cell in load_study(study).cells}
+    for cell in cells.values():
+        if cell.spec.method == "gda" and cell.spec.shots == 4:
+            write_run(tmp_path / "runs", 0.5, data=cell.spec.data, method="gda", seed=cell.spec.seed, backbone="mini")
+    record_failure(tmp_path / "runs", cells["gda eurosat 1 shot seed 1"], "no memory", "")
+    subject = subject_of(tmp_path / "runs", specifications=[str(study), "paper/few-shot"])
+    folder = write_runs_report(subject, tmp_path / "report").parent
+    counts = {row["column"]: row["value"] for row in _rows(folder / "tables" / "specifications.csv")}
+    assert counts == {"cells": "12", "finished": "4", "failed": "1", "not run": "7"}
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "| one | 3 | EuroSAT, DTD | K=1 | 1, 2 |" in text
+    assert "| two | 4 | EuroSAT, DTD | K=4 | 1, 2 |" in text
+    assert "no memory" in text
+    assert "paper/few-shot" not in text.split("How it was made")[0], "none of its cells is here"

@@ -20,11 +20,16 @@ def cell_entry(block: Block, variant: Variant, dataset: str, shots: Shots, quant
 def average_entry(
     block: Block, variant: Variant, shots: Shots, datasets: Sequence[str], quantity: str = ACCURACY
 ) -> Entry | None:
-    """Mean over datasets of the mean of each; None unless all were run.
+    """Mean over datasets of the mean of each; None unless all were run. The spread is that of `mean_of_cells`."""
+    return mean_of_cells([block.runs(variant, name, shots) for name in datasets], quantity)
 
-    The standard deviation is that of the average over datasets, over the seeds that every dataset has.
+
+def mean_of_cells(cells: Sequence[Sequence[Run]], quantity: str = ACCURACY) -> Entry | None:
+    """Mean over cells of the mean over the seeds of each; None unless all were run.
+
+    The standard deviation is that of the mean over cells, over the seeds that every cell has.
     """
-    cells = [[r for r in block.runs(variant, name, shots) if quantity in r.figures] for name in datasets]
+    cells = [[run for run in runs if quantity in run.figures] for runs in cells]
     if not cells or not all(cells):
         return None
     mean = statistics.fmean(statistics.fmean(run.figures[quantity] for run in runs) for runs in cells)

@@ -18,6 +18,7 @@ from dca.studies.judging import Judged, judge
 from dca.studies.paper import claims
 from dca.studies.results import OURS, ZERO_SHOT, Block, Context, Variant, blocks_of
 from dca.studies.row_names import RowNames, row_names
+from dca.studies.spec_file import Study, load_study
 
 SELECTION = "selection.json"
 
@@ -31,7 +32,7 @@ class Subject:
         rows: Finished cells that were measured on test images, sorted by id.
         validation: Number of finished cells that were measured on validation images; they are in no table.
         names: What rows are called.
-        specifications: Where these names are from.
+        studies: The specifications that were given; they also give the names.
         selection: Name and sha256 of the file with the frozen options, if one was given.
         failed: Cells that failed in the last sweep.
     """
@@ -40,7 +41,7 @@ class Subject:
     rows: Sequence[Row]
     validation: int = 0
     names: RowNames = field(default_factory=RowNames)
-    specifications: tuple[str, ...] = ()
+    studies: tuple[Study, ...] = ()
     selection: tuple[str, str] | None = None
     failed: tuple[Failure, ...] = ()
 
@@ -94,14 +95,16 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
 
     Args:
         runs: The folder.
-        specifications: Specifications that name rows.
+        specifications: TOML files or names of specifications that come with the package: they give rows their names
+            and say which cells there should be.
         selection: File with the frozen options; by default `selection.json` in the folder, where it is there.
 
     Returns:
         The subject.
 
     Raises:
-        UserError: If there is no finished run that was measured on test images, or a file cannot be read.
+        UserError: If there is no finished run that was measured on test images, or a file or specification cannot be
+            read.
     """
     with RunIndex(runs) as index:
         index.refresh()
@@ -113,8 +116,9 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
     if selection is None and (runs / SELECTION).is_file():
         selection = runs / SELECTION
     given = None if selection is None else (selection.name, _sha256(selection))
-    names = row_names(specifications)
-    return Subject(runs, tested, len(rows) - len(tested), names, tuple(specifications), given, failures(runs))
+    studies = tuple(load_study(source) for source in specifications)
+    names = row_names(studies)
+    return Subject(runs, tested, len(rows) - len(tested), names, studies, given, failures(runs))
 
 
 def _sha256(path: Path) -> str:

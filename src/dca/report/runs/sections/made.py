@@ -34,8 +34,8 @@ def build(subject: Subject) -> Part:
         facts.insert(1, ("left out", f"{words} measured on validation images"))
     if subject.failed:
         facts.insert(1, ("failed", f"{counted(len(subject.failed), 'cell')}, see above"))
-    if subject.specifications:
-        facts.append(("names of rows from", ", ".join(subject.specifications)))
+    if subject.studies:
+        facts.append(("specifications", ", ".join(study.name for study in subject.studies)))
     if subject.selection is not None:
         name, digest = subject.selection
         facts.append(("selection of the options", f"{name}, sha256 {digest}"))

@@ -17,6 +17,8 @@ from dca.studies.settings import resolved
 
 # Options and their symbols.
 OPTIONS = {"n_prompts": "M", "alpha": "α", "beta": "β"}
+# A line has at least so many points; two of them are an ablation.
+FEWEST = 3
 NOTE = (
     "Test accuracy in percent, mean over seeds; lines are one standard deviation. The method's own value is among "
     "those on the axis."
@@ -37,7 +39,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
         for dataset in block.datasets if varied else ():
             own = {_value(found[base][0], option, dataset): found[base][0]} if found[base] else {}
             values = dict(sorted({**own, **varied}.items()))
-            if len(values) > 1:
+            if len(values) >= FEWEST:
                 yield from _figure(subject, block, dataset, symbol, values)
 
 
@@ -50,7 +52,7 @@ def _figure(
     subject: Subject, block: Block, dataset: str, symbol: str, varied: Mapping[float, Variant]
 ) -> Iterator[Figure]:
     series = [_series(block, dataset, shots, symbol, varied) for shots in block.shots]
-    shown = [one for one in series if sum(map(bool, one.points)) > 1]
+    shown = [one for one in series if sum(map(bool, one.points)) >= FEWEST]
     if shown:
         title = f"Accuracy over {symbol}, {title_of(dataset)}{subject.where(block)}"
         svg = line_chart(shown, [f"{value:g}" for value in varied], symbol, title)

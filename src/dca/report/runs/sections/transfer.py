@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from dca.data.sources.catalog import title_of
-from dca.report.runs.means import average_entry, cell_entry, lines_of, shots_title
+from dca.report.runs.means import average_entry, cell_entry, lines_of, mean_of_cells, shots_title
 from dca.report.runs.part import Part, RunsSection
 from dca.report.runs.subject import Subject
 from dca.report.runs.table import Entry, Table, ranked
 from dca.studies.published_numbers import AVERAGE
-from dca.studies.results import Block, Shots, Variant
+from dca.studies.results import Block, Context, Shots, Variant
 
 NOTE = "Test accuracy in percent on each target; mean ± standard deviation over seeds. The average is over the targets."
 
@@ -18,9 +19,13 @@ TITLES = {"cross-dataset": "Cross-dataset", "domain-shift": "Domain shift"}
 
 
 def build(subject: Subject) -> Part | str:
-    """One table per source and number of shots."""
-    blocks = subject.of_protocol("cross-dataset", "domain-shift")
-    tables = [table for block in blocks for table in _tables(subject, block)]
+    """The average over sources that share their changes, then one table per source and number of shots."""
+    averages = [
+        _average(subject, blocks, shots) for blocks in _with_equal_changes(subject) for shots in blocks[0].shots
+    ]
+    tables = [table for table in averages if table.lines]
+    for block in subject.of_protocol("cross-dataset", "domain-shift"):
+        tables += _tables(subject, block)
     return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "No cross-dataset or domain-shift runs."
 
 
@@ -38,6 +43,41 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
         name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
         yield Table(name, title, ("method",), columns, ranked(lines))
+
+
+def _with_equal_changes(subject: Subject) -> Iterator[list[Block]]:
+    """Blocks of one context whose targets are changed versions of their sources, by the same changes."""
+    groups: dict[tuple[Context, tuple[str, ...]], list[Block]] = defaultdict(list)
+    for block in subject.of_protocol("domain-shift"):
+        changes = [_change(block, target) for target in block.datasets]
+        if all(change is not None for change in changes):
+            groups[block.context, tuple(sorted(map(str, changes)))].append(block)
+    yield from (blocks for blocks in groups.values() if len(blocks) > 1)
+
+
+def _change(block: Block, target: str) -> str | None:
+    """The change that makes a target from the source; empty for the source itself, None for another dataset."""
+    own, _, change = target.partition("@")
+    return change if own == block.source else None
+
+
+def _average(subject: Subject, blocks: Sequence[Block], shots: Shots) -> Table:
+    """Methods by changes, each number the mean over the sources; methods that were run on all of them."""
+    first = blocks[0]
+    changes = [change for target in first.datasets if (change := _change(first, target))]
+    own = ["unchanged"] if first.source in first.datasets else []
+
+    def mean(variant: Variant, chosen: Sequence[str]) -> Entry | None:
+        targets = [(block, target) for block in blocks for target in block.datasets if _change(block, target) in chosen]
+        return mean_of_cells([block.runs(variant, target, shots) for block, target in targets])
+
+    def entries(variant: Variant) -> list[Entry | None]:
+        return [*(mean(variant, [change]) for change in (*("" for _ in own), *changes)), mean(variant, changes)]
+
+    title = f"Domain shift, average over {len(blocks)} datasets, {shots_title(shots)}{subject.where(first)}"
+    name = f"domain-shift-average-{shots}{subject.slug(first)}"
+    lines = lines_of(subject.methods(first), subject.names, entries)
+    return Table(name, title, ("method",), (*own, *changes, AVERAGE), ranked(lines))
 
 
 def _target_title(target: str, block: Block) -> str:
