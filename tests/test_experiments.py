@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -91,3 +92,20 @@ def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path) -
     assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in committed.iterdir())
     other = [path.name for path in made.glob("*.csv") if path.read_bytes() != (committed / path.name).read_bytes()]
     assert not other, "make the report again with the command of experiments/README.md"
+
+
+def test_the_docs_about_classes_without_photos_have_the_figures_of_the_report() -> None:
+    path = FOLDER / "report" / "tables" / "base-to-new-16-average.csv"
+    others = {"`two_sfs`": "2SFS", "`promptsrc`": "PromptSRC", "`prolip`": "ProLIP", "`dca`": "DCA", "`coop`": "CoOp"}
+    titles = {"zero-shot CLIP": "CLIP", **others}
+    reported: dict[str, list[str]] = {}
+    for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        spread = f" ± {float(row['std']):.1f}" if row["std"] else ""
+        reported.setdefault(row["method"], []).append(f"{float(row['value']):.1f}{spread}")
+    text = (FOLDER.parent / "docs" / "choose-a-method.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", text.split("## Classes without photos")[1], re.MULTILINE
+    )
+    assert len(rows) == 7, "a head and six methods"
+    for name, *figures in rows[1:]:
+        assert figures == reported[titles[name]], name
