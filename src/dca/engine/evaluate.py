@@ -100,15 +100,27 @@ def _streamed(methods: Sequence[Method], images: Sequence[ImageLike], session: S
 @torch.no_grad()
 def features_of(method: Method, images: Sequence[ImageLike], session: Session) -> tuple[Tensor, NDArray[np.float64]]:
     """Features (N, D) of `method.encode` on its device, and probabilities (N, C), of N images."""
-    found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, "images")]
-    features = torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+    features = encoded(method, images, session)
     return features, classified(method, features)
 
 
 @torch.no_grad()
+def encoded(method: Method, images: Sequence[ImageLike], session: Session, *, stage: str = "images") -> Tensor:
+    """Features (N, D) of `method.encode` on its device, of N images."""
+    found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, stage)]
+    return torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+
+
+@torch.no_grad()
 def classified(method: Method, features: Tensor) -> NDArray[np.float64]:
-    """Probabilities (N, C) of features (N, D) of `method.encode`; every row sums to one."""
-    return _normalized(_classify(method, features))
+    """Probabilities (N, C) of features (N, D) of `method.encode`; every row sums to one.
+
+    Raises:
+        UserError: If they are not finite.
+    """
+    probs = _normalized(_classify(method, features))
+    _require_finite([method], [probs])
+    return probs
 
 
 def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
@@ -123,9 +135,7 @@ def features_of_crops(method: Method, crops: Tensor) -> tuple[Tensor, NDArray[np
     """As `features_of`, for evaluation crops that are in memory: uint8 (N, 3, S, S)."""
     clip = method.clip
     features = method.encode(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True)))
-    probs = _normalized(_classify(method, features))
-    _require_finite([method], [probs])
-    return features, probs
+    return features, classified(method, features)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dca.core.files import folder_in_one_rename, read_json, write_json
 from dca.core.options import as_json
 from dca.data.protocols import Task
@@ -38,7 +40,14 @@ def finished_method(spec: Spec, folder: Path, session: Session) -> Method:
 
 
 def run_finished(
-    spec: Spec, head: Mapping[str, Any], method: Method, task: Task, session: Session, fit: Path, folder: Path
+    spec: Spec,
+    head: Mapping[str, Any],
+    method: Method,
+    task: Task,
+    session: Session,
+    fit: Path,
+    folder: Path,
+    features: dict[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Measure a finished method and record the figures as those of an experiment with the same training.
 
@@ -54,6 +63,7 @@ def run_finished(
         fit: Folder of the finished run.
         folder: Where `result.json` and `spec.json` go, in one rename; "options" in the latter are all values of the
             head's options, those that follow from others included.
+        features: Features of the test images, shared by the heads of this method (`measure.evaluate`).
 
     Returns:
         The figures of `result.json`: those of the fit, with the accuracies of this head and these targets.
@@ -62,7 +72,7 @@ def run_finished(
         UserError: If the head cannot have these options, or an image cannot be read.
     """
     changed, began = with_options(method, head), time.monotonic()
-    measured = evaluate(changed, task.targets, session)
+    measured = evaluate(changed, task.targets, session, features)
     result = {
         **read_json(fit / RESULT),
         "protocol": spec.protocol,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dca.data.protocols import Protocol, Target, harmonic_mean
-from dca.engine.evaluate import Evaluation, evaluation, probabilities
+from dca.engine.evaluate import Evaluation, classified, encoded, evaluation, probabilities
 from dca.engine.session import Session
 from dca.methods.interface import Method
 from dca.methods.zero_shot import ZeroShot
@@ -45,18 +46,37 @@ class TargetResult:
         }
 
 
-def evaluate(method: Method, targets: Sequence[Target], session: Session) -> tuple[TargetResult, ...]:
-    """Measure a finished method and zero-shot CLIP on every target; nothing is refitted."""
-    return tuple(_evaluate(method, target, session) for target in targets)
+def evaluate(
+    method: Method, targets: Sequence[Target], session: Session, features: dict[str, Tensor] | None = None
+) -> tuple[TargetResult, ...]:
+    """Measure a finished method and zero-shot CLIP on every target; nothing is refitted.
+
+    Args:
+        method: The finished method.
+        targets: What it is measured on.
+        session: Loads images and features.
+        features: For a model that is measured with several heads: features (N, D) of its image tower by target. What
+            is not there is added, so that every test image passes the tower once for all heads.
+
+    Returns:
+        One result per target.
+    """
+    return tuple(_evaluate(method, target, session, features) for target in targets)
 
 
-def _evaluate(method: Method, target: Target, session: Session) -> TargetResult:
+def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetResult:
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
     session = session.reading(target.dataset, method.problem.selection)
-    both = [ZeroShot.of(moved.clip, moved.problem), moved]
-    plain, fitted = probabilities(both, images, session, stage=stage)
+    zero_shot = ZeroShot.of(moved.clip, moved.problem)
+    if features is None or moved.frozen_images:
+        plain, fitted = probabilities([zero_shot, moved], images, session, stage=stage)
+    else:
+        (plain,) = probabilities([zero_shot], images, session, stage=stage)
+        if target.name not in features:
+            features[target.name] = encoded(moved, images, session, stage=stage)
+        fitted = classified(moved, features[target.name])
     truth = np.array([item.label for item in target.test])
     return TargetResult(
         target.name,

@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from dca.core.choices import TrackerName
 from dca.core.errors import UserError
 from dca.data import load_dataset
@@ -105,6 +107,7 @@ class _Model:
         self.worker, self.spec, self.folder = worker, spec, outcome.folder
         self._method = outcome.classifier.method_ if outcome.classifier is not None else None
         self._tasks: dict[str, Task] = {}
+        self._features: dict[str, dict[str, Tensor]] = {}  # of test images, by spec and target, for heads alone
 
     def measure(self, cell: Cell) -> None:
         """Measure the model as a cell asks, and record its figures."""
@@ -116,8 +119,9 @@ class _Model:
             raise RuntimeError(f"{cell.label} is not trained on the images of {self.spec.id}")
         place = worker.runs / cell.id
         config = {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+        features = self._features.setdefault(cell.spec.id, {}) if cell.head else None
         with closing(open_tracker(worker.track, place, config)) as tracker:
-            found = run_finished(cell.spec, cell.head, self._method, task, worker.session, self.folder, place)
+            found = run_finished(cell.spec, cell.head, self._method, task, worker.session, self.folder, place, features)
             tracker.finish(found)
 
     def _task(self, spec: Spec) -> Task:
