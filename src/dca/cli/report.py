@@ -78,6 +78,7 @@ def command(
         _refuse({"DATA": data, "--backbone": backbone}, f"{model} is a folder of runs")
         page = write_runs(model, output, specifications, selection)
     else:
+        _require_model(model)
         _refuse({"--spec": specifications, "--selection": selection}, f"{model} is no folder of runs")
         with showing(quiet=quiet) as progress:
             page = write_report(
@@ -93,6 +94,17 @@ def command(
     click.echo(f"wrote {page} ({bytes_text(page.stat().st_size)})")
     if open_it:
         show(page)
+
+
+def _require_model(place: Path) -> None:
+    """Raise if there is nothing that could be a model, finished or not."""
+    from dca.core.actions import fit_first, run_sweep
+    from dca.core.errors import UserError
+    from dca.model.checkpoint import CONFIG, SPEC
+
+    if not any((place / name).exists() for name in (CONFIG, SPEC)):
+        problem = "holds neither a model nor finished runs" if place.is_dir() else "is no folder of a model or of runs"
+        raise UserError(f"{place} {problem}", hint=[fit_first(), run_sweep()])
 
 
 def _refuse(arguments: dict[str, object], why: str) -> None:

@@ -166,6 +166,11 @@ def show_specification() -> Action:
     return Action("see its keys with `dca sweep --help`", "see its keys with `help(dca.studies.spec_file)`")
 
 
+def run_sweep() -> Action:
+    """Run the experiments of a specification."""
+    return Action("run experiments with `dca sweep SPEC --runs RUNS`", "run experiments with `dca.studies.sweep.sweep`")
+
+
 def finish_sweep(study: str, runs: str) -> Action:
     """Run the cells of a study that are not finished."""
     call = f"from dca.studies.sweep import plan, sweep; list(sweep(plan(study, {_literal(runs)})))"
