@@ -6,10 +6,12 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dca.core.actions import omit
 from dca.core.choices import TrackerName
@@ -59,6 +61,8 @@ class Outcome:
         result: Its figures, as `result.json` holds them.
         targets: Evaluations of each target; empty if the run was finished before.
         classifier: The fitted model; None if the run was finished before.
+        features: Features of the test images by target, for measuring other heads of the model (`measure.evaluate`);
+            empty if its head has no options, or the run was finished before.
 
     Example:
         >>> from pathlib import Path
@@ -71,6 +75,7 @@ class Outcome:
     result: dict[str, Any]
     targets: tuple[TargetResult, ...] = ()
     classifier: Classifier | None = None
+    features: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 
 def run(
@@ -277,7 +282,9 @@ def _fit(
         raise
     seconds = before + time.monotonic() - began
     trained = time.monotonic()
-    measured = evaluate(model.method_, task.targets, session)
+    features: dict[str, Tensor] = {}
+    kept = features if model.method_.changeable_options else None
+    measured = evaluate(model.method_, task.targets, session, kept)
     result = {**_result(spec, task, model, measured, seconds), "skipped": list(skipped)}
     result["evaluation_seconds"] = round(time.monotonic() - trained, 2)
     if leave.pictures:
@@ -288,7 +295,7 @@ def _fit(
     result["checkpoint_bytes"] = (partial / checkpoint.WEIGHTS).stat().st_size
     write_json(partial / checkpoint.RESULT, result)
     place.finish()
-    return Outcome(place.target, result, measured, model)
+    return Outcome(place.target, result, measured, model, features)
 
 
 def _read_images(spec: Spec, task: Task, session: Session) -> None:

@@ -107,7 +107,7 @@ class _Model:
         self.worker, self.spec, self.folder = worker, spec, outcome.folder
         self._method = outcome.classifier.method_ if outcome.classifier is not None else None
         self._tasks: dict[str, Task] = {}
-        self._features: dict[str, dict[str, Tensor]] = {}  # of test images, by spec and target, for heads alone
+        self._features: dict[str, dict[str, Tensor]] = {spec.id: outcome.features}  # of test images, for other heads
 
     def measure(self, cell: Cell) -> None:
         """Measure the model as a cell asks, and record its figures."""
