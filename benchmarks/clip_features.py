@@ -1,40 +1,42 @@
 """Methods over frozen features, on precomputed features of a real CLIP.
 
-    python benchmarks/clip_features.py [--data FOLDER] [--shots 1,2,4,8,16] [--json]
+    python benchmarks/clip_features.py [--data FOLDER] [--shots 1,2,4,8,16] [--json FILE]
+    python benchmarks/clip_features.py --show experiments/clip_features.json --page docs/methods.md
 
 FOLDER holds safetensors files of unit features of OpenAI's ViT-B/32 for Caltech101, Flowers102 and
 Oxford-IIIT Pets: test, val, and training sets of 1 to 16 shots, whose rows are means over augmented
 views; and text features of "a NAME" for the names of LVIS. Every head is fitted on the training rows
 and selects on min(shots, 4) validation rows per class. Without text features the methods run without
-their text part. Prints test accuracy in percent, as Markdown.
+their text part. Prints test accuracy in percent, as Markdown; --json also writes the figures to a file,
+--show prints those of such a file, and --page puts the tables between their marks on a page.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import torch
+from paired import present
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.core.files import read_json, write_json
 from dca.data.splits import draw
-from dca.methods.shared import gaussian
+from dca.engine.loop import Trainer
+from dca.methods.dca import OWN_GAMMAS, gammas
 from dca.methods.interface import Problem
 from dca.methods.registry import get_method
-from dca.methods.dca import OWN_GAMMAS, gammas
+from dca.methods.shared import gaussian
 from dca.methods.shared.shots import Shots
-from dca.engine.loop import Trainer
 
+SCRIPT = "benchmarks/clip_features.py"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "clip_features"
 DATASETS = {"caltech101": "Caltech101", "oxford_flowers": "Flowers102", "oxford_pets": "OxfordPets"}
 SHOTS = (1, 2, 4, 8, 16)
@@ -152,9 +154,10 @@ def without_text(name: str, tensors: dict[str, Tensor], shots: int) -> dict[str,
     return found
 
 
-def with_text(tensors: dict[str, Tensor], names: list[str], text: dict[str, Tensor], shots: int) -> dict[str, float]:
-    """The methods with their text part, on the classes whose names have a vector."""
-    classes = [c for c, name in enumerate(names) if name in text]
+def with_text(
+    tensors: dict[str, Tensor], names: list[str], text: dict[str, Tensor], classes: list[int], shots: int
+) -> dict[str, float]:
+    """The methods with their text part, on some classes of Caltech101."""
     train, test = parts(tensors, shots, classes)
     vectors = torch.stack([text[names[c]] for c in classes])
     problem = Problem(names=tuple(names[c] for c in classes), shots=shots, seed=1, dataset="caltech101")
@@ -169,10 +172,29 @@ def by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def markdown(title: str, found: dict[int, dict[str, float]]) -> str:
+def measured(data: Path, shots: list[int]) -> dict[str, Any]:
+    """All tables: the number of test images, and test accuracies in percent by number of shots and head."""
+    about = read_json(data / "meta.json")
+    tables = {}
+    for name, title in DATASETS.items():
+        tensors = load_file(data / f"{name}.safetensors")
+        rows = {str(k): without_text(name, tensors, k) for k in shots}
+        tables[f"{title}, no text"] = {"test_images": len(tensors["test_labels"]), "accuracy": rows}
+    lvis = load_file(data / "text_a_cname_detic.safetensors")["lvis"].float()
+    text = by_name(about["text"]["lvis_names"], F.normalize(lvis, dim=-1))
+    tensors, names = load_file(data / "caltech101.safetensors"), about["caltech101"]["classnames"]
+    classes = [c for c, name in enumerate(names) if name in text]
+    rows = {str(k): with_text(tensors, names, text, classes, k) for k in shots}
+    images = len(parts(tensors, shots[0], classes)[1].labels)
+    tables[f"Caltech101, {len(classes)} classes, with text"] = {"test_images": images, "accuracy": rows}
+    return tables
+
+
+def markdown(title: str, table: dict[str, Any]) -> str:
     """A table: one row per head, one column per number of shots."""
-    lines = [f"| {title} | " + " | ".join(f"{k} shots" if k > 1 else "1 shot" for k in found) + " |"]
-    lines.append("|---|" + "---:|" * len(found))
+    found = table["accuracy"]
+    columns = " | ".join(f"{k} shots" if int(k) > 1 else "1 shot" for k in found)
+    lines = [f"| {title}, n = {table['test_images']:,} | {columns} |", "|---|" + "---:|" * len(found)]
     for name in next(iter(found.values())):
         lines.append(f"| {name} | " + " | ".join(f"{found[k][name]:.1f}" for k in found) + " |")
     return "\n".join(lines)
@@ -183,25 +205,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--shots", type=lambda text: [int(k) for k in text.split(",")], default=list(SHOTS))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
+    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
     chosen = parser.parse_args()
-    began = time.monotonic()
-    about = json.loads((chosen.data / "meta.json").read_text(encoding="utf-8"))
-    tables = {}
-    for name, title in DATASETS.items():
-        tensors = load_file(chosen.data / f"{name}.safetensors")
-        tables[f"{title}, no text"] = {k: without_text(name, tensors, k) for k in chosen.shots}
-    lvis = load_file(chosen.data / "text_a_cname_detic.safetensors")["lvis"].float()
-    text = by_name(about["text"]["lvis_names"], F.normalize(lvis, dim=-1))
-    tensors, names = load_file(chosen.data / "caltech101.safetensors"), about["caltech101"]["classnames"]
-    covered = sum(name in text for name in names)
-    title = f"Caltech101, {covered} classes, with text"
-    tables[title] = {k: with_text(tensors, names, text, k) for k in chosen.shots}
+    tables = read_json(chosen.show) if chosen.show else measured(chosen.data, chosen.shots)
     if chosen.json:
-        click.echo(json.dumps(tables, indent=1))
-        return
-    click.echo("\n\n".join(markdown(title, found) for title, found in tables.items()))
-    click.echo(f"\n{time.monotonic() - began:.0f} s", err=True)
+        write_json(chosen.json, tables)
+    present("\n\n".join(markdown(title, table) for title, table in tables.items()), SCRIPT, chosen.page)
 
 
 if __name__ == "__main__":

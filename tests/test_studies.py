@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from conftest import shared
 from dca.clip import CLIP
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.head_changes import with_options
@@ -102,3 +105,47 @@ def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
     script = load("selection_table")
     page = script.PAGE.read_text(encoding="utf-8")
     assert script.filled(page, script.SCRIPT, script.table(json.loads(script.SELECTION.read_text()))) == page
+
+
+CLIP_FEATURES = BENCHMARKS.parent / "experiments" / "clip_features.json"
+
+
+def test_the_docs_show_the_accuracies_on_real_clip_features(load: Load, tmp_path: Path, monkeypatch: Any) -> None:
+    page = tmp_path / "methods.md"
+    shown = (BENCHMARKS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    page.write_text(shown, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["clip_features", "--show", str(CLIP_FEATURES), "--page", str(page)])
+    load("clip_features").main()
+    assert page.read_text(encoding="utf-8") == shown
+
+
+def test_the_accuracies_on_real_clip_features_can_be_made_again(load: Load) -> None:
+    study, recorded = load("clip_features"), json.loads(CLIP_FEATURES.read_text(encoding="utf-8"))
+    tensors = load_file(shared("data", "clip_features") / "oxford_pets.safetensors")
+    for shots in (1, 16):
+        train, test = study.parts(tensors, shots)
+        row = recorded["OxfordPets, no text"]["accuracy"][str(shots)]
+        for head, accuracy in study.of_heads(train, test, shots, 37).items():
+            assert accuracy == pytest.approx(row[head], abs=0.03), (head, shots)  # one of 3,669 test images
+
+
+def test_methods_run_on_given_features(load: Load, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A small twin of the real files: three classes of six features, of which the text knows two."""
+    generator, made = torch.Generator().manual_seed(1), {}
+    for part, each in (("train2", 2), ("val", 6), ("test", 6)):
+        labels = torch.arange(3).repeat_interleave(each)
+        noise = 0.1 * torch.randn(len(labels), 8, generator=generator)
+        made |= {f"{part}_features": (F.one_hot(labels, 8) + noise).half(), f"{part}_labels": labels}
+    for name in ("caltech101", "oxford_flowers", "oxford_pets"):
+        save_file(made, tmp_path / f"{name}.safetensors")
+    save_file({"lvis": torch.eye(8)[:2].half()}, tmp_path / "text_a_cname_detic.safetensors")
+    names = {"text": {"lvis_names": ["cat", "dog_(animal)"]}, "caltech101": {"classnames": ["cat", "dog", "zebra"]}}
+    (tmp_path / "meta.json").write_text(json.dumps(names), encoding="utf-8")
+    arguments = ["--data", str(tmp_path), "--shots", "2", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr("sys.argv", ["clip_features", *arguments])
+    load("clip_features").main()
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [table["test_images"] for table in found.values()] == [18, 18, 18, 12]
+    assert found["Caltech101, 2 classes, with text"]["accuracy"]["2"]["zero_shot"] == 100
+    assert found["OxfordPets, no text"]["accuracy"]["2"]["nearest mean, cosine"] == 100
+    assert "| Caltech101, 2 classes, with text, n = 12 | 2 shots |" in capsys.readouterr().out
