@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from dca.studies.spec_file import load_study
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
+FLAT = " ".join(README.split())
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 THREE = {"eurosat", "caltech101", "oxford_flowers"}
 
@@ -92,6 +94,33 @@ def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path) -
     assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in committed.iterdir())
     other = [path.name for path in made.glob("*.csv") if path.read_bytes() != (committed / path.name).read_bytes()]
     assert not other, "make the report again with the command of experiments/README.md"
+
+
+def test_the_readme_counts_the_claims() -> None:
+    text = (FOLDER / "report" / "tables" / "claims.csv").read_text(encoding="utf-8")
+    outcomes = Counter(row["text"] for row in csv.DictReader(text.splitlines()) if row["column"] == "outcome")
+    stated = re.search(r"Of (\d+) claims (\d+) hold and (\d+) do not; (\d+) are not decided .* and (\d+), about", FLAT)
+    assert stated is not None
+    each = [outcomes[name] for name in ("holds", "does not hold", "not decided", "not measured")]
+    assert [int(number) for number in stated.groups()] == [sum(each), *each]
+
+
+def test_the_readme_quotes_differences_of_the_report() -> None:
+    """Every difference with its interval is a comparison behind a claim, or a bar of an ablation, to one digit."""
+    number = r"([+−]\d+\.\d+)"
+    lines = (FOLDER / "report" / "report.md").read_text(encoding="utf-8").splitlines()
+    found = [re.search(rf"\| {number} \({number} to {number}\) \|", line) for line in lines]
+    bars = [path.read_text(encoding="utf-8") for path in (FOLDER / "report" / "figures").glob("ablation-*.svg")]
+    triples = [match.groups() for match in found if match]
+    triples += [match for bar in bars for match in re.findall(rf"<title>{number}: {number} to {number}", bar)]
+    known = {tuple(float(text.replace("−", "-")) for text in triple) for triple in triples}
+    known |= {(-effect, -high, -low) for effect, low, high in known}
+    quoted = re.findall(rf"{number},? \(?{number} to {number}", FLAT)
+    assert len(quoted) > 10
+    for triple in quoted:
+        values = [float(text.replace("−", "-")) for text in triple]
+        near = [one for one in known if all(abs(a - b) < 0.051 for a, b in zip(one, values, strict=True))]
+        assert near, triple
 
 
 def test_the_docs_about_classes_without_photos_have_the_figures_of_the_report() -> None:
