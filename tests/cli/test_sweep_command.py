@@ -79,7 +79,8 @@ def test_errors_of_a_specification_need_no_traceback(dca: Any, tmp_path: Path):
 
 
 def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(spec_file: Path, tmp_path: Path):
-    spec_file.write_text(spec_file.read_text().replace('"gda"', '"dca"').replace("[1, 9]", "[1, 2]"))
+    endless = spec_file.read_text().replace('"gda"', '"dca"\noptions = {epochs = 100000}').replace("[1, 9]", "[1, 2]")
+    spec_file.write_text(endless)
     arguments = ["sweep", str(spec_file), "--runs", str(tmp_path / "runs"), "--workers", "1", "--device", "cpu"]
     process = subprocess.Popen([sys.executable, "-m", "dca", *arguments], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
