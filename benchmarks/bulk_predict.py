@@ -36,12 +36,11 @@ import numpy as np
 import torch
 from data_throughput import photo
 
-from dca.clip import CLIP
-from dca.core.memory import keep_freed_memory
-from dca.data.sources.sample import load_sample
-from dca.model.bulk import predict_to_file
+from dca.backbones.clip import CLIP
+from dca.core.device import keep_freed_memory
+from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
-from dca.model.stream import batch_on_cpu
+from dca.model.predict import batch_on_cpu, predict_to_file
 
 DISTINCT, SHARED_BATCH = 100, 32
 

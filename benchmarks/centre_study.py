@@ -30,11 +30,10 @@ from torch import Tensor
 
 from dca import Classifier, Session
 from dca.core.progress import silent
-from dca.data.dataset import Dataset
-from dca.engine.evaluate import features_of
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Head, with_options
 from dca.methods.dca import DCA
-from dca.methods.head_changes import with_options
-from dca.methods.shared.heads import Head
+from dca.training.evaluate import encode_and_classify
 
 SCRIPT = "benchmarks/centre_study.py"
 BASE = "text alone"
@@ -67,7 +66,7 @@ def measured(dataset: Dataset, shots: int, seed: int, session: Session, chosen: 
     model = Classifier("dca", shots=shots, seed=seed, backbone=chosen.backbone, **options)
     method = model.fit(dataset, session=session, progress=silent).method_
     assert isinstance(method, DCA)
-    features, _ = features_of(method, [item.image for item in dataset.test], session)
+    features, _ = encode_and_classify(method, [item.image for item in dataset.test], session)
     truth = np.array([item.label for item in dataset.test])
     with torch.no_grad():
         return {name: predicted(head, features) == truth for name, head in heads_of(method).items()}

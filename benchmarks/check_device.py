@@ -16,19 +16,19 @@ from collections.abc import Callable
 
 import torch
 
+from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.clip import CLIP
-from dca.data.dataset import Dataset
-from dca.data.sources.sample import load_sample
+from dca.core.device import without_triton
 from dca.core.errors import UserError
-from dca.core.kernels import plain
-from dca.engine.session import Session
-from dca.engine.step import Gradients, compute_gradients
-from dca.engine.training_images import TrainingImages
-from dca.methods.interface import Batch, Step, Problem
-from dca.methods.registry import all_methods, get_method
+from dca.datasets.dataset import Dataset
+from dca.datasets.sample import load_sample
+from dca.methods.base import Batch, Problem, Step
 from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
+from dca.methods.registry import all_methods, get_method
+from dca.training.loop import StepRunner, compute_gradients
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
@@ -110,13 +110,13 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
         rows, generator = torch.arange(first, first + 32), seeds.generator(1, "recorded")
         return Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
 
-    gradients = Gradients(method)
+    gradients = StepRunner(method)
     for _ in range(2):
         gradients(batch(0))
     gradients(batch(32))
     got = [p.grad.clone() for p in method.parameters() if p.grad is not None]
     second = batch(32)
-    with plain():
+    with without_triton():
         compute_gradients(method, second)
         want = [p.grad.clone() for p in method.parameters() if p.grad is not None]
         written = _timed(lambda: compute_gradients(method, second), 5, True)
@@ -152,7 +152,7 @@ def check_refusal(clip: CLIP) -> bool:
     """Whether a step that cannot be recorded raises a UserError. Called last: CUDA may be unusable afterwards."""
     data, images = sample_of(clip)
     method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())
-    gradients, generator, rows = Gradients(method), seeds.generator(1, "refused"), torch.arange(32)
+    gradients, generator, rows = StepRunner(method), seeds.generator(1, "refused"), torch.arange(32)
     batch = Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
     try:
         for _ in range(2):

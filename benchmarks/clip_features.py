@@ -28,13 +28,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.files import read_json, write_json
-from dca.data.splits import draw
-from dca.engine.loop import Trainer
+from dca.datasets.splits import draw_positions
+from dca.methods.base import Problem
 from dca.methods.dca import OWN_GAMMAS, gammas
-from dca.methods.interface import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.shots import ClassFeatures
+from dca.training.loop import Trainer
 
 SCRIPT = "benchmarks/clip_features.py"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "clip_features"
@@ -108,7 +108,7 @@ def parts(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = No
         return every if classes is None else every.only(classes)
 
     train, val = rows(f"train{shots}"), rows("val")
-    few = torch.tensor(draw(val.labels.tolist(), min(shots, 4), random.Random(1)))
+    few = torch.tensor(draw_positions(val.labels.tolist(), min(shots, 4), random.Random(1)))
     train.validation = Rows(val.features[few], val.labels[few])
     return train, rows("test")
 
@@ -132,7 +132,7 @@ def hits(scores: Tensor, test: Rows) -> float:
 
 def of_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, float]:
     """Test accuracy of each Gaussian head; DCA's takes its γ by shots."""
-    grouped = Shots.group(train.features.double(), train.labels, classes)
+    grouped = ClassFeatures.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
     heads["DCA (γ by shots)"] = gaussian.fecam(*gammas(shots))
     heads["DCA (γ 100, 50)"] = gaussian.fecam(*OWN_GAMMAS)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from dca import Classifier, Session
 from dca.core import seeds
-from dca.data import load_dataset
-from dca.data.dataset import Dataset, Item
-from dca.data.protocols import training_part
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.protocols import training_part
 from dca.methods.registry import get_method
 from dca.model.findings import doubtful_labels
 

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dca.clip import CLIP, Preprocess
-from dca.data.augment import random_crops
-from dca.data.dataset import Item
-from dca.data.decode_many import in_order
-from dca.methods.interface import Problem
+from dca.backbones.clip import CLIP, Preprocess
+from dca.datasets.dataset import Item
+from dca.images.crops import random_crops
+from dca.images.decode import iter_decoded
+from dca.methods.base import Problem
 from dca.methods.registry import get_method
-from dca.engine.loop import Trainer
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
+from dca.training.loop import Trainer
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 
 PHOTO = (500, 375)
 SHOTS, CLASSES, STORED = 16, 10, 224
@@ -75,7 +75,7 @@ def decoding(count: int) -> dict[str, float]:
                 TRANSFORM.crop(Image.open(path).convert("RGB"))
 
         def streamed(workers: int) -> Callable[[], None]:
-            return lambda: [None for _ in in_order(paths, TRANSFORM.crop, workers=workers, ahead=64)] and None
+            return lambda: [None for _ in iter_decoded(paths, TRANSFORM.crop, workers=workers, ahead=64)] and None
 
         start = time.perf_counter()
         streamed(os.cpu_count() or 1)()

@@ -31,12 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dca import Classifier, Session
-from dca.core.calibration import macro_accuracy
-from dca.data import load_dataset
-from dca.data.dataset import Dataset, Item
-from dca.methods.shared.pooled_choice import Experts, Numbers, choose, left_out_logits
-from dca.methods.shared.pooled_head import PooledHead
-from dca.methods.shared.text_gaussian import TextGaussian
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset, Item
+from dca.methods.shared.experts import TextGaussian
+from dca.methods.shared.pool import Experts, Numbers, PooledHead, choose, left_out_logits
+from dca.stats.calibration import macro_accuracy
 
 
 def drawn(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw: int, neighbours: bool) -> Dataset:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dca import Classifier
-from dca.data.decode import open_image
+from dca.images.decode import open_image
 from dca.model.explain import relevance
 from dca.model.inputs import as_images
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dca.data.feature_store import FeatureStore
+from dca.features.store import FeatureStore
 
 ABOUT = {"backbone": "benchmark"}
 STORED, MANY, FEW, BATCH = 32_000, 100_000, 100, 128

@@ -19,14 +19,14 @@ from pathlib import Path
 import click
 import torch
 
-from dca.data import load_dataset
-from dca.data.dataset import Dataset
-from dca.data.feature_store import FeatureStore
-from dca.data.splits import few_shot
-from dca.engine.fit import fit
-from dca.engine.session import Session
-from dca.methods.interface import Method
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset
+from dca.datasets.splits import draw_few_shot
+from dca.features.store import FeatureStore
+from dca.methods.base import Method
 from dca.methods.registry import get_method
+from dca.training.fit import fit
+from dca.training.session import Session
 
 METHODS = ("linear_probe", "cross_modal")
 
@@ -44,7 +44,7 @@ def seconds_of_fit(kind: type[Method], dataset: Dataset, session: Session, backb
 def measure(name: str, dataset: Dataset, given: argparse.Namespace) -> dict[str, float]:
     """Seconds of the first fit and of the shortest later one."""
     kind = get_method(name)
-    drawn = few_shot(dataset, given.shots, given.seed)
+    drawn = draw_few_shot(dataset, given.shots, given.seed)
     drawn = dataclasses.replace(drawn, val=()) if kind.validation == "none" else drawn
     with tempfile.TemporaryDirectory() as folder:
         session = Session(device=given.device, store=FeatureStore(Path(folder)))

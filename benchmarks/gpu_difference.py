@@ -19,11 +19,11 @@ from typing import Any
 import click
 import torch
 
-from dca.core.files import digest_of
-from dca.data import load_dataset
-from dca.engine.session import Session
-from dca.experiment.run import run
-from dca.experiment.spec import Spec
+from dca.core.files import json_digest
+from dca.datasets import load_dataset
+from dca.runs.run import run
+from dca.runs.spec import Spec
+from dca.training.session import Session
 
 METHODS = ("closed_form", "coop", "dca")
 # Where and in which precision; the first is what the others are compared with.
@@ -48,7 +48,7 @@ def measured(given: argparse.Namespace, places: Sequence[tuple[str, str]], folde
             for spec in specs(given, seed, precision):
                 outcome = run(spec, folder / device / spec.id, dataset=dataset, session=session)
                 assert outcome.classifier is not None
-                drawn = digest_of([row["sha256"] for row in outcome.classifier.draw_])
+                drawn = json_digest([row["sha256"] for row in outcome.classifier.draw_])
                 result = outcome.result
                 place = f"{device} {precision}"
                 rows.append({"method": spec.method, "seed": seed, "place": place, "draw": drawn, **kept(result)})

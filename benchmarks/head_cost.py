@@ -19,13 +19,12 @@ import click
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
-from dca.bench.setting import random_vit_b_16, units
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
+from dca.methods.base import Method, Problem
 from dca.methods.dca import DCA
-from dca.methods.interface import Method, Problem
 from dca.methods.zero_shot import ZeroShot
+from dca.study.bench import random_vit_b_16, units
 
 # The most that a prediction with DCA may cost on ViT-B/16, in predictions with zero-shot CLIP.
 TARGET = 1.2

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from dca import Classifier, load_dataset
-from dca.core.kernels import plain
+from dca.core.device import without_triton
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     chosen = parser.parse_args()
     dataset, found = load_dataset(chosen.data), {"kernels": [], "plain": []}
     for seed in range(1, chosen.seeds + 1):
-        for name, context in (("kernels", nullcontext()), ("plain", plain())):
+        for name, context in (("kernels", nullcontext()), ("plain", without_triton())):
             with context:
                 model = Classifier(
                     "dca",

@@ -15,11 +15,10 @@ from pathlib import Path
 import click
 import torch
 
-from dca.bench.setting import RANDOM, backbone, batch_of, method_of
-from dca.bench.timing import relative_gap
-from dca.clip import CLIP
-from dca.engine.step import compute_gradients
+from dca.backbones.clip import CLIP
 from dca.methods.dca import DCA
+from dca.study.bench import RANDOM, batch_of, load_backbone, method_of, relative_gap
+from dca.training.loop import compute_gradients
 
 
 def chunked_gap(clip: CLIP, classes: int) -> float:
@@ -58,7 +57,7 @@ def main() -> None:
     chosen = parser.parse_args()
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        clip = backbone(RANDOM, torch.device("cuda"), dtype)
+        clip = load_backbone(RANDOM, torch.device("cuda"), dtype)
         found[f"gap_{str(dtype)[6:]}"] = chunked_gap(clip, chosen.compare)
     seconds, memory = step_cost(clip, chosen.classes)
     found |= {"classes": chosen.classes, "step_s": round(seconds, 3), "peak_gib": round(memory, 2)}

@@ -21,7 +21,9 @@ import click
 
 from dca import Session, Spec, run
 
-SETTINGS = [{"alpha": alpha, "beta": beta} for alpha, beta in product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0), (0.1, 0.5))]
+SETTINGS = [
+    {"alpha": alpha, "beta": beta} for alpha, beta in product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0), (0.1, 0.5))
+]
 
 
 def work(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, device: str) -> list[float]:

@@ -14,15 +14,15 @@ from pathlib import Path
 import click
 
 from dca.core.files import write_json
-from dca.data.sources.catalog import title_of
+from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods
 from dca.methods.summary import table
-from dca.report.runs.means import average_entry, cell_entry
-from dca.report.runs.subject import subject_of
-from dca.report.runs.table import MISSING, Entry
-from dca.studies.measured import measured_accuracies
-from dca.studies.results import PARAMETERS
-from dca.studies.spec_file import load_study
+from dca.study.measured import measured_accuracies
+from dca.study.report.means import average_entry, cell_entry
+from dca.study.report.subject import subject_of
+from dca.study.report.tables import MISSING, TableCell
+from dca.study.results import PARAMETERS
+from dca.study.specification import load_specification
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, MEASURED = ROOT / "docs" / "methods.md", ROOT / "src" / "dca" / "methods" / "measured.json"
@@ -62,7 +62,7 @@ def study_table(specification: str, runs: Path) -> str:
     return "\n".join([*head, *(row for _, row in sorted(rows))])
 
 
-def shown(entry: Entry | None) -> str:
+def shown(entry: TableCell | None) -> str:
     """One accuracy with its standard deviation."""
     if entry is None or entry.value is None:
         return MISSING
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     page = PAGE.read_text(encoding="utf-8")
     if len(sys.argv) == 3:
         specification, runs = sys.argv[1], Path(sys.argv[2])
-        found = measured_accuracies(load_study(specification), runs)
+        found = measured_accuracies(load_specification(specification), runs)
         write_json(MEASURED, found)
         click.echo(f"left out, not finished: {', '.join(found['not_finished']) or 'none'}")
         page = between(page, STUDY_BEGIN, STUDY_END, study_table(specification, runs))

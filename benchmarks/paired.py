@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dca.core.files import write_json
-from dca.data import load_dataset
-from dca.data.dataset import Dataset
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset
 
 Z95 = 1.959963984540054
 # Whether each test image is classified correctly, (seeds, images).

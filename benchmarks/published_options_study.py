@@ -22,9 +22,9 @@ from paired import accuracy, cell, datasets_of, difference, markdown, parser, pr
 from dca import Classifier, Session
 from dca.core.errors import UserError
 from dca.core.progress import silent
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
+from dca.methods.clap import UNDERSCORED
 from dca.methods.registry import get_method
-from dca.methods.shared.raw_names import UNDERSCORED
 
 SCRIPT = "benchmarks/published_options_study.py"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 from bulk_predict import make_images
 
-from dca.data.sources.sample import load_sample
+from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dca.studies.index import RunIndex
+from dca.study.index import RunIndex
 
 METHODS, DATASETS, SHOTS = 20, 11, (1, 2, 4, 8, 16)
 
@@ -27,7 +27,14 @@ def write_cells(runs: Path, number: int) -> None:
         shots = SHOTS[n // (METHODS * DATASETS) % len(SHOTS)]
         seed = n // (METHODS * DATASETS * len(SHOTS))
         spec = {"data": dataset, "method": method, "backbone": "vit-b-16", "selection": "strict"}
-        result = {"method": method, "protocol": "few-shot", "shots": shots, "seed": seed, "accuracy": 0.5, "seconds": 1.0}
+        result = {
+            "method": method,
+            "protocol": "few-shot",
+            "shots": shots,
+            "seed": seed,
+            "accuracy": 0.5,
+            "seconds": 1.0,
+        }
         folder = runs / f"{n:016x}"
         folder.mkdir()
         (folder / "spec.json").write_text(json.dumps({"spec": spec}))
@@ -53,7 +60,10 @@ def main() -> None:
         with RunIndex(runs) as index:
             timed("first look", index.refresh)
             timed("second look", index.refresh)
-            timed("one method, dataset and number of shots", lambda: index.rows(method="method3", dataset="dataset5", shots=4))
+            timed(
+                "one method, dataset and number of shots",
+                lambda: index.rows(method="method3", dataset="dataset5", shots=4),
+            )
             timed("all rows", index.rows)
 
 

@@ -19,11 +19,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from dca.core.wording import bytes_text
-from dca.report.runs.folder import write_runs_report
-from dca.report.runs.subject import subject_of
-from dca.studies.cell import Cell
-from dca.studies.spec_file import load_study, shipped
+from dca.core.text import format_bytes
+from dca.study.report.folder import write_runs_report
+from dca.study.report.subject import subject_of
+from dca.study.specification import Cell, load_specification, shipped
 
 LEVEL = {"zero_shot": 0.0, "dca": 0.06}
 
@@ -32,11 +31,11 @@ def cells() -> Iterator[Cell]:
     """The cells of all specifications, each once, then those of `paper/few-shot` with seeds from 4 on."""
     seen: set[str] = set()
     for name in sorted(shipped()):
-        for cell in load_study(name).cells:
+        for cell in load_specification(name).cells:
             if cell.id not in seen and cell.spec.measured_on == "test":
                 seen.add(cell.id)
                 yield cell
-    few = [cell for cell in load_study("paper/few-shot").cells if cell.spec.seed == 1]
+    few = [cell for cell in load_specification("paper/few-shot").cells if cell.spec.seed == 1]
     for seed in count(4):
         yield from (Cell(dataclasses.replace(cell.spec, seed=seed)) for cell in few if cell.spec.method != "zero_shot")
 
@@ -93,8 +92,8 @@ def main() -> None:
     seconds = time.perf_counter() - began
     files = [path for path in page.parent.rglob("*") if path.is_file()]
     print(f"{chosen.cells:,} result files: {seconds:.1f} s")
-    whole = bytes_text(sum(path.stat().st_size for path in files))
-    print(f"page {bytes_text(page.stat().st_size)}, {len(files)} files, {whole}")
+    whole = format_bytes(sum(path.stat().st_size for path in files))
+    print(f"page {format_bytes(page.stat().st_size)}, {len(files)} files, {whole}")
     if chosen.keep:
         print(page)
 

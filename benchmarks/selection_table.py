@@ -1,6 +1,6 @@
 """Write the settings that were chosen on validation images into docs/methods.md, from experiments/selection.json.
 
-    python benchmarks/selection_table.py
+python benchmarks/selection_table.py
 """
 
 from __future__ import annotations

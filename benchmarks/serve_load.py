@@ -64,7 +64,7 @@ def running(model: Path, batch: int) -> Iterator[Server]:
 def fitted_model(folder: Path) -> Path:
     """A model of the default method on images drawn by code."""
     from dca import Classifier
-    from dca.data.sources.sample import load_sample
+    from dca.datasets.sample import load_sample
 
     Classifier(device="cpu").fit(load_sample(per_class_train=8, per_class_test=1)).save_pretrained(folder / "model.dca")
     return folder / "model.dca"
@@ -72,7 +72,7 @@ def fitted_model(folder: Path) -> Path:
 
 def photos(count: int, side: int) -> list[bytes]:
     """JPEG files of images drawn by code."""
-    from dca.data.sources.sample import load_sample
+    from dca.datasets.sample import load_sample
 
     found = []
     for item in load_sample(per_class_train=1, per_class_test=max(count // 10, 1), size=side).test:

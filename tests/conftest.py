@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from dca.clip import CLIP, CLIPConfig, Preprocess, TextConfig, Tokenizer, VisionConfig
-from dca.clip import config as configs
-from dca.clip import preprocess as preprocessing
-from dca.clip.random_weights import initialize
-from dca.clip.tensor_names import to_hf
-from dca.clip.tokenizer import _byte_alphabet, from_merges
+from dca.backbones.clip import CLIP, CLIPConfig, Preprocess, TextConfig, Tokenizer, VisionConfig
+from dca.backbones.clip import config as configs
+from dca.backbones.clip import preprocess as preprocessing
+from dca.backbones.clip.tokenizer import _byte_alphabet, from_merges
+from dca.backbones.clip.weights import initialize, to_hf
 from dca.core.files import write_json
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 
 torch.set_num_threads(1)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
@@ -28,6 +28,7 @@ os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
 os.environ["DCA_PICTURES"] = "0"
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MERGES = ["a t</w>", "c at</w>", "d o", "do g</w>", "o f</w>", "p h", "ph o", "pho t", "phot o</w>", "i s</w>", "t h"]
 
 
@@ -117,7 +118,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sample() -> Dataset:
     """A small cut of the drawn dataset: 10 classes, 4 training and 3 test images each."""
-    from dca.data.sources.sample import load_sample
+    from dca.datasets.sample import load_sample
 
     return load_sample(per_class_train=4, per_class_test=3, size=48)
 
@@ -125,7 +126,7 @@ def sample() -> Dataset:
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as a folder with train/ and test/."""
-    from dca.data.sources.sample import write_sample
+    from dca.datasets.sample import write_sample
 
     return write_sample(tmp_path_factory.mktemp("photos") / "photos", per_class_train=4, per_class_test=3, size=48)
 
@@ -133,11 +134,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A finished run of DCA on the photos; tests that damage it take a copy."""
-    from dca.experiment.run import run
-    from dca.experiment.spec import Spec
+    from dca.runs.run import run
+    from dca.runs.spec import Spec
 
     spec = Spec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options={"epochs": 2})
     return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 class Said(NamedTuple):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dca.backbones.sources import HUB_IDS
 from dca.cli import main
-from dca.clip.places import HUB_IDS
 from dca.core.errors import UserError
-from dca.methods.interface import Method
+from dca.methods.base import Method
 from dca.methods.registry import all_methods, get_method
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +87,7 @@ def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.Mo
         shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
     grid = f'[[grid]]\nmethod = ["zero_shot", "gda"]\ndata = "photos/"\nshots = 1\nbackbone = "{tiny_folder}"\n'
     (tmp_path / "my.toml").write_text(grid, encoding="utf-8")
-    monkeypatch.setattr("dca.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.setattr("dca.backbones.clip.weights.mini_folder", lambda: tiny_folder)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dca.data.shifts import SHIFTS
-from dca.experiment.spec import Spec
+from dca.datasets.shifts import SHIFTS
 from dca.methods.registry import all_methods
-from dca.report.runs.folder import write_runs_report
-from dca.report.runs.subject import subject_of
-from dca.studies.selection import select
-from dca.studies.spec_file import load_study
+from dca.runs.spec import Spec
+from dca.study.report.folder import write_runs_report
+from dca.study.report.subject import subject_of
+from dca.study.selection import select
+from dca.study.specification import load_specification
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ THREE = {"eurosat", "caltech101", "oxford_flowers"}
 
 
 def specs(name: str) -> dict[str, Spec]:
-    return {cell.spec.id: cell.spec for cell in load_study(FOLDER / f"{name}.toml").cells}
+    return {cell.spec.id: cell.spec for cell in load_specification(FOLDER / f"{name}.toml").cells}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,12 +46,12 @@ def test_the_readme_counts_cells_and_fits() -> None:
         own = specs(name)
         new = {id: spec for id, spec in own.items() if id not in before}
         images = [spec for spec in new.values() if spec.kind.trains_on == "images" or spec.kind.fits_others]
-        cells = len(load_study(FOLDER / f"{name}.toml").cells)
+        cells = len(load_specification(FOLDER / f"{name}.toml").cells)
         assert [int(text.replace(",", "")) for text in stated] == [cells, len(own), len(new), len(images)], name
         before |= set(own)
     (loop,) = re.findall(r"^for name in (.*); do$", README, re.MULTILINE)
     assert loop.split() == [row[0] for row in rows]
-    study = load_study("selection")
+    study = load_specification("selection")
     assert f"{len(study.cells)} cells in {len({cell.spec.id for cell in study.cells})} fits" in README
 
 
@@ -80,7 +80,7 @@ def test_the_readme_quotes_the_selection() -> None:
 
 
 def test_the_selection_is_what_the_committed_runs_give() -> None:
-    found = select(load_study("selection"), FOLDER / "runs" / "selection")
+    found = select(load_specification("selection"), FOLDER / "runs" / "selection")
     assert json.loads(json.dumps(found)) == json.loads((FOLDER / "selection.json").read_text(encoding="utf-8"))
 
 

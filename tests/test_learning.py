@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from conftest import shared
-from dca.data import load_dataset
-from dca.engine.evaluate import evaluation, probabilities
-from dca.engine.session import Session
-from dca.experiment.run import run
-from dca.experiment.spec import Spec
+from dca.datasets import load_dataset
+from dca.runs.run import run
+from dca.runs.spec import Spec
+from dca.training.evaluate import evaluate_predictions, predict_probabilities
+from dca.training.session import Session
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +36,13 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
     method = outcome.classifier.method_
     method.options = dataclasses.replace(method.options, test_metric="euclidean")
     images, truth = [item.image for item in dataset.test], np.array([item.label for item in dataset.test])
-    (probs,) = probabilities([method.seal()], images, Session(device="cpu"))
+    (probs,) = predict_probabilities([method.seal()], images, Session(device="cpu"))
     assert target.adapted.accuracy >= target.zero_shot.accuracy + 0.40
-    assert target.adapted.accuracy >= evaluation(probs, truth, dataset.labels).accuracy
+    assert target.adapted.accuracy >= evaluate_predictions(probs, truth, dataset.labels).accuracy
 
 
 def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
-    from dca.demo import demo
+    from dca.cli.demo import demo
 
     outcome = demo(tmp_path / "demo", device="cpu")
     assert outcome.result["accuracy"] >= outcome.result["zero_shot_accuracy"] + 0.15

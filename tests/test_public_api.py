@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import dca
-from dca.core.actions import Action
+from dca.core.hints import Action
 
 MODULES = ["dca", *(module.name for module in pkgutil.walk_packages(dca.__path__, "dca."))]
 CLASSES = {name: getattr(dca, name) for name in dca.__all__ if isinstance(getattr(dca, name), type)} | {
@@ -49,7 +49,7 @@ RAISES = {
     "Classifier.score",
     "CLIP.from_pretrained",
     "Method.choose",
-    "Recipe",
+    "TrainingOptions",
     "Session",
     "Session.backbone",
     "Session.frozen_features",

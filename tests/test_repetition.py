@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-import pytest
-
 METHODS = Path(__file__).resolve().parents[1] / "src" / "dca" / "methods"
 MOST_EQUAL_LINES = 7
 # A line of nothing else says nothing.
@@ -67,81 +65,3 @@ def repetitions(texts: Mapping[str, str], most: int = MOST_EQUAL_LINES) -> list[
 def test_no_two_files_of_methods_share_eight_lines():
     found = repetitions(sources())
     assert not found, "move what they share into a module of its own:\n" + "\n".join(found)
-
-
-def test_all_methods_are_looked_at():
-    found = sources()
-    assert {"interface.py", "coop.py", "dca.py", "zero_shot.py"} <= set(found)
-    assert all(len(telling(text)) >= 8 for name, text in found.items() if not name.endswith("__init__.py"))
-
-
-def body(count: int, start: int = 1) -> str:
-    return "".join(f"    x{n} = f({n})\n" for n in range(start, start + count))
-
-
-def indented(text: str) -> str:
-    return "".join(f"    {line}" for line in text.splitlines(keepends=True))
-
-
-def test_a_planted_repetition_is_found_with_both_places_and_its_lines():
-    one = "import torch\n\n\ndef f(x):\n" + body(8) + "    return x\n"
-    other = '"""Another."""\n\n\ndef g(y):\n' + body(8) + "    return y\n"
-    (found,) = repetitions({"a.py": one, "b.py": other, "c.py": "def f(x):\n    return x\n"})
-    assert found.splitlines()[0] == "a.py:5-12 = b.py:5-12"
-    assert [line.strip() for line in found.splitlines()[1:]] == [f"x{n} = f({n})" for n in range(1, 9)]
-
-
-def test_a_planted_copy_of_a_method_is_found():
-    found = sources()
-    copy = "if True:\n" + indented(found["coop.py"].replace("CoOp", "Other"))
-    assert any(line.startswith("coop.py:") for line in repetitions({**found, "other.py": copy}))
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        "\n",
-        "    # why\n",
-        "    import os\n",
-        "    from os import (\n        path,\n        sep,\n    )\n",
-        "    (\n    )\n",
-    ],
-)
-def test_what_does_not_count_does_not_hide_a_repetition(between: str):
-    one = "def f():\n" + body(4) + between + body(4, start=5)
-    other = "def g():\n" + body(8)
-    assert len(repetitions({"a.py": one, "b.py": other})) == 1
-    assert len(repetitions({"b.py": other, "a.py": one})) == 1
-
-
-def test_indentation_does_not_hide_a_repetition():
-    deep = "class A:\n    def f(self):\n" + indented(body(8))
-    assert len(repetitions({"a.py": deep, "b.py": "def g():\n" + body(8)})) == 1
-
-
-def test_a_long_repetition_is_told_once_and_each_of_two_is_told():
-    whole = "def f():\n" + body(20)
-    (found,) = repetitions({"a.py": whole, "b.py": whole})
-    assert found.startswith("a.py:1-21 = b.py:1-21")
-    parted = "def g():\n" + body(8) + "    y = 0\n" + body(8, start=11)
-    assert len(repetitions({"a.py": whole, "b.py": parted})) == 2
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("def f():\n" + body(7), "def g():\n" + body(7)),
-        ("def f():\n" + body(8), "def g():\n" + body(4) + "    y = 0\n" + body(4, start=5)),
-        ("import a\n" * 9, "import a\n" * 9),
-        ("from a import (\n" + body(9).replace(" = ", " as y").replace("f(", "").replace(")", ",") + ")\n",) * 2,
-        ("# the same\n" * 9, "# the same\n" * 9),
-        ("x = [\n" + "    (\n    ),\n" * 9 + "]\n", "y = [\n" + "    (\n    ),\n" * 9 + "]\n"),
-    ],
-)
-def test_less_or_what_does_not_count_is_no_repetition(one: str, other: str):
-    assert repetitions({"a.py": one, "b.py": other}) == []
-
-
-def test_a_hash_inside_a_string_is_no_comment():
-    text = 'x = """\n' + "".join(f"# {n}\n" for n in range(8)) + '"""\n'
-    assert len(repetitions({"a.py": text, "b.py": f"y = 1\n{text}"})) == 1

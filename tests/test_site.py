@@ -83,7 +83,7 @@ def test_the_api_reference_has_every_public_name(site: Path) -> None:
     for name in estimators.__all__:
         assert f'id="dca.estimators.{name}"' in page, name
     for name in (name for name in dca.protocols.__all__ if inspect.isfunction(getattr(dca.protocols, name))):
-        assert f'id="dca.data.protocols.{name}"' in page, name
+        assert f'id="dca.datasets.protocols.{name}"' in page, name
     assert 'id="dca.Classifier.predict_proba"' in page
     # Examples are code, not text with brackets.
     assert "&gt;&gt;&gt; " in page

@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from conftest import shared
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
+from dca.methods.base import Problem, with_options
 from dca.methods.dca import DCA, DCAOptions
-from dca.methods.head_changes import with_options
-from dca.methods.interface import Problem
 from oracles.images import Images
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"

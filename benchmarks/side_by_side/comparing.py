@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dca.methods.interface import Batch, TrainedMethod
+from dca.methods.base import Batch, TrainedMethod
 
 # Largest accepted differences: of logits and of the loss absolute, of gradients relative to the largest entry.
 LOGITS, LOSS, GRADIENT = 1e-4, 1e-5, 1e-4

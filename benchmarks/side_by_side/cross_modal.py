@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dca.clip.tensor_names import openai_origin
+from dca.backbones.clip.weights import openai_origin
 from dca.methods.cross_modal import CrossModal
 from side_by_side.authors import Recorder, running
 from side_by_side.comparing import Observed, finished_logits, one_step

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dca.clip import CLIP, CLIPConfig, TextConfig, VisionConfig
-from dca.clip.random_weights import initialize
-from dca.clip.tensor_names import openai_origin
+from dca.backbones.clip import CLIP, CLIPConfig, TextConfig, VisionConfig
+from dca.backbones.clip.weights import initialize, openai_origin
 from dca.core import seeds
-from dca.methods.interface import Batch, Problem
+from dca.methods.base import Batch, Problem
 
 NAMES = ("cat", "tree house", "red car", "dog", "blue bird")
 SHOTS, VIEWS = 4, 3

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.utils import _pair
 
-from dca.clip import CLIP
-from dca.clip.blocks import Rows
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Rows
 from dca.methods.vpt import VPT
 from side_by_side.authors import extract, running
 from side_by_side.comparing import Observed, finished_logits, one_step

@@ -6,20 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dca.clip import CLIP
+    from dca.backbones.clip import CLIP
     from dca.core.errors import UserError
     from dca.core.options import opt
-    from dca.data import load_dataset, protocols
-    from dca.data.dataset import Dataset, Item
-    from dca.engine.evaluate import Evaluation
-    from dca.engine.session import Session
-    from dca.experiment.run import Outcome, run
-    from dca.experiment.spec import Spec
+    from dca.datasets import load_dataset, protocols
+    from dca.datasets.dataset import Dataset, Item
     from dca.export.folder import export_onnx
-    from dca.methods.interface import Method, TrainedMethod
-    from dca.methods.recipe import Recipe
+    from dca.methods.base import Method, TrainedMethod, TrainingOptions
     from dca.methods.registry import all_methods as list_methods
     from dca.model.classifier import Classifier
+    from dca.runs.run import FittedRun, run
+    from dca.runs.spec import Spec
+    from dca.training.evaluate import Evaluation
+    from dca.training.session import Session
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -29,8 +28,8 @@ __all__ = [
     "Evaluation",
     "Item",
     "Method",
-    "Outcome",
-    "Recipe",
+    "FittedRun",
+    "TrainingOptions",
     "Session",
     "Spec",
     "TrainedMethod",
@@ -46,24 +45,24 @@ __all__ = [
 
 # Public name -> where it is defined.
 _HOMES = {
-    "CLIP": "dca.clip:CLIP",
+    "CLIP": "dca.backbones.clip:CLIP",
     "Classifier": "dca.model.classifier:Classifier",
-    "Dataset": "dca.data.dataset:Dataset",
-    "Evaluation": "dca.engine.evaluate:Evaluation",
-    "Item": "dca.data.dataset:Item",
-    "Method": "dca.methods.interface:Method",
-    "Outcome": "dca.experiment.run:Outcome",
-    "Recipe": "dca.methods.recipe:Recipe",
-    "Session": "dca.engine.session:Session",
-    "Spec": "dca.experiment.spec:Spec",
-    "TrainedMethod": "dca.methods.interface:TrainedMethod",
+    "Dataset": "dca.datasets.dataset:Dataset",
+    "Evaluation": "dca.training.evaluate:Evaluation",
+    "Item": "dca.datasets.dataset:Item",
+    "Method": "dca.methods.base:Method",
+    "FittedRun": "dca.runs.run:FittedRun",
+    "TrainingOptions": "dca.methods.base:TrainingOptions",
+    "Session": "dca.training.session:Session",
+    "Spec": "dca.runs.spec:Spec",
+    "TrainedMethod": "dca.methods.base:TrainedMethod",
     "UserError": "dca.core.errors:UserError",
     "export_onnx": "dca.export.folder:export_onnx",
     "list_methods": "dca.methods.registry:all_methods",
-    "load_dataset": "dca.data:load_dataset",
+    "load_dataset": "dca.datasets:load_dataset",
     "opt": "dca.core.options:opt",
-    "protocols": "dca.data.protocols:",
-    "run": "dca.experiment.run:run",
+    "protocols": "dca.datasets.protocols:",
+    "run": "dca.runs.run:run",
 }
 
 

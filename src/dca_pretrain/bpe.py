@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing
 
-from dca.clip.tokenizer import EOT, SOT, from_merges
+from dca.backbones.clip.tokenizer import EOT, SOT, from_merges
 from dca_pretrain import pack
 from dca_pretrain.config import PretrainConfig
 from dca_pretrain.lexicon import read_lexicon

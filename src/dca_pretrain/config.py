@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dca.clip.config import CLIPConfig, TextConfig, VisionConfig
+from dca.backbones.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.core.errors import UserError, unknown_name
 from dca.core.options import check, from_dict, opt
 

@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip.model import CLIP
+from dca.backbones.clip.model import CLIP
 from dca.core.errors import UserError
-from dca.data.splits import draw
+from dca.datasets.splits import draw_positions
 from dca_pretrain import pack
 
 PHOTO = ("a photo of a {}.", "a picture of a {}.", "an image of a {}.")
@@ -91,7 +91,7 @@ def probe(
 
     found = []
     for seed in DRAWS:
-        chosen = draw(train_labels.tolist(), shots, random.Random(seed))
+        chosen = draw_positions(train_labels.tolist(), shots, random.Random(seed))
         model = LogisticRegression(C=10, max_iter=1000)
         model.fit(10 * train[chosen].numpy(), train_labels[chosen])
         found.append(100 * float(model.score(10 * test.numpy(), labels)))
@@ -121,7 +121,7 @@ def evaluate_task(clip: CLIP, task: Task, root: Path, shots: Sequence[int]) -> d
 def _drawn_only(rows: Sequence[Sequence[Any]], shots: Sequence[int]) -> list[int]:
     """Positions of training images that any draw uses; the other images need not exist."""
     labels = [row[1] for row in rows]
-    return sorted({i for count in shots for seed in DRAWS for i in draw(labels, count, random.Random(seed))})
+    return sorted({i for count in shots for seed in DRAWS for i in draw_positions(labels, count, random.Random(seed))})
 
 
 def _open(folder: Path, rows: Iterable[Sequence[Any]]) -> Iterable[Image.Image]:

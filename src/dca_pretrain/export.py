@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dca.clip import config as configs
-from dca.clip import preprocess
-from dca.clip import tensor_names as names
+from dca.backbones.clip import config as configs
+from dca.backbones.clip import preprocess
+from dca.backbones.clip import weights as names
 from dca_pretrain import bpe
 from dca_pretrain.state import State
 

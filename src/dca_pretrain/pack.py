@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.data.decode import to_rgb
+from dca.images.decode import to_rgb
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 SHORT, LONG, QUALITY = 72, 96, 80

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dca.clip.tokenizer import Tokenizer, load_tokenizer
+from dca.backbones.clip.tokenizer import Tokenizer, load_tokenizer
 from dca_pretrain import colours, pack, teacher
 from dca_pretrain.captions import describe, noun_meaning
 from dca_pretrain.config import PretrainConfig
@@ -34,7 +34,7 @@ COLOURED = ("photo", "product")
 
 def tokenizer_of(config: PretrainConfig) -> Tokenizer:
     """The tokenizer of the run."""
-    folder = Path(config.data.tokenizer) if config.data.tokenizer else Path(str(files("dca.clip") / "mini"))
+    folder = Path(config.data.tokenizer) if config.data.tokenizer else Path(str(files("dca.backbones.clip") / "mini"))
     return load_tokenizer(folder, config.model.context)
 
 

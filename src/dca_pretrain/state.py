@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dca.clip.model import CLIP
-from dca.clip.preprocess import Preprocess
-from dca.clip.random_weights import initialize
+from dca.backbones.clip.model import CLIP
+from dca.backbones.clip.preprocess import Preprocess
+from dca.backbones.clip.weights import initialize
 from dca.core.errors import UserError
 from dca.core.seeds import generator
 from dca_pretrain.config import PretrainConfig

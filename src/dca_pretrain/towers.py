@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip.blocks import Rows
-from dca.clip.text import TextTower
-from dca.clip.vision import CLS, VisionTower
+from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.text import TextTower
+from dca.backbones.clip.vision import CLS, VisionTower
 
 
 def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.Generator) -> Tensor:

@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from dca.bench import parts, reference, step
-from dca.bench.setting import batch_of, method_of, names_of
-from dca.bench.timing import Result, measure
+from dca.backbones.clip import CLIP
 from dca.cli import main
-from dca.clip import CLIP
-from dca.engine.step import compute_gradients
+from dca.study.bench import (
+    Result,
+    _operations,
+    batch_of,
+    floor_ms,
+    measure,
+    measure_head,
+    measure_steps,
+    measure_text,
+    method_of,
+    names_of,
+    usual_method,
+)
+from dca.training.loop import compute_gradients
 
 CPU = torch.device("cpu")
 
@@ -22,7 +32,7 @@ def test_the_usual_step_computes_the_same(clip: CLIP) -> None:
     method, batch = method_of(clip, 5), batch_of(clip, 5, 3)
     ours = compute_gradients(method, batch)
     found = [parameter.grad.clone() for parameter in method.parameters()]
-    usual = compute_gradients(reference.usual(method), batch)
+    usual = compute_gradients(usual_method(method), batch)
     for name, term in ours.terms.items():
         torch.testing.assert_close(usual.terms[name], term, rtol=1e-4, atol=1e-6)
     for parameter, gradient in zip(method.parameters(), found, strict=True):
@@ -30,7 +40,7 @@ def test_the_usual_step_computes_the_same(clip: CLIP) -> None:
 
 
 def test_steps_are_compared(clip: CLIP) -> None:
-    results = list(step.measure_steps(clip, [3, 4], [2], compare=True))
+    results = list(measure_steps(clip, [3, 4], [2], compare=True))
     assert [result.name for result in results] == ["step, 3 classes, batch 2", "step, 4 classes, batch 2"]
     for result in results:
         assert result.gap is not None
@@ -40,10 +50,10 @@ def test_steps_are_compared(clip: CLIP) -> None:
 
 
 def test_text_and_head_are_compared(clip: CLIP) -> None:
-    text = parts.measure_text(clip, 4)
+    text = measure_text(clip, 4)
     assert text.gap is not None
     assert text.gap < 1e-4
-    head = parts.measure_head(CPU, classes=6, shots=4, images=5)
+    head = measure_head(CPU, classes=6, shots=4, images=5)
     assert head.gap is not None
     assert head.gap < 1e-3
     assert head.memory is not None
@@ -53,10 +63,10 @@ def test_text_and_head_are_compared(clip: CLIP) -> None:
 
 def test_the_floor_counts_the_products(clip: CLIP) -> None:
     """Twice the batch and twice the classes are less than twice the floor, since the other tower stays."""
-    one, classes, images = (step.floor_ms(method_of(clip, c), b) for c, b in ((50, 8), (90, 8), (50, 16)))
+    one, classes, images = (floor_ms(method_of(clip, c), b) for c, b in ((50, 8), (90, 8), (50, 16)))
     assert one < classes < 2 * one
     assert one < images < 2 * one
-    text = 2 * step._operations(clip.config.text, 7, 3.0)
+    text = 2 * _operations(clip.config.text, 7, 3.0)
     width, hidden, layers = clip.config.text.width, clip.config.text.hidden, clip.config.text.layers
     assert text == 2 * layers * 7 * (2 * (4 * width**2 + 2 * width * hidden) + 4 * 3 * width)
 

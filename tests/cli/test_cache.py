@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dca.cli import cache, main
-from dca.data.feature_store import FeatureStore
+from dca.features.store import FeatureStore
 
 KEYS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(10)]
 MINI = {"precision": "torch.float32", "backbone": "c620a0f0" * 8, "display": {"source": "mini"}}

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from dca.cli.check_labels import summary, table
 from dca.model.estimate import Estimate
-from dca.model.label_check import LabelCheck
+from dca.model.findings import LabelCheck
 
 
 def row(number: int, image: str = "", given: str = "cat") -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_no_picture_is_written_where_nothing_is_found(dca: Any, photos: Path, ti
 def test_a_picture_that_cannot_be_drawn_is_refused_before_any_work(
     dca: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("dca.model.label_check.check_labels", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("dca.model.findings.check_labels", lambda *_, **__: pytest.fail("too late"))
     said = dca("check-labels", photos, "--picture", tmp_path / "sheet.gif")
     assert said.code == 2
     assert "sheet.png" in said.err

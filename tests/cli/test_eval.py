@@ -13,8 +13,8 @@ from PIL import Image
 from rich.cells import cell_len
 
 from dca.cli.eval import summary
-from dca.engine.evaluate import evaluation
-from dca.experiment.pictures import PICTURES
+from dca.runs.pictures import PICTURES
+from dca.training.evaluate import evaluate_predictions
 
 
 def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: Path):
@@ -45,7 +45,7 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
 ])  # fmt: skip
 def test_the_mean_over_classes_is_named_where_it_differs(truth: list[int], expected: str):
     """All images are taken for class 0; the estimate of a fit is a mean over classes, too."""
-    report = evaluation(np.tile([0.9, 0.1], (4, 1)), np.array(truth), ["a", "b"])
+    report = evaluate_predictions(np.tile([0.9, 0.1], (4, 1)), np.array(truth), ["a", "b"])
     assert summary(report)[0].startswith(expected)
     assert report.to_dict()["mean_over_classes"] == 0.5
 
@@ -200,7 +200,7 @@ def test_what_could_not_be_learned_from_is_measured(dca: Any, fitted: Path, tmp_
 
 def test_an_evaluation_counts_only_classes_with_images():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
-    report = evaluation(probabilities, np.array([0, 1]), ["a", "b", "c"])
+    report = evaluate_predictions(probabilities, np.array([0, 1]), ["a", "b", "c"])
     assert report.accuracy == 0.5
     assert report.per_class == {"a": 1.0, "b": 0.0}
 

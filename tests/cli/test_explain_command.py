@@ -11,8 +11,8 @@ from PIL import Image
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A closed form with a gallery on the tiny backbone."""
-    from dca.experiment.run import run
-    from dca.experiment.spec import Spec
+    from dca.runs.run import run
+    from dca.runs.spec import Spec
 
     spec = Spec(data=str(photos), backbone=str(tiny_folder))
     return run(spec, tmp_path_factory.mktemp("explain") / "photos.dca", gallery=True).folder

@@ -9,8 +9,7 @@ import pytest
 
 from conftest import Said
 from dca.cli import export
-from dca.export.folder import Exported
-from dca.export.measure import Int8Cost, Parity
+from dca.export.folder import Exported, Int8Cost, Parity
 
 
 def test_it_writes_and_says_how_exact_it_is(

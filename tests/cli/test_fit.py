@@ -295,12 +295,12 @@ def test_an_interrupt_exits_130_and_says_how_to_continue(
 
     line = ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
     with monkeypatch.context() as patched:
-        patched.setattr("dca.engine.loop.Trainer._epoch", interrupt)
+        patched.setattr("dca.training.loop.Trainer._epoch", interrupt)
         said = dca(*line)
     assert (said.code, said.err) == (130, "interrupted\n"), "nothing to continue from"
     assert list(tmp_path.glob("m.dca*")) == []
     with monkeypatch.context() as patched:
-        patched.setattr("dca.experiment.run.evaluate", interrupt)
+        patched.setattr("dca.runs.run.evaluate", interrupt)
         said = dca(*line)
     assert said.code == 130
     assert "the same command continues" in said.err
@@ -327,7 +327,7 @@ def test_a_resumed_fit_says_so_on_stderr(
 ):
     line = [str(part) for part in ("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)]
     with monkeypatch.context() as patched:
-        patched.setattr("dca.experiment.run_folder.atomic_replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("dca.runs.folder.atomic_replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert dca(*line).code == 130
     done = subprocess.run([sys.executable, "-m", "dca", *line], capture_output=True, check=True, text=True, timeout=120)
     assert done.stderr == f"{tmp_path / 'm.dca.partial'}: continuing after epoch 1 of 1\n"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from conftest import tiny_config
-from dca.clip import config as configs
-from dca.data.sources.sample import SAMPLE_CLASSES
-from dca.methods.interface import Method
+from dca.backbones.clip import config as configs
+from dca.datasets.sample import SAMPLE_CLASSES
+from dca.methods.base import Method
 from dca.methods.registry import all_methods, get_method
 
 METHODS = sorted(all_methods())

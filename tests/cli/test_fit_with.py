@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dca.engine.resume import FOLDS, STATE
 from dca.methods import blend
-from dca.methods.shared.product import Worth
+from dca.methods.blend import Worth
+from dca.training.resume import FOLDS, STATE
 
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "folds=2")
 
@@ -62,7 +62,7 @@ def test_an_interrupted_run_continues_to_the_same_file(
 ):
     line = ("fit", photos, "--shots", 2, "--backbone", tiny_folder, "--with", "dca", *QUICK)
     assert dca(*line, "-o", tmp_path / "straight.dca").code == 0
-    import dca.engine.nested as nested
+    import dca.training.held_out as nested
 
     def stopping(progress: Any, name: str) -> Any:
         def report(stage: str, done: int, total: int, note: str) -> None:
@@ -72,7 +72,7 @@ def test_an_interrupted_run_continues_to_the_same_file(
         return report
 
     with monkeypatch.context() as patch:
-        patch.setattr(nested, "naming", stopping)
+        patch.setattr(nested, "prefix_progress", stopping)
         stopped = dca(*line, "-o", tmp_path / "m.dca")
     assert stopped.code == 130
     assert "the same command continues" in stopped.err

@@ -15,7 +15,7 @@ from bad_pictures import bad_files, class_folders
 
 from dca.cli.predict import lines
 from dca.model.classifier import Classifier
-from dca.model.prediction_tables import cell
+from dca.model.prediction_files import cell
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -214,8 +214,8 @@ def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
 @pytest.fixture(scope="module")
 def doubting(photos: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the default method."""
-    from dca.experiment.run import run
-    from dca.experiment.spec import Spec
+    from dca.runs.run import run
+    from dca.runs.spec import Spec
 
     target = tmp_path_factory.mktemp("doubting") / "m.dca"
     run(Spec(data=str(photos / "train"), backbone=str(tiny_folder)), target, device="cpu")

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from studies.made_runs import write_run
+from helpers.made_runs import write_run
 
 
 def test_a_folder_of_runs_gets_a_report(dca: Callable[..., object], tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from dca.cli import sweep as command
-from dca.studies.engine import Event
-from dca.studies.spec_file import load_study
-from dca.studies.sweep import Counts
-from dca.studies.worker import Report
+from dca.study.specification import load_specification
+from dca.study.sweep import SweepCounts
+from dca.study.worker import CellResult, SweepEvent
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_a_sweep_ends_with_what_is_done_and_what_failed(dca: Any, spec_file: Pat
     assert again.code == 0
     value = json.loads(again.out)
     assert [cell["finished"] for cell in value["cells"]] == [True, False]
-    assert value["cells"][0]["id"] == load_study(spec_file).cells[0].id
+    assert value["cells"][0]["id"] == load_specification(spec_file).cells[0].id
     assert (value["fits"], value["missing"]) == (1, [])
     assert value["expected_seconds"] > 0
 
@@ -96,10 +95,10 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(spec_file: Path, tmp_path
 def test_the_live_table_shows_counts_and_running_cells(spec_file: Path):
     from rich.console import Console
 
-    cells = load_study(spec_file).cells
-    counts = Counts(total=2, done=0)
-    counts.take(Event("started", cells[0]))
-    counts.take(Event("failed", cells[1], Report(cells[1].id, 1.0, "no")))
+    cells = load_specification(spec_file).cells
+    counts = SweepCounts(total=2, done=0)
+    counts.take(SweepEvent("started", cells[0]))
+    counts.take(SweepEvent("failed", cells[1], CellResult(cells[1].id, 1.0, "no")))
     console = Console(file=io.StringIO(), width=100)
     console.print(command.table(counts))
     text = console.file.getvalue()  # type: ignore[attr-defined]

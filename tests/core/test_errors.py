@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from dca.core import actions, errors, options
-from dca.core.actions import set_shots
+from dca.core import errors, hints, options
 from dca.core.errors import MOST_DETAILS, UserError, unknown_name
+from dca.core.hints import set_shots
 
 
 def test_an_error_reads_as_problem_places_and_way_out():
@@ -49,6 +49,6 @@ def test_a_name_that_shares_a_few_letters_is_not_suggested():
     assert "Did you mean" not in str(unknown_name("dataset", "nofolder", ["oxford_flowers", "dtd"]))
 
 
-@pytest.mark.parametrize("module", [actions, errors, options])
+@pytest.mark.parametrize("module", [hints, errors, options])
 def test_examples_in_docstrings_are_true(module: ModuleType):
     assert doctest.testmod(module).failed == 0

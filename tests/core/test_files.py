@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_replace, digest_of, exclusive_lock, read_json, write_bytes, write_json
+from dca.core.files import atomic_replace, exclusive_lock, json_digest, read_json, write_bytes, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -71,9 +71,9 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path):
 
 
 def test_a_digest_depends_on_content_and_not_on_order():
-    assert digest_of({"a": 1, "b": [2]}) == digest_of(json.loads('{"b": [2], "a": 1}'))
-    assert digest_of({"a": 1}) != digest_of({"a": 2})
-    assert len(digest_of({"name": os.fsdecode(b"\xe9")})) == 64
+    assert json_digest({"a": 1, "b": [2]}) == json_digest(json.loads('{"b": [2], "a": 1}'))
+    assert json_digest({"a": 1}) != json_digest({"a": 2})
+    assert len(json_digest({"name": os.fsdecode(b"\xe9")})) == 64
 
 
 def test_a_lock_ends_with_its_process_even_a_killed_one(tmp_path: Path):

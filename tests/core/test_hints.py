@@ -1,4 +1,4 @@
-"""Errors below the command line name no flags and no commands: those come from `dca.core.actions`."""
+"""Errors below the command line name no flags and no commands: those come from `dca.core.hints`."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from dca.core import memory
+from dca.core import device as memory
 
 # Six blocks of 8 MB, allocated and freed ten times: pages that the system had to map, without the first time.
 PROGRAM = """
 import resource, sys
 import numpy as np
-from dca.core.memory import keep_freed_memory
+from dca.core.device import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -29,7 +29,7 @@ print(faults[-1] - faults[0])
 TRIMMED = """
 import os
 from pathlib import Path
-from dca.core.memory import return_freed_memory
+from dca.core.device import return_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20

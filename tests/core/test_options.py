@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import options
 from dca.core.errors import UserError
 from dca.core.options import opt
@@ -162,7 +162,7 @@ def test_every_option_of_every_method_has_help_and_an_origin():
 
 
 def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
-    from dca.methods.interface import Problem
+    from dca.methods.base import Problem
     from dca.methods.registry import all_methods
 
     problem = Problem(names=("cat", "dog"), shots=1)

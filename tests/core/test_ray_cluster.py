@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from dca.core.errors import UserError
-from dca.core.ray_cluster import connected, shares
+from dca.model.predict_ray import connected, shares
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):

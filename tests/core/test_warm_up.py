@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dca.core import warm_up
+from dca.core import device as warm_up
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_has_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "first_calls", lambda device: pytest.fail("called"))
-    warm_up.begin(torch.device("cpu"))
-    warm_up.wait()
+    monkeypatch.setattr(warm_up, "call_gpu_libraries", lambda device: pytest.fail("called"))
+    warm_up.start_gpu_libraries(torch.device("cpu"))
+    warm_up.wait_for_gpu_libraries()
 
 
 def test_a_gpu_starts_once_in_the_background_and_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,12 +30,12 @@ def test_a_gpu_starts_once_in_the_background_and_can_be_waited_for(monkeypatch: 
         go.wait(5)
         seen.append(device)
 
-    monkeypatch.setattr(warm_up, "first_calls", first_calls)
-    warm_up.begin(gpu)  # type: ignore[arg-type]
-    warm_up.begin(gpu)  # type: ignore[arg-type]
+    monkeypatch.setattr(warm_up, "call_gpu_libraries", first_calls)
+    warm_up.start_gpu_libraries(gpu)  # type: ignore[arg-type]
+    warm_up.start_gpu_libraries(gpu)  # type: ignore[arg-type]
     assert not seen
     go.set()
-    warm_up.wait()
+    warm_up.wait_for_gpu_libraries()
     assert seen == [gpu]
 
 
@@ -46,8 +46,8 @@ def test_the_calls_exist_and_errors_are_left_to_those_who_need_the_library(monke
         called.append(True)
         return False
 
-    monkeypatch.setattr(warm_up, "installed", installed)
-    warm_up.first_calls(torch.device("cpu"))
+    monkeypatch.setattr(warm_up, "triton_installed", installed)
+    warm_up.call_gpu_libraries(torch.device("cpu"))
     assert called  # every call before it succeeded
     monkeypatch.setattr(torch, "eye", lambda *_, **__: 1 / 0)
-    warm_up.first_calls(torch.device("cpu"))
+    warm_up.call_gpu_libraries(torch.device("cpu"))

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dca.core import wording
-from dca.core.wording import bytes_text, counted, fold, seconds_text
+from dca.core import text as wording
+from dca.core.text import format_bytes, format_seconds, normalize_name, pluralize
 
 
 def test_numbers_nouns_and_verbs_agree():
-    assert counted(0, "image") == "0 images"
-    assert counted(1, "image", "are") == "1 image is"
-    assert counted(1200, "image", "are") == "1,200 images are"
-    assert counted(1, "class", "have", of=3) == "1 of 3 classes has"
-    assert counted(2, "class", "have", of=3) == "2 of 3 classes have"
-    assert counted(1, "row", of=1) == "1 of 1 row"
-    assert counted(1, "image", "lie") == "1 image lies"
+    assert pluralize(0, "image") == "0 images"
+    assert pluralize(1, "image", "are") == "1 image is"
+    assert pluralize(1200, "image", "are") == "1,200 images are"
+    assert pluralize(1, "class", "have", of=3) == "1 of 3 classes has"
+    assert pluralize(2, "class", "have", of=3) == "2 of 3 classes have"
+    assert pluralize(1, "row", of=1) == "1 of 1 row"
+    assert pluralize(1, "image", "lie") == "1 image lies"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_numbers_nouns_and_verbs_agree():
     ],
 )
 def test_durations_never_have_sixty_seconds(seconds, text):
-    assert seconds_text(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -49,35 +49,35 @@ def test_durations_never_have_sixty_seconds(seconds, text):
     ],
 )
 def test_sizes_change_the_unit_before_they_read_a_thousand(count, text):
-    assert bytes_text(count) == text
+    assert format_bytes(count) == text
 
 
 @given(st.floats(0, 1e6))
 def test_no_duration_reads_sixty_seconds(seconds):
-    assert " 60 s" not in f" {seconds_text(seconds)}" or seconds_text(seconds) == "60 s"
+    assert " 60 s" not in f" {format_seconds(seconds)}" or format_seconds(seconds) == "60 s"
 
 
 @pytest.mark.parametrize(
     "spelling", ["Sea Lake", "sea_lake", "SEA-LAKE", " sea  lake ", "sea/lake", "sea. lake", "ｓｅａ lake", "sea,lake"]
 )
 def test_spellings_of_one_name_fold_to_the_same_text(spelling):
-    assert fold(spelling) == "sea lake"
+    assert normalize_name(spelling) == "sea lake"
 
 
 def test_other_signs_keep_names_apart():
-    assert len({fold(name) for name in ("c", "c#", "c++", "c sharp")}) == 4
-    assert fold("sealake") != fold("sea lake")
-    assert fold(unicodedata.normalize("NFD", "Café")) == fold("café")
+    assert len({normalize_name(name) for name in ("c", "c#", "c++", "c sharp")}) == 4
+    assert normalize_name("sealake") != normalize_name("sea lake")
+    assert normalize_name(unicodedata.normalize("NFD", "Café")) == normalize_name("café")
 
 
 def test_numbers_keep_sign_and_point():
-    assert len({fold(number) for number in ("1", "-1", "+1", "1.5", "1 5", "15")}) == 6
-    assert fold(" -1 ") == "-1"
+    assert len({normalize_name(number) for number in ("1", "-1", "+1", "1.5", "1 5", "15")}) == 6
+    assert normalize_name(" -1 ") == "-1"
 
 
 @given(st.text(max_size=40))
 def test_folding_twice_changes_nothing(name):
-    assert fold(fold(name)) == fold(name)
+    assert normalize_name(normalize_name(name)) == normalize_name(name)
 
 
 def test_the_examples_are_true():

@@ -20,20 +20,13 @@ from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import check_estimator
 
 from dca import estimators
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.estimators import (
-    GaussianTextHead,
-    GDAHead,
-    KernelRidgeHead,
-    LinearProbeHead,
-    NearestMeanHead,
-    TipAdapterHead,
-)
-from dca.estimators.base import FeatureHead
-from dca.methods.interface import Method, Problem
+from dca.estimators import GaussianTextHead, GDAHead, KernelRidgeHead, LinearProbeHead, NearestMeanHead, TipAdapterHead
+from dca.estimators.heads import FeatureHead
+from dca.methods.base import Method, Problem
 from dca.methods.registry import get_method
-from dca.methods.shared import pooled_choice
+from dca.methods.shared import pool as pooled_choice
 from dca.methods.shared.frozen import unit_mean
 from oracles.images import Images
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from conftest import make_clip
-from dca.data.dataset import Dataset
-from dca.data.sources.sample import load_sample
+from dca.datasets.dataset import Dataset
+from dca.datasets.sample import load_sample
 from dca.export.folder import Exported, export_onnx
 from dca.model.classifier import Classifier
 

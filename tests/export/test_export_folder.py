@@ -12,10 +12,9 @@ import torch
 
 from conftest import make_clip
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.export import folder as exporting
-from dca.export.folder import export_onnx
-from dca.export.measure import images_to_check
+from dca.export.folder import export_onnx, images_to_check
 from dca.model.classifier import Classifier
 from export.conftest import Finished
 

@@ -24,7 +24,7 @@ from PIL import Image
 
 from dca.core.errors import UserError
 from dca.core.progress import silent
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.export import page, predict
 from export.conftest import Finished
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dca.clip.preprocess import Preprocess
-from dca.data.dataset import Dataset
+from dca.backbones.clip.preprocess import Preprocess
+from dca.datasets.dataset import Dataset
 from dca.export import predict
 from export.conftest import Finished
 

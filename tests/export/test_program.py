@@ -11,7 +11,7 @@ import pytest
 
 from conftest import make_clip, short_recipe
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.export import predict, program
 from dca.methods.registry import all_methods
 from dca.model.classifier import Classifier

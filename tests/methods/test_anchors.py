@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.methods.dca import DCA, DCAOptions
-from dca.methods.interface import Problem
-from dca.methods.shared.anchors import anchors_of
+from dca.methods.base import Problem
+from dca.methods.dca import DCA, DCAOptions, anchors_of
 from dca.methods.shared.gaussian import gammas
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.shots import ClassFeatures
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -82,7 +81,7 @@ def test_other_classes_are_compared_with_their_texts(clip: CLIP) -> None:
 
 def test_a_class_without_images_has_no_mean() -> None:
     u = F.normalize(torch.randn(2, 2, 5), dim=-1)
-    shots = Shots(F.normalize(torch.randn(3, 5), dim=-1), torch.tensor([3, 0]))
+    shots = ClassFeatures(F.normalize(torch.randn(3, 5), dim=-1), torch.tensor([3, 0]))
     assert anchors_of(u, shots, "text") is u
     with pytest.raises(UserError, match="anchors=means needs images of every class; 1 class has none"):
         anchors_of(u, shots, "means")

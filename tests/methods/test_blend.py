@@ -13,16 +13,15 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca import Spec
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset, Item
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
+from dca.datasets.dataset import Dataset, Item
 from dca.methods import blend as module
-from dca.methods.blend import Blend
-from dca.methods.interface import HeldOut, Problem
-from dca.methods.shared.product import Worth
+from dca.methods.base import HeldOutPredictions, Problem
+from dca.methods.blend import Blend, Worth
 from dca.model.classifier import Classifier
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 from oracles.images import Images
 
 SHORT = {"epochs": 2, "folds": 2, "trained_options": ["warmup_epochs=0", "batch_size=8"]}
@@ -154,7 +153,7 @@ def test_damaged_tensors_are_named_by_their_part(sample: Dataset, tiny: CLIP) ->
 def test_an_interrupted_fit_continues_to_the_same_model(
     part: str, sample: Dataset, tiny: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dca.engine.loop.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("dca.training.loop.SAVE_EVERY", 0.0)
     straight = fitted(sample, tiny)
     notes: list[str] = []
 
@@ -241,8 +240,8 @@ def test_a_clairvoyant_method_is_taken_in_and_a_noisy_one_is_not(tiny: CLIP) -> 
         def fit(self, kind: Any, chosen: Any) -> Any:
             return kind.build(tiny, Problem(names=("a", "b", "c"), shots=6), chosen)
 
-        def held_out(self, kind: Any, chosen: Any, folds: int) -> HeldOut:
-            return HeldOut(self.p.numpy(), "given")
+        def held_out(self, kind: Any, chosen: Any, folds: int) -> HeldOutPredictions:
+            return HeldOutPredictions(self.p.numpy(), "given")
 
     right = 0.8 * F.one_hot(images.labels, 3).double() + 0.2 / 3
     noise = torch.rand(18, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.engine.loop import Trainer
+from dca.methods.base import Batch, Problem
 from dca.methods.clap import CLAP, CLAPOptions, multipliers
-from dca.methods.interface import Batch, Problem
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
+from dca.training.loop import Trainer
 from oracles.frozen import cross_entropy, dot, mean_of, softmax, unit
 from oracles.images import Images
 
@@ -122,7 +122,7 @@ def test_the_length_of_text_vectors_does_not_matter(clip: CLIP, optimizer: str) 
 def test_on_a_backbone_like_openai_clip_both_recipes_are_the_same(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images((2, 2, 2, 2))
     size = 10 / float(CLAP.build(clip, Problem(names=CLASSES, shots=2), CLAPOptions()).texts().norm(dim=-1).mean())
-    monkeypatch.setattr("dca.methods.shared.clip_units.CLIP_TAU", clip.tau)
+    monkeypatch.setattr("dca.methods.shared.prompts.CLIP_TAU", clip.tau)
     scaled, paper = (trained(clip, images, size, recipe=recipe, strength=1.0) for recipe in ("scaled", "paper"))
     torch.testing.assert_close(scaled.weight, paper.weight, atol=1e-4, rtol=1e-5)
 

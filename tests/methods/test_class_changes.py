@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset, Item
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
+from dca.datasets.dataset import Dataset, Item
+from dca.methods.base import Method
 from dca.methods.dca import OWN_GAMMAS
-from dca.methods.interface import Method
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 from oracles.dca import dense_covariance, dense_distance
 
 CLASSES = 5

@@ -6,14 +6,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.model import compute_digest
-from dca.engine.loop import make_optimizer, rate_at
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.model import compute_digest
+from dca.methods.base import Problem
 from dca.methods.clip_lora import CLIPLoRA, CLIPLoRAOptions
-from dca.methods.interface import Problem
 from dca.methods.shared.prompts import dropout
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
+from dca.training.loop import make_optimizer, rate_at
 from oracles import towers
 from oracles.images import Images
 from oracles.towers import CLASSES, NAMES, TEMPLATE

@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP, VIT_B_16
-from dca.clip.model import compute_digest
-from dca.clip.weights import blank
+from dca.backbones.clip import CLIP, VIT_B_16
+from dca.backbones.clip.model import compute_digest
+from dca.backbones.clip.weights import blank
+from dca.methods.base import Problem
 from dca.methods.clip_svd import CLIPSVD, CLIPSVDOptions, decompose
-from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles import towers

@@ -13,19 +13,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset, Item
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
+from dca.datasets.dataset import Dataset, Item
 from dca.methods.closed_form import ClosedForm
-from dca.methods.shared import pooled_choice
-from dca.methods.shared.expert_scales import class_weights
-from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, left_out_logits, text_gain
-from dca.methods.shared.pooled_head import PooledHead
-from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.shared import pool as pooled_choice
+from dca.methods.shared.experts import KernelRidge, TextGaussian
+from dca.methods.shared.pool import (
+    Experts,
+    Fixed,
+    Numbers,
+    PooledHead,
+    choose,
+    class_weights,
+    left_out_logits,
+    text_gain,
+)
 from dca.model.classifier import Classifier
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 
 C, D, TAU = 4, 24, 100.0
 

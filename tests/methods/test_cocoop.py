@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods import cocoop
+from dca.methods.base import Problem
 from dca.methods.cocoop import CoCoOp, CoCoOpOptions
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
 from oracles.images import Images
 from oracles.steps import require_gradients, require_own_randomness, unit_images, values

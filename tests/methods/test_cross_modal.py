@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.model import compute_digest
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.model import compute_digest
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.core.progress import silent
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Batch, Problem
 from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats
-from dca.methods.interface import Batch, Problem
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.model.classifier import Classifier
@@ -341,7 +341,7 @@ def test_the_linear_form_is_trained_as_by_its_steps(
     gathered: int, sample: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several steps at a time, with gradients in closed form, against `step` and backpropagation."""
-    import dca.engine.loop
+    import dca.training.loop
 
     data = dataclasses.replace(sample, val=sample.test)
 
@@ -349,7 +349,7 @@ def test_the_linear_form_is_trained_as_by_its_steps(
         model = Classifier("cross_modal", seed=3, backbone=make_clip(), epochs=3, learning_rate=0.01, templates=TWO)
         return model.fit(data)
 
-    monkeypatch.setattr(dca.engine.loop, "GATHERED", gathered)
+    monkeypatch.setattr(dca.training.loop, "GATHERED", gathered)
     fast = fit()
     monkeypatch.setattr(CrossModal, "analytic_steps", None)
     slow = fit()
@@ -364,7 +364,7 @@ def test_the_linear_form_is_trained_as_by_its_steps(
 @pytest.mark.parametrize("form", ["linear", "partial"])
 def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_path: Path) -> None:
     """The best state may be from before the interruption."""
-    import dca.engine.loop
+    import dca.training.loop
 
     data = dataclasses.replace(sample, val=sample.test)
     rate = {"linear": 0.1, "partial": 0.003}[form]
@@ -381,7 +381,7 @@ def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_
 
     straight = fit(None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dca.engine.loop, "SAVE_EVERY", 0.0)
+        patch.setattr(dca.training.loop, "SAVE_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path, epoch=3)
     resumed = fit(tmp_path)

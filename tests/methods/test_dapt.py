@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.methods import dca
+from dca.methods.base import Problem
 from dca.methods.dapt import DAPT, OWN_TEXT, OWN_VISUAL, PAPER_TABLE, DAPTOptions, text_potential
-from dca.methods.interface import Problem
 from dca.methods.shared.gaussian import gammas
 from dca.methods.summary import parameter_count
 from dca.methods.vpt import VPT, VPTOptions

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.tokens import ExtraTokens
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.vision import ExtraTokens
 from dca.core import seeds
 from dca.core.errors import UserError
+from dca.methods.base import Batch, Problem
 from dca.methods.dca import DCA, OWN_GAMMAS, PAPER_TABLE, DCAOptions, epochs
-from dca.methods.interface import Batch, Problem
 from dca.methods.shared.gaussian import GAMMAS, gammas
 from dca.methods.summary import parameter_count
 from oracles import dca as oracle
@@ -37,8 +37,8 @@ def test_defaults_train_21504_parameters_on_vit_b_16() -> None:
 
 
 def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> None:
-    from dca.clip import VIT_B_16
-    from dca.clip.weights import blank
+    from dca.backbones.clip import VIT_B_16
+    from dca.backbones.clip.weights import blank
 
     problem = Problem(names=tuple(f"class {c}" for c in range(7)), shots=4)
     method = DCA.build(blank(VIT_B_16), problem, DCAOptions(contexts="class"))

@@ -10,10 +10,9 @@ from test_metric import units
 
 from dca.core.errors import UserError
 from dca.methods.shared import metric
-from dca.methods.shared.eigenvalue_floor import floored_precision
-from dca.methods.shared.gaussian import Gaussian
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.gaussian import Gaussian, floored_precision
+from dca.methods.shared.heads import MahalanobisHead
+from dca.methods.shared.shots import ClassFeatures
 from oracles.dca import dense_distance, dense_floored
 
 # γ with negative a, with negative a + b D for some of the classes, without any shrinkage, and with enough of it.
@@ -30,7 +29,7 @@ def test_the_structured_floor_equals_dense_eigenvalues(
     C, M, N, floor = 3, 2, 4, 0.05
     x, u, f = units(C, K, D, seed=K, spread=spread), units(M, C, D, seed=1), units(N, D, seed=2)
     family = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize, floor=floor)
-    shots = Shots(x.flatten(0, 1), torch.full((C,), K))
+    shots = ClassFeatures(x.flatten(0, 1), torch.full((C,), K))
     got = MahalanobisHead.of(u, shots, family, tau=100.0, center=center).distances(f)
     for m, c, n in itertools.product(range(M), range(C), range(N)):
         middle = x[c].mean(0) if center == "visual" else u[m, c]

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from conftest import make_clip, short_recipe
-from dca.clip import CLIP
-from dca.clip.model import compute_digest
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.model import compute_digest
 from dca.core import options
-from dca.data.dataset import Dataset
-from dca.methods.interface import Method, TrainedMethod, TrainsOn, ValidationUse
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Method, TrainedMethod, TrainsOn, ValidationUse
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 
@@ -108,10 +108,10 @@ def test_interrupted_and_resumed_equals_a_straight_run(fitted: Classifier, sampl
             epoch_of["last"] = 2
             raise KeyboardInterrupt
 
-    import dca.engine.loop
+    import dca.training.loop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dca.engine.loop, "SAVE_EVERY", 0.0)
+        patch.setattr(dca.training.loop, "SAVE_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             short(fitted.method).fit(sample, progress=stop, folder=tmp_path)
     assert epoch_of["last"] == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.expert_scales import class_weights, fit_scales, log_loss
+from dca.methods.shared.pool import class_weights, fit_scales, log_loss
 
 
 def problem(seed: int, experts: int = 3, N: int = 40, C: int = 5) -> tuple[Tensor, Tensor, Tensor]:

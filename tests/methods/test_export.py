@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.core import seeds
-from dca.methods.interface import Batch, HeldOut, Method, Problem, TrainedMethod
+from dca.methods.base import Batch, HeldOutPredictions, Method, Problem, TrainedMethod
 from dca.methods.registry import all_methods, get_method
 from oracles.images import Images
 
@@ -53,9 +53,9 @@ class OneStep:
     def fit(self, kind: type[Method], chosen: Any) -> Method:
         return finished(kind.name, **dataclasses.asdict(chosen))
 
-    def held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOut:
+    def held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOutPredictions:
         right = F.one_hot(self.labels, len(CLASSES)).double()
-        return HeldOut((0.9 * right + 0.1 / len(CLASSES)).numpy(), f"{folds}-fold cross-validation")
+        return HeldOutPredictions((0.9 * right + 0.1 / len(CLASSES)).numpy(), f"{folds}-fold cross-validation")
 
 
 def finished(name: str, **options: object) -> Method:

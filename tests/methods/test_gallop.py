@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.engine.loop import rate_at
+from dca.methods.base import Problem
 from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.gallop import GalLoP, GalLoPOptions, GlobalLocalHead, draw_prompts, mean_of_top
-from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
+from dca.training.loop import rate_at
 from oracles.images import Images
 from oracles.steps import require_gradients, require_own_randomness, values
 from oracles.text import encode_sequences_padded

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from dca.methods.shared import gaussian
 from dca.methods.shared.gaussian import Gaussian
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.heads import MahalanobisHead
+from dca.methods.shared.shots import ClassFeatures
 
 CASES = [
     *gaussian.HEADS.values(),
@@ -59,7 +59,7 @@ def dense(x: Tensor, y: Tensor, c: int, head: Gaussian) -> Tensor:
 def test_every_head_equals_its_dense_definition(head: Gaussian, counts: tuple[int, ...]) -> None:
     y = torch.arange(3).repeat_interleave(torch.tensor(counts))
     x, f = rows(len(y), 16), rows(6, 16, seed=9)
-    got = gaussian.log_likelihoods(f, Shots.group(x, y, 3), head)
+    got = gaussian.log_likelihoods(f, ClassFeatures.group(x, y, 3), head)
     expected = torch.empty(6, 3, dtype=torch.float64)
     for i, c in itertools.product(range(6), range(3)):
         mean = x[y == c].mean(0)
@@ -77,7 +77,7 @@ def test_fecams_head_is_dcas_with_visual_means(gammas: tuple[float, float]) -> N
     """The same numbers from DCA's head, with the class means in the place of text."""
     y = torch.arange(4).repeat_interleave(3)
     x, f = rows(12, 24), rows(5, 24, seed=3)
-    shots = Shots.group(x, y, 4)
+    shots = ClassFeatures.group(x, y, 4)
     family = gaussian.fecam(*gammas)
     head = MahalanobisHead.of(shots.means()[None], shots, family, tau=2.0, score="negative", center="visual")
     ours = gaussian.log_likelihoods(f, shots, gaussian.fecam(*gammas))
@@ -101,14 +101,14 @@ def test_lda_decides_as_scikit_learns() -> None:
     y = torch.arange(4).repeat_interleave(30)
     x = rows(120, 10) + 0.2 * torch.eye(4, 10, dtype=torch.float64)[y]
     theirs = analysis.LinearDiscriminantAnalysis(solver="lsqr").fit(x.numpy(), y.numpy())
-    ours = gaussian.log_likelihoods(x, Shots.group(x, y, 4), Gaussian("convex", pooling=1.0, rho=1e-12))
+    ours = gaussian.log_likelihoods(x, ClassFeatures.group(x, y, 4), Gaussian("convex", pooling=1.0, rho=1e-12))
     assert (ours.argmax(dim=1).numpy() == theirs.predict(x.numpy())).all()
 
 
 def test_the_nearest_unit_mean_is_the_cosine() -> None:
     y = torch.arange(3).repeat_interleave(4)
     x, f = rows(12, 8), rows(50, 8, seed=2)
-    shots = Shots.group(x, y, 3)
+    shots = ClassFeatures.group(x, y, 3)
     got = gaussian.log_likelihoods(f, shots, gaussian.HEADS["nearest mean, cosine"])
     torch.testing.assert_close(got + 0.5, f @ F.normalize(shots.means(), dim=-1).T)
 
@@ -116,7 +116,7 @@ def test_the_nearest_unit_mean_is_the_cosine() -> None:
 def test_strong_shrinkage_of_the_pooled_covariance_ranks_like_the_nearest_mean() -> None:
     y = torch.arange(3).repeat_interleave(4)
     x, f = rows(12, 8), rows(50, 8, seed=2)
-    shots = Shots.group(x, y, 3)
+    shots = ClassFeatures.group(x, y, 3)
     near = gaussian.log_likelihoods(f, shots, Gaussian("identity")).argsort(dim=1)
     far = gaussian.log_likelihoods(f, shots, Gaussian("convex", pooling=1.0, rho=1 - 1e-9)).argsort(dim=1)
     assert torch.equal(near, far)
@@ -125,7 +125,7 @@ def test_strong_shrinkage_of_the_pooled_covariance_ranks_like_the_nearest_mean()
 def test_one_image_a_class_without_views_is_the_nearest_mean() -> None:
     """The covariance within classes of one image is zero: the identity takes its place."""
     y, x, f = torch.arange(5), rows(5, 8), rows(9, 8, seed=1)
-    shots = Shots.group(x, y, 5)
+    shots = ClassFeatures.group(x, y, 5)
     expected = gaussian.log_likelihoods(f, shots, Gaussian("identity"))
     for name in ("GDA", "Ledoit-Wolf", "OAS"):
         got = gaussian.log_likelihoods(f, shots, gaussian.HEADS[name])
@@ -136,7 +136,7 @@ def test_one_image_a_class_without_views_is_the_nearest_mean() -> None:
 def test_distances_rank_as_the_likelihoods_do(head: Gaussian) -> None:
     y = torch.arange(3).repeat_interleave(torch.tensor((4, 1, 5)))
     x, f = rows(10, 12), rows(20, 12, seed=4)
-    shots = Shots.group(x, y, 3)
+    shots = ClassFeatures.group(x, y, 3)
     found = MahalanobisHead.of(shots.means()[None], shots, head, tau=1.0, center="visual").distances(f)[:, 0]
     likely = gaussian.log_likelihoods(f, shots, head)
     torch.testing.assert_close(found - found[:, :1], -2 * (likely - likely[:, :1]), atol=1e-7, rtol=1e-7)
@@ -147,6 +147,6 @@ def test_impossible_heads_are_refused() -> None:
         Gaussian("other")
     with pytest.raises(ValueError, match="pooling=1"):
         Gaussian("oas", pooling=0.5)
-    shots = Shots.group(rows(4, 6), torch.tensor([0, 0, 1, 1]), 2)
+    shots = ClassFeatures.group(rows(4, 6), torch.tensor([0, 0, 1, 1]), 2)
     with pytest.raises(ValueError, match="share"):
         gaussian.linear(shots, gaussian.fecam(1.0, 0.0))

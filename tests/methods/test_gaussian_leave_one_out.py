@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.gda import GDAOptions, gaussian_part
-from dca.methods.shared import gaussian_leave_one_out as module
-from dca.methods.shared.gaussian_leave_one_out import left_out_logits, left_out_scores
+from dca.methods.shared import gaussian as module
+from dca.methods.shared.gaussian import left_out_logits, left_out_scores
 
 
 def drawn(counts: tuple[int, ...], V: int, D: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
+from dca.methods.base import Problem
 from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
-from dca.methods.interface import Problem
 from dca.methods.shared.frozen import tempered_log_loss
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.methods.head_changes import with_options
-from dca.methods.interface import Method, Problem
+from dca.methods.base import Method, Problem, with_options
 from dca.methods.registry import get_method
 from oracles.images import Images
 

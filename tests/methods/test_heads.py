@@ -13,16 +13,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
+from dca.methods.base import IMAGES_PER_CALL, Problem
 from dca.methods.dca import DCA, DCAOptions
-from dca.methods.interface import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian, metric
-from dca.methods.shared.class_precisions import ClassPrecisions
 from dca.methods.shared.gaussian import Gaussian
-from dca.methods.shared.heads import IMAGES, CacheHead, LinearHead, PromptHead, prompt_logits
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.heads import (
+    CacheHead,
+    ClassPrecisions,
+    LinearHead,
+    MahalanobisHead,
+    PromptHead,
+    prompt_logits,
+)
+from dca.methods.shared.shots import ClassFeatures
 from dca.methods.tip_adapter import cache_logits
 from oracles.dca import dense_covariance, dense_distance, probability
 from oracles.images import Images
@@ -46,8 +51,8 @@ def largest(work: Callable[[], object]) -> int:
     return max(sizes)
 
 
-def grouped(counts: tuple[int, ...], D: int, seed: int = 0) -> Shots:
-    return Shots(units(sum(counts), D, seed=seed), torch.tensor(counts))
+def grouped(counts: tuple[int, ...], D: int, seed: int = 0) -> ClassFeatures:
+    return ClassFeatures(units(sum(counts), D, seed=seed), torch.tensor(counts))
 
 
 @pytest.mark.parametrize("center", ["text", "visual"])
@@ -82,7 +87,7 @@ def test_float32_heads_are_exact_to_rounding() -> None:
     u, f = units(M, C, D, seed=1, spread=2.0), units(20, D, seed=2)
     shots = grouped((K,) * C, D)
     exact = MahalanobisHead.of(u, shots, gaussian.dca(500.0, 500.0, K), tau=100.0)
-    rough = Shots(shots.features.float(), shots.counts)
+    rough = ClassFeatures(shots.features.float(), shots.counts)
     head = MahalanobisHead.of(u.float(), rough, gaussian.dca(500.0, 500.0, K), tau=100.0)
     assert head.weight.dtype == torch.float32
     torch.testing.assert_close(head(f.float()).double(), exact(f), atol=1e-5, rtol=0)
@@ -193,6 +198,6 @@ def test_a_head_does_not_follow_later_training(clip: CLIP, name: str) -> None:
 
 def test_large_heads_take_fewer_images_at_once() -> None:
     small = LinearHead(torch.zeros(10, 4))
-    assert small.images_at_once == IMAGES
+    assert small.images_at_once == IMAGES_PER_CALL
     assert LinearHead(torch.zeros(1, 4).expand(2**20, 4)).images_at_once == 16
     assert LinearHead(torch.zeros(1, 4).expand(2**30, 4)).images_at_once == 1

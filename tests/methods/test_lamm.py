@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.engine.schedule import make_optimizer
-from dca.methods.interface import Batch, Problem
+from dca.methods.base import Batch, Problem
 from dca.methods.lamm import LAMM, LAMMOptions
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
+from dca.training.schedule import make_optimizer
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, unit_images, values
 from oracles.text import encode_sequences_padded
@@ -181,7 +181,7 @@ def test_the_length_of_token_embeddings_does_not_matter(optimizer: str) -> None:
 
 def test_on_a_backbone_like_openai_clip_both_recipes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     clip = make_clip()
-    monkeypatch.setattr("dca.methods.shared.clip_units.CLIP_TAU", clip.tau)
+    monkeypatch.setattr("dca.methods.shared.prompts.CLIP_TAU", clip.tau)
     monkeypatch.setattr("dca.methods.lamm.CLIP_TOKEN_NORM", float(clip.text.embedding.weight.norm(dim=-1).mean()))
     torch.testing.assert_close(trained(clip, recipe="scaled"), trained(clip, recipe="paper"), atol=1e-5, rtol=1e-4)
 

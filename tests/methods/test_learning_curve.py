@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared import learning_curve
-from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.learning_curve import _halves, curve, expected_gain
-from dca.methods.shared.pooled_choice import Experts, choose
-from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.shared import pool as learning_curve
+from dca.methods.shared.experts import KernelRidge, TextGaussian
+from dca.methods.shared.pool import Experts, _halves, choose, curve, expected_gain
 
 
 def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Experts:

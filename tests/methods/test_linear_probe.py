@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
-from dca.methods.interface import Problem
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Problem
 from dca.methods.linear_probe import FINE, LinearProbe, LinearProbeOptions, best_decade, objective, solve
 from dca.methods.shared.logistic import Logistic
 from dca.methods.summary import parameter_count

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.methods.shared.linear_steps import LinearSteps
+from dca.methods.cross_modal import LinearSteps
 
 
 @pytest.mark.parametrize(("S", "R", "D", "C", "images"), [(3, 26, 16, 10, 16), (1, 4, 32, 2, 4), (4, 8, 5, 7, 1)])

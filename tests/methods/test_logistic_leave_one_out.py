@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.linear_probe import objective, solve
-from dca.methods.shared.logistic_leave_one_out import hessian, leave_one_out, restore_balance
+from dca.methods.shared.logistic import hessian, leave_one_out, restore_balance
 
 
 def problem(N: int, D: int, C: int = 3, spread: float = 2.0) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from test_metric import units
 
 from dca.methods.shared import losses, metric
-from dca.methods.shared.class_precisions import ClassPrecisions
 from dca.methods.shared.gaussian import fecam
-from dca.methods.shared.heads import PromptHead, prompt_logits
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.heads import ClassPrecisions, PromptHead, prompt_logits
+from dca.methods.shared.shots import ClassFeatures
 from oracles import dca as oracle
 
 shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3), "seed": st.integers(0, 10**6)}
@@ -38,7 +37,7 @@ def test_classification_equals_the_literal_sum(B: int, C: int, M: int, seed: int
 def test_intra_class_equals_the_literal_sum(form: str, reduction: str, B: int, seed: int) -> None:
     C, K, D = 3, 4, 10
     x = units(C, K, D, seed=seed)
-    shots = Shots(x.flatten(0, 1), torch.full((C,), K))
+    shots = ClassFeatures(x.flatten(0, 1), torch.full((C,), K))
     f = units(B, D, seed=seed + 1)
     labels = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed))
     sigmas = [oracle.dense_covariance(x[c], x[c].mean(0), 600.0, 100.0, True) for c in range(C)]

@@ -6,13 +6,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.blocks import Rows
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Rows
 from dca.core.errors import UserError
-from dca.engine.loop import rate_at
-from dca.methods.interface import Problem
+from dca.methods.base import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions
 from dca.methods.summary import parameter_count
+from dca.training.loop import rate_at
 from oracles import towers
 from oracles.images import Images
 

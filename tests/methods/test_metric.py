@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from dca.core.errors import UserError
 from dca.methods.shared import metric
-from dca.methods.shared.class_precisions import ClassPrecisions
 from dca.methods.shared.gaussian import GAMMAS, Gaussian
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.heads import ClassPrecisions, MahalanobisHead
+from dca.methods.shared.shots import ClassFeatures
 from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]
@@ -32,7 +31,7 @@ def mahalanobis_head(
 ) -> MahalanobisHead:
     """x: (C, K, D)."""
     gaussian = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize)
-    shots = Shots(x.flatten(0, 1), torch.full((len(x),), x.shape[1]))
+    shots = ClassFeatures(x.flatten(0, 1), torch.full((len(x),), x.shape[1]))
     return MahalanobisHead.of(u, shots, gaussian, tau=100.0, center=center)
 
 
@@ -76,7 +75,7 @@ def test_unbalanced_classes_use_their_own_or_the_pooled_covariance(center: str) 
     features = units(sum(counts), D, seed=4)
     labels = torch.tensor(counts).cumsum(0).new_tensor([0] * 4 + [1] + [2] * 2 + [3])
     u, f = units(M, 4, D, seed=5), units(3, D, seed=6)
-    shots = Shots.group(features, labels, 4)
+    shots = ClassFeatures.group(features, labels, 4)
     got = MahalanobisHead.of(u, shots, UNEQUAL, tau=1.0, center=center).distances(f)
     for m, c in itertools.product(range(M), range(4)):
         mine = features[labels == c]
@@ -94,7 +93,7 @@ def test_class_covariances_of_l_in_equal_the_dense_ones() -> None:
     counts, D = [4, 1, 2, 1], 16
     labels = torch.tensor([0] * 4 + [1] + [2] * 2 + [3])
     features = units(sum(counts), D, seed=7)
-    table = ClassPrecisions.of(Shots.group(features, labels, 4), UNEQUAL, torch.float64)
+    table = ClassPrecisions.of(ClassFeatures.group(features, labels, 4), UNEQUAL, torch.float64)
     delta = units(4, D, seed=8)
     got = metric.quadratic(table[torch.arange(4)], delta)
     for c in range(4):
@@ -211,7 +210,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_stored_statistics_of_imagenet_stay_below_40_mb() -> None:
-    shots = Shots(torch.zeros(16_000, 512), torch.full((1000,), 16))
+    shots = ClassFeatures(torch.zeros(16_000, 512), torch.full((1000,), 16))
     stored = sum(t.numel() * t.element_size() for t in (shots.features, shots.counts))
     assert stored < 40e6
 
@@ -241,7 +240,7 @@ def test_grouping_by_class_loses_nothing(counts: list[int], seed: int) -> None:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     features = units(len(labels), 5, seed=seed)
-    shots = Shots.group(features[order], labels[order], len(counts))
+    shots = ClassFeatures.group(features[order], labels[order], len(counts))
     rows, back = shots.features, shots.labels()
     assert back.tolist() == labels.tolist()
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, features.tolist()))

@@ -16,9 +16,9 @@ import test_every_method as every
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.data.dataset import Dataset
-from dca.methods.interface import Batch, Method, Problem
+from dca.backbones.clip import CLIP
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Batch, Method, Problem
 from dca.methods.registry import all_methods, get_method
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot

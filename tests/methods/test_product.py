@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dca.methods.shared.product import Worth, product, weigh
+from dca.methods.blend import Worth, product, weigh
 
 C = 4
 

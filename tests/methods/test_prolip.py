@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.clip.model import compute_digest
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.model import compute_digest
 from dca.core import seeds
-from dca.engine.loop import Trainer
-from dca.methods.interface import Batch, Problem
+from dca.methods.base import Batch, Problem
 from dca.methods.prolip import ProLIP, ProLIPOptions, strength_of
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
+from dca.training.loop import Trainer
 from oracles import towers
 from oracles.frozen import cross_entropy, dot, softmax, unit
 from oracles.images import Images

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.blocks import Rows
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Rows
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
-from dca.methods.interface import Problem
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Problem
 from dca.methods.promptsrc import PromptSRC, PromptSRCOptions, epoch_weights, teacher_sentences
 from dca.methods.summary import parameter_count
 from dca.model.classifier import Classifier

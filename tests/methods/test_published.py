@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from dca.cli.fit import options_of
-from dca.core.choices import PROTOCOLS, Protocol
-from dca.data.dataset import Dataset
-from dca.experiment.run import run
-from dca.experiment.spec import Spec
+from dca.core.choices import PROTOCOLS, ProtocolName
+from dca.datasets.dataset import Dataset
 from dca.methods.registry import all_methods, get_method
+from dca.runs.run import run
+from dca.runs.spec import Spec
 
 TRANSFER = {
     "maple": {"depth": 3, "epochs": 2, "learning_rate": 0.0026},
     "promptsrc": {"depth": 3, "epochs": 20, "average_mean": 6.0, "average_spread": 10.0},
 }
-EXPECTED: dict[str, dict[Protocol, dict[str, Any]]] = {
+EXPECTED: dict[str, dict[ProtocolName, dict[str, Any]]] = {
     "maple": {"cross-dataset": TRANSFER["maple"], "domain-shift": TRANSFER["maple"]},
     "promptsrc": {
         "base-to-new": {"epochs": 20, "average_mean": 15.0, "average_spread": 1.0},

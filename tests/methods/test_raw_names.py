@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dca.data.sources import catalog
-from dca.methods.shared.raw_names import UNDERSCORED, raw_name
+from dca.datasets import catalog
+from dca.methods.clap import UNDERSCORED, raw_name
 
 
 def split_file_name(key: str, name: str, dataset: str) -> str:

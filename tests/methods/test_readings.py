@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.methods.dca import DCA, OWN_GAMMAS, DCAOptions
-from dca.methods.interface import Batch, Problem
+from dca.methods.base import Batch, Problem
+from dca.methods.dca import DCA, OWN_GAMMAS, POINTS, READINGS, DCAOptions, Reading, decided_by, markdown
 from dca.methods.shared.gaussian import GAMMAS, gammas
-from dca.methods.shared.readings import POINTS, READINGS, Reading, decided_by, markdown
 from oracles import dca as oracle
 from oracles.images import Images
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dca.methods.shared.ridge import Ridge
+from dca.methods.sim import Ridge
 
 
 def solved(z: Tensor, labels: Tensor, classes: int, strength: float) -> Tensor:

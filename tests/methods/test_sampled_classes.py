@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from dca import UserError
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.methods.dca import DCA
-from dca.methods.interface import Batch, Problem
-from dca.methods.shared.sampled_classes import SampledClasses
+from dca.methods.base import Batch, Problem
+from dca.methods.dca import DCA, SampledClasses
 from oracles.images import Images
 
 NAMES = ("cat", "dog", "photo", "this", "that")

@@ -37,7 +37,7 @@ def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> No
     study, runs = ROOT / "experiments" / "few-shot.toml", ROOT / "experiments" / "runs" / "study"
     made = script.between(PAGE, script.STUDY_BEGIN, script.STUDY_END, script.study_table(str(study), runs))
     assert made == PAGE, "run: python benchmarks/method_table.py experiments/few-shot.toml experiments/runs/study"
-    assert script.measured_accuracies(script.load_study(str(study)), runs) == measured()
+    assert script.measured_accuracies(script.load_specification(str(study)), runs) == measured()
 
 
 def test_a_row_says_what_a_method_learns_and_from_what() -> None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.methods import sim
-from dca.methods.interface import Problem
+from dca.methods.base import Problem
 from dca.methods.sim import SiM, SiMOptions, imagenet_names
 from dca.methods.summary import parameter_count
 from oracles.images import Images

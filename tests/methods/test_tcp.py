@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.blocks import Rows
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Rows
 from dca.core.errors import UserError
+from dca.methods.base import Problem
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
 from dca.methods.tcp import TCP, TCPOptions
 from oracles import towers

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.kernel_ridge import KernelRidge
-from dca.methods.shared.text_gaussian import TextGaussian
+from dca.methods.shared.experts import KernelRidge, TextGaussian
 
 
 def unit(*shape: int, seed: int) -> Tensor:

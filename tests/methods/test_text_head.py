@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.methods.interface import Problem
+from dca.methods.base import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
 from dca.methods.shared.gaussian import Covariance
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
-from dca.methods.shared.shots import Shots
-from dca.methods.shared.text_head import TextHead
+from dca.methods.shared.heads import MahalanobisHead
+from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.text_methods import TextHead
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -122,6 +122,6 @@ def test_the_papers_own_baseline_measures_with_covariances(clip: CLIP) -> None:
 
 def test_shots_are_grouped_in_the_order_they_come() -> None:
     rows = torch.arange(6.0).view(6, 1)
-    shots = Shots.group(rows, torch.tensor([1, 0, 1, 1, 0, 1]), 2)
+    shots = ClassFeatures.group(rows, torch.tensor([1, 0, 1, 1, 0, 1]), 2)
     assert shots.features[:, 0].tolist() == [1, 4, 0, 2, 3, 5]
     assert shots.counts.tolist() == [2, 4]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.methods import tip_adapter
+from dca.methods.base import Problem
 from dca.methods.dca import PAPER_TABLE as DATASETS
-from dca.methods.interface import Problem
 from dca.methods.summary import parameter_count
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, grid, settings
 from oracles.frozen import dot, mean_of, softmax, unit

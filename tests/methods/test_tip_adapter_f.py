@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.core.errors import UserError
-from dca.engine.loop import Trainer
-from dca.methods.interface import Batch, Problem
+from dca.methods.base import Batch, Problem
 from dca.methods.summary import parameter_count
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions
 from dca.methods.tip_adapter_f import TipAdapterF, TipAdapterFOptions
+from dca.training.loop import Trainer
 from oracles.frozen import cross_entropy, dot, unit
 from oracles.images import Images
 

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP
-from dca.clip.model import compute_digest
-from dca.data.dataset import Dataset
-from dca.methods.interface import Problem
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.model import compute_digest
+from dca.datasets.dataset import Dataset
+from dca.methods.base import Problem
 from dca.methods.summary import parameter_count
 from dca.methods.two_sfs import TwoSFS, TwoSFSOptions
 from dca.methods.zero_shot import ZeroShot
@@ -160,7 +160,7 @@ def test_norms_move_in_stage_1_and_the_classifier_in_stage_2(sample: Dataset) ->
 def test_a_run_that_stops_inside_stage_2_continues_there(
     sample: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dca.engine.loop
+    import dca.training.loop
 
     def stop(stage: str, done: int, total: int, note: str) -> None:
         if stage == "training" and "epoch 4/" in note:
@@ -169,7 +169,7 @@ def test_a_run_that_stops_inside_stage_2_continues_there(
     straight = fitted(sample, 4, first_share=0.5).fit(sample)
     rates = [row["learning_rate"] for row in straight.history_]
     assert rates[0] == rates[2] > rates[1] == rates[3], "each stage has the whole schedule"
-    monkeypatch.setattr(dca.engine.loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(dca.training.loop, "SAVE_EVERY", 0.0)
     with pytest.raises(KeyboardInterrupt):
         fitted(sample, 4, first_share=0.5).fit(sample, progress=stop, folder=tmp_path)
     resumed = fitted(sample, 4, first_share=0.5).fit(sample, folder=tmp_path)

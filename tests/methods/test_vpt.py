@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.clip import CLIP, VIT_B_16, ExtraTokens
-from dca.clip.blocks import Rows
-from dca.clip.weights import blank
+from dca.backbones.clip import CLIP, VIT_B_16, ExtraTokens
+from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.weights import blank
 from dca.core.errors import UserError
-from dca.methods.interface import Problem
+from dca.methods.base import Problem
 from dca.methods.shared.gaussian import gammas
 from dca.methods.summary import parameter_count
 from dca.methods.vpt import SIZES, VPT, VPTOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dca.clip import CLIP
-from dca.methods.interface import Problem
+from dca.backbones.clip import CLIP
+from dca.methods.base import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
 from dca.methods.zero_shot import ZeroShot, ZeroShotOptions

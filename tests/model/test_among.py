@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.class_ids import wordnet_ids
-from dca.data.dataset import Dataset, Item
-from dca.data.sources.catalog import get
-from dca.data.sources.layouts import distinct_labels
-from dca.data.task import make_target
-from dca.engine.evaluate import probabilities
-from dca.experiment.measure import retargeted
-from dca.model.among import columns
-from dca.model.classifier import Classifier
+from dca.datasets.catalog import get
+from dca.datasets.classes import distinct_labels, wordnet_ids
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.task import make_target
+from dca.model.classifier import Classifier, columns
 from dca.model.inputs import match_classes
+from dca.runs.evaluate import retargeted
+from dca.training.evaluate import predict_probabilities
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 # Two classes of ImageNet are called "sunglasses" and two "missile".
@@ -62,7 +60,7 @@ def test_a_shifted_dataset_is_measured_as_in_the_protocol(name: str, source: Dat
     target = make_target(source, shifted)
     assert target.from_source == SHIFTED
     images = [item.image for item in shifted.test]
-    (expected,) = probabilities([retargeted(model.method_, target)], images, model._session)
+    (expected,) = predict_probabilities([retargeted(model.method_, target)], images, model._session)
     np.testing.assert_allclose(report.probabilities, expected, atol=1e-6)
     assert report.truth.tolist() == [item.label for item in shifted.test]
     assert report.labels == ("sunglasses (n04356056)", "missile (n04008634)", "tench")
@@ -89,7 +87,7 @@ def test_ordinary_images_of_some_classes_compete_with_all(sample: Dataset, tiny:
     narrow = model.evaluate(images, labels, among="target")
     assert narrow.labels == tuple(sample.labels[2:4])
     two = dataclasses.replace(model.method_.problem, names=sample.names[2:4])
-    (expected,) = probabilities([model.method_.retarget(two, [2, 3])], images, model._session)
+    (expected,) = predict_probabilities([model.method_.retarget(two, [2, 3])], images, model._session)
     np.testing.assert_allclose(narrow.probabilities, expected, atol=1e-6)
     with pytest.raises(UserError, match="one class"):
         model.evaluate(images[:1], labels[:1], among="target")

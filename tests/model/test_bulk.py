@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.data.decode import Unreadable
-from dca.model import bulk
-from dca.model.bulk import Wanted, predict_to_file
+from dca.images.decode import Unreadable
+from dca.model import predict as bulk
 from dca.model.classifier import Classifier
-from dca.model.journal import Journal
-from dca.model.stream import Answered, _decoded, _to_decode, stream_answers
+from dca.model.predict import ImagePrediction, PredictionOptions, _decoded, _to_decode, predict_stream, predict_to_file
+from dca.model.prediction_files import Journal
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def model(photos: Path, tiny_folder: Path) -> Classifier:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_answers, "__kwdefaults__", {"coverage": None, "batch": 4})
+    monkeypatch.setattr(predict_stream, "__kwdefaults__", {"coverage": None, "batch": 4})
 
 
 @pytest.fixture
@@ -57,10 +56,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_streamed_answers_are_those_of_answers(model: Classifier, images: list[str], batch: int):
-    outcomes = [one for some in stream_answers(model, map(Path, images), coverage=0.8, batch=batch) for one in some]
+    outcomes = [one for some in predict_stream(model, map(Path, images), coverage=0.8, batch=batch) for one in some]
     assert [str(one.image) for one in outcomes] == images
     assert [isinstance(one, Unreadable) for one in outcomes] == ["bad.jpg" in path for path in images]
-    found = [one for one in outcomes if isinstance(one, Answered)]
+    found = [one for one in outcomes if isinstance(one, ImagePrediction)]
     expected = model.answers([path for path in images if "bad.jpg" not in path], coverage=0.8)
     assert np.allclose([one.probabilities for one in found], expected.probabilities, atol=1e-6)
     assert np.allclose([one.p_value for one in found], expected.p_values)
@@ -91,7 +90,7 @@ def test_images_are_asked_for_only_as_they_are_needed(model: Classifier, images:
             asked += 1
             yield Path(images[0])
 
-    for number, some in zip(range(5), stream_answers(model, endless(), batch=4), strict=False):
+    for number, some in zip(range(5), predict_stream(model, endless(), batch=4), strict=False):
         assert len(some) == 4
         assert asked <= 4 * (number + 1 + 2 * (torch.get_num_threads() + 1))
 
@@ -104,7 +103,7 @@ def test_several_encoders_keep_the_order_and_the_threads_of_torch(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     set_to: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    found = [str(one.image) for some in stream_answers(model, map(Path, images), batch=2) for one in some]
+    found = [str(one.image) for some in predict_stream(model, map(Path, images), batch=2) for one in some]
     assert found == images
     assert set_to[-1] == threads
     assert set(set_to[:-1]) == {1}
@@ -113,7 +112,7 @@ def test_several_encoders_keep_the_order_and_the_threads_of_torch(
 
 
 def test_a_reader_that_stops_early_leaves_no_threads(model: Classifier, images: list[str]):
-    stream = stream_answers(model, map(Path, images), batch=2)
+    stream = predict_stream(model, map(Path, images), batch=2)
     next(stream)
     stream.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("dca-")]
@@ -122,7 +121,7 @@ def test_a_reader_that_stops_early_leaves_no_threads(model: Classifier, images: 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_every_format_holds_every_image_once(model: Classifier, images: list[str], tmp_path: Path, suffix: str):
     output = tmp_path / f"out{suffix}"
-    done = predict_to_file(model, [*images, images[0]], output, Wanted(top=2, coverage=0.8))
+    done = predict_to_file(model, [*images, images[0]], output, PredictionOptions(top=2, coverage=0.8))
     assert (done.images, done.predicted, done.unreadable) == (31, 31, 1)
     assert done.listed == (f"{tmp_path / 'bad.jpg'}: not an image, or a format Pillow does not know",)
     rows = read(output)
@@ -173,14 +172,14 @@ def test_an_interrupted_file_is_continued_and_no_image_opened_twice(
     assert not output.exists()
     kept = (tmp_path / "out.csv.partial").read_bytes().count(b"\n") - 1
     opened: list[str] = []
-    whole = bulk.stream_answers
+    whole = bulk.predict_stream
 
     def counting(model: Classifier, images: Any, **options: Any) -> Any:
         paths = list(images)
         opened.extend(map(str, paths))
         return whole(model, paths, **options)
 
-    monkeypatch.setattr(bulk, "stream_answers", counting)
+    monkeypatch.setattr(bulk, "predict_stream", counting)
     done = predict_to_file(model, images, output)
     assert opened == images[max(kept, 0) :]
     assert done.predicted == len(opened)
@@ -220,12 +219,12 @@ def test_another_model_or_other_options_do_not_continue(
         with pytest.raises(KeyboardInterrupt):
             predict_to_file(model, images, output)
     with pytest.raises(UserError, match="unfinished predictions of another command") as error:
-        predict_to_file(model, images, output, Wanted(top=3))
+        predict_to_file(model, images, output, PredictionOptions(top=3))
     assert error.value.details == ("top: 1 there, 3 here",)
-    predict_to_file(model, images, output, Wanted(top=3), overwrite=True)
+    predict_to_file(model, images, output, PredictionOptions(top=3), overwrite=True)
     assert "label_3" in read(output)[0]
     with pytest.raises(UserError, match="exists"):
-        predict_to_file(model, images, output, Wanted(top=3))
+        predict_to_file(model, images, output, PredictionOptions(top=3))
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -278,7 +277,7 @@ def test_copies_of_an_interrupted_command_are_not_made_twice(
 
 
 def test_rejected_images_have_a_folder_of_their_own(model: Classifier, images: list[str], tmp_path: Path):
-    predict_to_file(model, images, tmp_path / "out.csv", Wanted(reject=1), copy_to=tmp_path / "sorted")
+    predict_to_file(model, images, tmp_path / "out.csv", PredictionOptions(reject=1), copy_to=tmp_path / "sorted")
     rejected = [row for row in read(tmp_path / "out.csv") if row["label"] == "none of these"]
     assert rejected
     assert len(list((tmp_path / "sorted" / "none of these").iterdir())) == len(rejected)
@@ -312,13 +311,13 @@ def test_parquet_is_written_in_row_groups(
 ):
     from pyarrow import parquet
 
-    monkeypatch.setattr("dca.model.prediction_tables.ROW_GROUP", 10)
+    monkeypatch.setattr("dca.model.prediction_files.ROW_GROUP", 10)
     predict_to_file(model, images, tmp_path / "out.parquet")
     assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == 4
 
 
 def test_an_image_that_is_there_is_never_replaced(tmp_path: Path):
-    from dca.model.image_folders import ImageFolders
+    from dca.model.prediction_files import ImageFolders
 
     for folder, colour in (("a", "red"), ("b", "blue"), ("c", "green")):
         (tmp_path / folder).mkdir()

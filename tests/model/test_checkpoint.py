@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.model import checkpoint
 from dca.model.card import model_card

@@ -15,15 +15,15 @@ from PIL import Image
 from sklearn.base import clone
 
 import dca.core.progress
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data import load_dataset
-from dca.data.dataset import Dataset, Item
-from dca.data.protocols import subset, training_part
-from dca.engine.fit import problem_of
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.protocols import subset, training_part
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset
+from dca.training.fit import problem_of
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dca import Classifier, Dataset, UserError
-from dca.core.paired import paired_difference
 from dca.model.comparison import Comparison, compare
+from dca.stats.paired import paired_difference
 
 
 @pytest.fixture(scope="module")

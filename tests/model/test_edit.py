@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.model import checkpoint
 from dca.model.card import model_card
 from dca.model.classifier import Classifier

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dca.clip import CLIP
-from dca.core.calibration import log_loss, macro_accuracy, wilson
-from dca.data.dataset import Dataset
-from dca.engine.session import Session
-from dca.methods.interface import HeldOut
+from dca.backbones.clip import CLIP
+from dca.datasets.dataset import Dataset
+from dca.methods.base import HeldOutPredictions
 from dca.model.classifier import Classifier
 from dca.model.estimate import Estimate, estimate_of, held_out_rows
+from dca.stats.calibration import log_loss, macro_accuracy, wilson_interval
+from dca.training.session import Session
 
-HELD = HeldOut(np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan], [0.4, 0.6]]), "leave-one-out")
+HELD = HeldOutPredictions(np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan], [0.4, 0.6]]), "leave-one-out")
 LABELS = np.array([0, 0, 1, 1])
 
 
@@ -28,7 +28,7 @@ def test_an_estimate_is_the_macro_accuracy_of_known_rows_with_its_interval():
     assert (found.accuracy, found.n, found.how) == (0.75, 3, "leave-one-out")
     assert found.zero_shot_accuracy == 0.5, "over the same images"
     accuracy, worth = macro_accuracy([True, False, True], [0, 0, 1])
-    assert (found.low, found.high) == wilson(accuracy, 0.8 * worth)
+    assert (found.low, found.high) == wilson_interval(accuracy, 0.8 * worth)
     assert Estimate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 

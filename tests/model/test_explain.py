@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from dca import Classifier, Dataset, UserError
-from dca.clip import CLIP
-from dca.methods.interface import Method
+from dca.backbones.clip import CLIP
+from dca.methods.base import Method
 from dca.model.explain import between, explain, grid, relevance, window, window_places
 from oracles.explain import occlusion, rank_correlation
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from dca import Classifier, UserError
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.model.gallery import GALLERY, Gallery, jpeg_of
 
 

@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard, constants
 
 from conftest import Said, make_clip
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset
+from dca.datasets.dataset import Dataset
 from dca.model import checkpoint, hub
 from dca.model.classifier import Classifier
 from dca.model.gallery import GALLERY

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.data import load_dataset
-from dca.data.dataset import Dataset, Item
-from dca.engine.session import Session
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset, Item
 from dca.model.classifier import Classifier
-from dca.model.findings import doubtful_labels
-from dca.model.label_check import check_labels
+from dca.model.findings import check_labels, doubtful_labels
+from dca.training.session import Session
 
 COLOURS = {"red": (200, 30, 30), "blue": (30, 30, 200)}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dca import list_methods
-from dca.clip import CLIP
-from dca.methods.interface import Method, Problem
+from dca.backbones.clip import CLIP
+from dca.methods.base import Method, Problem
 from dca.model.prompt_words import _angles, prompt_words
 
 NAMES = ("cat", "dog", "photo")

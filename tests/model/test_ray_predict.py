@@ -18,11 +18,10 @@ import pytest
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.model import ray_predict
-from dca.model.bulk import Wanted, predict_to_file
+from dca.model import predict_ray as ray_predict
 from dca.model.classifier import Classifier
-from dca.model.ray_predict import Source, predict_on_ray
-from dca.model.shards import MANIFEST
+from dca.model.predict import PredictionOptions, predict_to_file
+from dca.model.predict_ray import MANIFEST, Source, predict_on_ray
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -85,7 +84,7 @@ def images(photos: Path, tmp_path: Path) -> list[str]:
 def on_ray(source: Source, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(ray_predict, "_model", ray_predict._model.__wrapped__)  # not kept for other tests
 
-    def predict(ray: StandIn, wanted: Wanted | None = None, **more: Any) -> Any:
+    def predict(ray: StandIn, wanted: PredictionOptions | None = None, **more: Any) -> Any:
         monkeypatch.setattr(ray_predict, "connected", lambda: ray)
         return predict_on_ray(source, images, tmp_path / "parts", wanted, per_shard=8, **more)
 
@@ -100,8 +99,8 @@ def test_the_rows_are_those_of_this_machine(
     on_ray: Callable[..., Any], source: Source, images: list[str], tmp_path: Path
 ):
     seen: list[tuple[Any, ...]] = []
-    done = on_ray(ray := StandIn(), Wanted(top=3), progress=lambda *tick: seen.append(tick))
-    local = predict_to_file(source.load("cpu"), images, tmp_path / "whole.csv", Wanted(top=3))
+    done = on_ray(ray := StandIn(), PredictionOptions(top=3), progress=lambda *tick: seen.append(tick))
+    local = predict_to_file(source.load("cpu"), images, tmp_path / "whole.csv", PredictionOptions(top=3))
     assert rows(tmp_path / "parts") == (tmp_path / "whole.csv").read_text().splitlines()[1:]
     assert (done.images, done.predicted, done.unreadable, done.listed) == (31, 31, 1, local.listed)
     assert len(seen) == 4
@@ -148,7 +147,7 @@ def test_tasks_have_the_limit_of_pixels_of_the_command(on_ray: Callable[..., Any
 
 def test_a_model_without_p_values_is_refused_before_anything_is_written(on_ray: Callable[..., Any], tmp_path: Path):
     with pytest.raises(UserError, match="cannot tell images of none"):
-        on_ray(ray := StandIn(), Wanted(reject=0.1))
+        on_ray(ray := StandIn(), PredictionOptions(reject=0.1))
     assert not (tmp_path / "parts").exists()
     assert ray.ended == 1
 

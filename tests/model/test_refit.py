@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dca.core.errors import UserError
-from dca.data.dataset import Dataset, Item, StoredImage
-from dca.data.decode import open_image
-from dca.data.sources.sample import load_sample
-from dca.engine.session import Session
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.sample import load_sample
+from dca.images.decode import StoredImage, open_image
 from dca.model.classifier import Classifier
 from dca.model.gallery import jpeg_of
-from dca.model.refit import Example, Refitter
+from dca.model.refit import LabelledFeatures, Refitter
+from dca.training.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,13 @@ def loaded(drawn: Dataset, tiny: Path, folder: Path, method: str, **settings: ob
     return Classifier.from_pretrained(folder / "m.dca", device="cpu")
 
 
-def examples_of(model: Classifier, items: list[tuple[Item, str]]) -> list[Example]:
+def examples_of(model: Classifier, items: list[tuple[Item, str]]) -> list[LabelledFeatures]:
     session, clip = Session(device="cpu"), model.method_.clip
     images = [item.image for item, _ in items]
     features, hashes = session.frozen_features(clip, images), session.sha256_all(images)
     rows = zip(items, hashes, features, strict=True)
     return [
-        Example(StoredImage(sha256, "x", jpeg_of(open_image(item.image))), label, row)
+        LabelledFeatures(StoredImage(sha256, "x", jpeg_of(open_image(item.image))), label, row)
         for (item, label), sha256, row in rows
     ]
 

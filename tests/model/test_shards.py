@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dca.core.errors import UserError
-from dca.model.bulk import Wanted, predict_to_file
 from dca.model.classifier import Classifier
-from dca.model.shards import MANIFEST, Shards, open_shards, predict_shard
+from dca.model.predict import PredictionOptions, predict_to_file
+from dca.model.predict_ray import MANIFEST, Shards, open_shards, predict_shard
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def opened(folder: Path, images: list[str], *, overwrite: bool = False, **identi
 
 
 def test_shards_one_after_the_other_are_the_rows_of_one_file(model: Classifier, images: list[str], tmp_path: Path):
-    wanted = Wanted(top=2, reject=0.1, coverage=0.8)
+    wanted = PredictionOptions(top=2, reject=0.1, coverage=0.8)
     predict_to_file(model, images, tmp_path / "whole.csv", wanted)
     shards = opened(tmp_path / "parts", images)
     tallies = [predict_shard(model, shards.images[n], shards.part(n), wanted) for n in shards.left()]
@@ -50,7 +50,7 @@ def test_shards_one_after_the_other_are_the_rows_of_one_file(model: Classifier, 
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
 def test_finished_shards_are_counted_as_they_were(model: Classifier, images: list[str], tmp_path: Path, kind: str):
     shards = opened(tmp_path / "parts", images, kind=kind)
-    made = predict_shard(model, shards.images[1], shards.part(1), Wanted())
+    made = predict_shard(model, shards.images[1], shards.part(1), PredictionOptions())
     assert shards.left() == [0, 2, 3]
     found = opened(tmp_path / "parts", images, kind=kind).tally([1])
     assert (found.rows, found.unreadable) == (made.rows, made.unreadable) == (8, 1)
@@ -63,7 +63,7 @@ def test_parquet_shards_are_read_as_one_table(model: Classifier, images: list[st
 
     shards = opened(tmp_path / "parts", images, kind=".parquet")
     for n in shards.left():
-        predict_shard(model, shards.images[n], shards.part(n), Wanted())
+        predict_shard(model, shards.images[n], shards.part(n), PredictionOptions())
     assert parquet.read_table(tmp_path / "parts").column("path").to_pylist() == images
 
 
@@ -132,14 +132,14 @@ def test_what_a_killed_process_left_is_removed(images: list[str], tmp_path: Path
 def test_a_shard_that_fails_leaves_no_file(model: Classifier, images: list[str], tmp_path: Path):
     shards = opened(tmp_path / "parts", images)
     with pytest.raises(UserError, match="coverage"):
-        predict_shard(model, shards.images[0], shards.part(0), Wanted(coverage=2.0))
+        predict_shard(model, shards.images[0], shards.part(0), PredictionOptions(coverage=2.0))
     assert shards.left() == [0, 1, 2, 3]
     assert [path.name for path in (tmp_path / "parts").iterdir()] == [MANIFEST]
 
 
 def test_the_rows_can_be_read_by_name(model: Classifier, images: list[str], tmp_path: Path):
     shards = opened(tmp_path / "parts", images)
-    predict_shard(model, shards.images[3], shards.part(3), Wanted())
+    predict_shard(model, shards.images[3], shards.part(3), PredictionOptions())
     with shards.part(3).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == shards.images[3]

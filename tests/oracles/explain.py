@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dca.methods.interface import Method
+from dca.methods.base import Method
 from dca.model.explain import blurred, mix
 
 

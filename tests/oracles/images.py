@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.methods.interface import Batch
-from dca.methods.problem import Nested
+from dca.methods.base import Batch, Nested
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dca.clip import CLIP
-from dca.methods.interface import Method, Step, TrainedMethod
+from dca.backbones.clip import CLIP
+from dca.methods.base import Method, Step, TrainedMethod
 from oracles.images import Images
 
 

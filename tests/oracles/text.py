@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 
 
 def encode_padded(clip: CLIP, embedded: Tensor, eot: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dca import plots
-from dca.core.calibration import calibration_error
 from dca.core.errors import UserError
 from dca.plots import ClassResult, charts, class_bars, image_grid
 from dca.plots.stats import wilson
+from dca.stats.calibration import calibration_error
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
 

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from dca_pretrain import bpe
-from dca_pretrain.config import (
-    AugmentConfig,
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    PretrainConfig,
-    TrainConfig,
-)
+from dca_pretrain.config import AugmentConfig, DataConfig, LossConfig, ModelConfig, PretrainConfig, TrainConfig
 from dca_pretrain.drawn import draw
 from dca_pretrain.pack import pack_folder
 from dca_pretrain.prepare import prepare

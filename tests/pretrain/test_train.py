@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dca.clip.model import CLIP
+from dca.backbones.clip.model import CLIP
 from dca.core.errors import UserError
 from dca_pretrain import schedule
 from dca_pretrain.corpus import load_corpus

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dca.model.comparison import compare
-from dca.report.comparison_page import comparison_page
 from dca.report.page import render
+from dca.report.pages import comparison_page
 from dca.report.sections import SECTIONS
 from dca.report.subject import Subject, zero_shot_of
 from report.browser_checks import OVERFLOWING, problems

@@ -5,7 +5,7 @@ from pathlib import Path
 from dca import Classifier, Session
 from dca.model.comparison import compare
 from dca.model.inputs import as_dataset
-from dca.report.comparison_page import comparison_page
+from dca.report.pages import comparison_page
 from dca.report.subject import zero_shot_of
 from report.html_structure import structure
 

@@ -10,11 +10,12 @@ import pytest
 from dca import Classifier, Session, UserError
 from dca.core.files import read_json
 from dca.model.inputs import as_dataset
-from dca.report import page, probe
-from dca.report.model_page import model_page
+from dca.report import page
 from dca.report.page import Section, render
-from dca.report.probe import probe_is_right
+from dca.report.pages import model_page
 from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
+from dca.report.sections import headline as probe
+from dca.report.sections.headline import probe_is_right
 from dca.report.subject import Predictions, Subject, about, left_out
 from report.html_structure import structure
 

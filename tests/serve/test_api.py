@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from dca.data.corrections import read_corrections
+from dca.datasets.corrections import read_corrections
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
 from serve.serving import OPTIONS, client_of, picture, service_of

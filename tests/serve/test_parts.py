@@ -14,13 +14,10 @@ import pytest
 import torch
 
 from dca.model.classifier import Classifier
-from dca.serve.batching import Batcher
-from dca.serve.encoder import Encoder, encode
 from dca.serve.errors import RequestError
-from dca.serve.images import Held, HeldImages
 from dca.serve.metrics import Counter, Gauge, Histogram, rendered
-from dca.serve.model_view import Encoded
-from dca.serve.tray import doubts, labelling_order
+from dca.serve.service import Batcher, Encoder, doubts, encode, labelling_order
+from dca.serve.workspace import Encoded, Held, HeldImages
 from serve.serving import client_of, service_of
 
 

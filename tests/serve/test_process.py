@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from dca.data.corrections import read_corrections
+from dca.datasets.corrections import read_corrections
 from serve.serving import OPTIONS, Live, picture
 
 Start = Callable[..., Live]

@@ -15,8 +15,8 @@ import click
 import dca
 from dca.cli.common import Group
 from dca.cli.pointers import only_nearest, unknown_command, unknown_option
-from dca.core.actions import Hint, set_option
 from dca.core.errors import UserError
+from dca.core.hints import Hint, set_option
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -12,8 +12,8 @@ from dca.cli.common import Group, emit, json_flag, running
 if TYPE_CHECKING:
     import torch
 
-    from dca.bench.timing import Result
-    from dca.clip import CLIP
+    from dca.backbones.clip import CLIP
+    from dca.study.bench import Result
 
 HEADER = ("", "ours ms", "reference", "ratio", "memory", "reference", "floor ms", "gap")
 backbone_option = click.option(
@@ -60,7 +60,7 @@ def step(
     \b
     dca bench step --classes 10,1000 --batch 32
     """
-    from dca.bench.step import measure_steps
+    from dca.study.bench import measure_steps
 
     clip = load(backbone, device, precision)
     show(measure_steps(clip, numbers(classes), numbers(batches), compare=reference), clip.device, as_json)
@@ -77,7 +77,7 @@ def text(classes: int, backbone: str, device: str, precision: str, as_json: bool
     \b
     dca bench text --backbone mini
     """
-    from dca.bench.parts import measure_text
+    from dca.study.bench import measure_text
 
     clip = load(backbone, device, precision)
     show([measure_text(clip, classes)], clip.device, as_json)
@@ -95,8 +95,8 @@ def head(classes: int, shots: int, images: int, device: str, precision: str, as_
     \b
     dca bench head --classes 1000 --shots 16
     """
-    from dca.bench.parts import measure_head
     from dca.core.device import resolve_device
+    from dca.study.bench import measure_head
 
     found = resolve_device(device)
     show([measure_head(found, classes, shots, images)], found, as_json)
@@ -114,7 +114,7 @@ def evaluate(data: str, images: int, backbone: str, device: str, precision: str,
     \b
     dca bench eval photos/
     """
-    from dca.bench.commands import measure_eval
+    from dca.study.bench import measure_eval
 
     clip = load(backbone, device, precision)
     show([measure_eval(data, clip, images)], clip.device, as_json)
@@ -133,8 +133,8 @@ def fit(data: str, epochs: int | None, shots: int, backbone: str, device: str, p
     \b
     dca bench fit photos/ --epochs 10
     """
-    from dca.bench.commands import measure_fit
     from dca.core.device import resolve_device
+    from dca.study.bench import measure_fit
 
     show(measure_fit(data, backbone, device, epochs, shots), resolve_device(device), as_json)
 
@@ -150,20 +150,20 @@ def startup(data: str, backbone: str, device: str, precision: str, as_json: bool
     \b
     dca bench startup photos/
     """
-    from dca.bench.commands import measure_startup
     from dca.core.device import resolve_device
+    from dca.study.bench import measure_startup
 
     show(measure_startup(data, backbone, device), resolve_device(device), as_json)
 
 
 def load(backbone: str, device: str, precision: str) -> CLIP:
     """The backbone that is measured."""
-    from dca.bench import setting
     from dca.core.device import compute_dtype, require_usable, resolve_device
+    from dca.study.bench import load_backbone
 
     require_usable(device, precision)
     place = resolve_device(device)
-    return setting.backbone(backbone, place, compute_dtype(place, precision))
+    return load_backbone(backbone, place, compute_dtype(place, precision))
 
 
 def show(results: Iterable[Result], device: torch.device, as_json: bool) -> None:

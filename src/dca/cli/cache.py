@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from dca.cli.common import Group, emit, json_flag
-from dca.core.wording import bytes_text
+from dca.core.text import format_bytes
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -28,7 +28,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.data.feature_store import FeatureStore
+    from dca.features.store import FeatureStore
 
     store = FeatureStore()
     spaces = store.spaces()
@@ -37,10 +37,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
         rows = [asdict(space) for space in spaces]
         emit({"folder": str(store.folder), "bytes": total, "limit_bytes": store.limit, "spaces": rows})
         return
-    click.echo(f"{store.folder}: {bytes_text(total)} of at most {bytes_text(store.limit)}")
+    click.echo(f"{store.folder}: {format_bytes(total)} of at most {format_bytes(store.limit)}")
     for space in spaces:
         day = time.strftime("%Y-%m-%d", time.localtime(space.used))
-        size = f"{space.features:>9,} features  {bytes_text(space.bytes):>9}"
+        size = f"{space.features:>9,} features  {format_bytes(space.bytes):>9}"
         click.echo(f"  {space.name}  {size}  used {day}  {contents(space.about)}")
 
 
@@ -69,7 +69,7 @@ def clear(names: tuple[str, ...], as_json: bool) -> None:
     dca cache clear 74079b095841260e 124f63c9a34a8f02
     """
     from dca.core.errors import unknown_name
-    from dca.data.feature_store import FeatureStore
+    from dca.features.store import FeatureStore
 
     store = FeatureStore()
     known = [space.name for space in store.spaces()]
@@ -80,4 +80,4 @@ def clear(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit({"folder": str(store.folder), "freed_bytes": freed})
     else:
-        click.echo(f"freed {bytes_text(freed)} in {store.folder}")
+        click.echo(f"freed {format_bytes(freed)} in {store.folder}")

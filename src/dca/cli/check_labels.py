@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import columns, emit, json_flag, padded, percent, quiet_flag, running, showing
-from dca.core.wording import counted, printable
+from dca.core.text import pluralize, to_printable
 
 if TYPE_CHECKING:
-    from dca.data.dataset import Dataset
-    from dca.model.label_check import LabelCheck
+    from dca.datasets.dataset import Dataset
+    from dca.model.findings import LabelCheck
 
 MOST = 40
 MOST_OTHERS = 5
@@ -70,9 +70,9 @@ def command(
     dca check-labels photos/ --picture doubtful.png
     dca check-labels photos/test/ --odds 3 --most 100 --json
     """
-    from dca.engine.session import Session
+    from dca.model.findings import check_labels
     from dca.model.inputs import as_dataset
-    from dca.model.label_check import check_labels
+    from dca.training.session import Session
 
     if picture is not None:
         from dca.plots.style import require_drawable
@@ -104,7 +104,7 @@ def plain(found: LabelCheck, data: str, odds: float, most: int | None, picture: 
 def summary(found: LabelCheck, odds: float, most: int) -> list[str]:
     """What was found, as lines of text."""
     doubtful, checked = found.doubtful, found.images - len(found.not_checked)
-    seen = f"{len(doubtful):,} of {counted(checked, 'training image')}"
+    seen = f"{len(doubtful):,} of {pluralize(checked, 'training image')}"
     lines = [
         f"labels to check: {seen} (another class at least {odds:g} times as probable)",
         f"predicted by models that have not seen the image (estimated accuracy {percent(found.estimate.accuracy)})",
@@ -114,13 +114,13 @@ def summary(found: LabelCheck, odds: float, most: int) -> list[str]:
         lines.append(f"{len(doubtful) - most:,} more: --most {len(doubtful)} shows them")
     if found.conflicts:
         lines.append(
-            f"copies under two labels, of which at least one is wrong: {counted(len(found.conflicts), 'pair')}"
+            f"copies under two labels, of which at least one is wrong: {pluralize(len(found.conflicts), 'pair')}"
         )
         lines += _some([f"{_both(row['images'])} ({_both(row['labels'])})" for row in found.conflicts], most)
     if found.not_checked:
         only = "the only image of its class, or a copy of it, cannot be left out"
-        lines.append(f"not checked: {counted(len(found.not_checked), 'image')} ({only})")
-        lines += _some(list(map(printable, found.not_checked)), MOST_OTHERS)
+        lines.append(f"not checked: {pluralize(len(found.not_checked), 'image')} ({only})")
+        lines += _some(list(map(to_printable, found.not_checked)), MOST_OTHERS)
     if doubtful:
         lines.append("These are candidates to look at, not facts: move a file only after looking at it.")
     return lines
@@ -132,7 +132,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         return []
     cells = [["image", "given", "suggested", "probability", "of the given"]]
     for row in rows:
-        words = [printable(str(row[key])) for key in ("image", "label", "suggested")]
+        words = [to_printable(str(row[key])) for key in ("image", "label", "suggested")]
         cells.append([*words, f"{row['probability']:.3f}", f"{row['own']:.3f}"])
     widths = [columns(column) for column in zip(*cells, strict=True)]
     return ["  " + "  ".join(map(padded, line, widths)).rstrip() for line in cells]
@@ -145,7 +145,7 @@ def _some(lines: list[str], most: int) -> list[str]:
 
 
 def _both(two: list[str]) -> str:
-    return " ~ ".join(map(printable, two))
+    return " ~ ".join(map(to_printable, two))
 
 
 def draw(found: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
@@ -153,7 +153,7 @@ def draw(found: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
     from PIL import ImageOps
 
     from dca import plots
-    from dca.data.decode import open_image
+    from dca.images.decode import open_image
 
     rows = found.doubtful[:most]
     plots.label_sheet(

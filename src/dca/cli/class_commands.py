@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.cli.common import (
-    backbone_of_model,
-    emit,
-    json_flag,
-    overwrite_flag,
-    quiet_flag,
-    running,
-    showing,
-)
-from dca.core.actions import allow_overwrite, choose_output
+from dca.cli.common import backbone_of_model, emit, json_flag, overwrite_flag, quiet_flag, running, showing
 from dca.core.errors import UserError
-from dca.core.wording import counted
+from dca.core.hints import allow_overwrite, choose_output
+from dca.core.text import pluralize
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
@@ -148,7 +140,7 @@ def report(model: Classifier, folder: Path, *, as_json: bool) -> None:
     if as_json:
         emit({"model": str(folder), **done, "classes": labels})
         return
-    click.echo(f"{folder}: {change_text(done)}; {counted(len(labels), 'class')}")
+    click.echo(f"{folder}: {change_text(done)}; {pluralize(len(labels), 'class')}")
     if done["change"] == "added" and not done["images"]:
         click.echo("  no images: the class is known by its name only")
     if "results" in done["before"]:

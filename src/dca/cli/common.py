@@ -66,7 +66,7 @@ class Group(click.Group):
 def _limit_pixels(ctx: click.Context, _: click.Parameter, millions: float | None) -> None:
     """Change the largest image that is opened until the command ends."""
     if millions is not None:
-        from dca.data.decode import pixel_limit
+        from dca.images.decode import pixel_limit
 
         ctx.with_resource(pixel_limit(millions))
 
@@ -101,15 +101,15 @@ def backbone_of_model(function: F) -> F:
 @contextmanager
 def showing(*, quiet: bool) -> Iterator[Progress]:
     """Show progress on stderr: bars on a terminal, a line every 30 seconds elsewhere."""
-    from dca.core.progress import bars, lines, silent
+    from dca.core.progress import log_lines, progress_bars, silent
 
     if quiet:
         yield silent
     elif sys.stderr.isatty():
-        with bars() as drawn:
+        with progress_bars() as drawn:
             yield drawn
     else:
-        yield lines()
+        yield log_lines()
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def pictures_line(pictures: Sequence[str]) -> str:
 
 def say_how_to_draw() -> None:
     """Say what is needed for pictures, if it is not installed."""
-    from dca.experiment.pictures import can_draw
+    from dca.runs.pictures import can_draw
 
     if not can_draw():
         click.echo(

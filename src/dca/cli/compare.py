@@ -9,10 +9,10 @@ import click
 
 from dca.cli.common import columns, emit, json_flag, padded, percent, quiet_flag, running, showing
 from dca.core.errors import UserError
-from dca.core.wording import counted, printable, seconds_text
+from dca.core.text import format_seconds, pluralize, to_printable
 
 if TYPE_CHECKING:
-    from dca.model.comparison import Compared, Comparison
+    from dca.model.comparison import Comparison, ModelResult
 
 MOST = 10
 
@@ -49,10 +49,10 @@ def command(
     dca compare photos.dca photos_dca.dca more_photos/
     dca compare a.dca b.dca c.dca more_photos/ -o comparison.html
     """
-    from dca.engine.session import Session
     from dca.model.classifier import Classifier
     from dca.model.comparison import compare
     from dca.model.inputs import as_dataset
+    from dca.training.session import Session
 
     *models, data = places
     if len(models) < 2:
@@ -85,8 +85,8 @@ def names_of(models: list[str]) -> list[str]:
 
 def write_page(found: Comparison, output: Path) -> None:
     """Write the HTML page."""
-    from dca.report.comparison_page import comparison_page
     from dca.report.page import write
+    from dca.report.pages import comparison_page
 
     write(output, comparison_page(found))
 
@@ -95,30 +95,30 @@ def lines(found: Comparison) -> list[str]:
     """The comparison as text."""
     first, *others = found.models
     width = columns(model.name for model in found.models)
-    text = [f"accuracy on {counted(len(found.images), 'image')} of {printable(found.data)} (95 % interval)"]
+    text = [f"accuracy on {pluralize(len(found.images), 'image')} of {to_printable(found.data)} (95 % interval)"]
     text += [f"  {padded(model.name, width)}  {_accuracy(model)}  {_cost(model)}" for model in found.models]
     text.append(f"difference to {first.name} on the same images (95 % interval, Tango; p: McNemar, exact)")
     text += [f"  {padded(model.name, width)}  {_difference(model)}" for model in others]
-    text.append(f"different answers for {counted(len(found.disagreements), 'image', of=len(found.images))}")
+    text.append(f"different answers for {pluralize(len(found.disagreements), 'image', of=len(found.images))}")
     for row in found.disagreements[:MOST]:
         said = ", ".join(f"{label} {probability:.2f}" for label, probability, _ in row.answers)
-        text.append(f"  {printable(str(found.images[row.number]))}: {row.truth}; said {said}")
+        text.append(f"  {to_printable(str(found.images[row.number]))}: {row.truth}; said {said}")
     if len(found.disagreements) > MOST:
         text.append(f"  and {len(found.disagreements) - MOST:,} more; --json or -o FILE shows them")
     return text
 
 
-def _accuracy(model: Compared) -> str:
+def _accuracy(model: ModelResult) -> str:
     return f"{percent(model.evaluation.accuracy):>7} ({100 * model.low:.1f} to {100 * model.high:.1f})"
 
 
-def _cost(model: Compared) -> str:
+def _cost(model: ModelResult) -> str:
     seconds = model.cost.fit_seconds
-    fit = "fit not recorded" if seconds is None else f"fitted in {seconds_text(seconds)}"
-    return f"{model.cost.milliseconds:.2f} ms per image, {counted(model.cost.parameters, 'trained value')}, {fit}"
+    fit = "fit not recorded" if seconds is None else f"fitted in {format_seconds(seconds)}"
+    return f"{model.cost.milliseconds:.2f} ms per image, {pluralize(model.cost.parameters, 'trained value')}, {fit}"
 
 
-def _difference(model: Compared) -> str:
+def _difference(model: ModelResult) -> str:
     one = model.difference
     assert one is not None
     points = f"{100 * one.difference:+.1f} points ({100 * one.low:+.1f} to {100 * one.high:+.1f}), p {one.p_value:.3g}"

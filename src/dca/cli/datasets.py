@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
-from dca.core.actions import render
-from dca.core.wording import counted
+from dca.core.hints import render
+from dca.core.text import pluralize
 
 if TYPE_CHECKING:
-    from dca.data.check.public import Report
-    from dca.data.sources.entry import Entry
+    from dca.datasets.check import CheckReport
+    from dca.datasets.layouts import CatalogEntry
 
 root_option = click.option(
     "--root", type=click.Path(path_type=Path), default=None, help="Folder that holds the public datasets [DCA_DATA]."
@@ -25,7 +25,7 @@ class Datasets(Group):
 
     def way_out(self, name: str) -> str:
         """`dca datasets eurosat` -> dca datasets show eurosat."""
-        from dca.data.sources import catalog
+        from dca.datasets import catalog
 
         entry = catalog.lookup(name)
         return f"dca datasets show {entry.name}" if entry else super().way_out(name)
@@ -45,7 +45,7 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from dca.data.sources import catalog
+    from dca.datasets import catalog
 
     rows = [{**entry.describe(), "found": _found(entry, root)} for entry in catalog.entries().values()]
     if as_json:
@@ -70,7 +70,7 @@ def show(name: str, as_json: bool) -> None:
     dca datasets show eurosat
     dca datasets show stanford_cars --json
     """
-    from dca.data.sources import catalog
+    from dca.datasets import catalog
 
     entry = catalog.get(name)
     classes = [{"key": key, "name": words} for key, words in entry.class_list()]
@@ -109,11 +109,11 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     dca datasets check labels.csv --no-images          names and counts only
     dca datasets check eurosat --root data/ --images   open every image too
     """
-    from dca.core.progress import of_stage
-    from dca.data.check.source import check_source
+    from dca.core.progress import stage_progress
+    from dca.datasets.check import check_source
 
     with showing(quiet=quiet) as progress:
-        report = check_source(data, root, open_images=images, progress=of_stage(progress, "images"))
+        report = check_source(data, root, open_images=images, progress=stage_progress(progress, "images"))
     if as_json:
         emit(report.describe("cli"))
     else:
@@ -140,14 +140,14 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dca datasets draw eurosat --root data/ --shots 16 --seed 2 -o draw.json
     dca fit data/eurosat/ --draw draw.json             train on exactly these
     """
-    from dca.data import load_dataset
-    from dca.data.draws import draw_record, export_draw
-    from dca.data.splits import few_shot, short_classes
+    from dca.datasets import load_dataset
+    from dca.datasets.draws import draw_record, export_draw
+    from dca.datasets.splits import draw_few_shot, short_classes
 
     dataset = load_dataset(data, root=root)
-    drawn = few_shot(dataset, shots, seed)
+    drawn = draw_few_shot(dataset, shots, seed)
     for name, count in short_classes(dataset, shots):
-        click.echo(f"warning: class '{name}' has only {counted(count, 'image')}, and gives all it has", err=True)
+        click.echo(f"warning: class '{name}' has only {pluralize(count, 'image')}, and gives all it has", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
     record = draw_record(drawn, shots, seed)
@@ -160,18 +160,18 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
         click.echo(f"wrote {output}")
 
 
-def _found(entry: Entry, root: Path | None) -> str | None:
+def _found(entry: CatalogEntry, root: Path | None) -> str | None:
     """Folder of the dataset under the root, if it is there."""
     from dca.core.errors import UserError
-    from dca.data.sources.find import place_of
+    from dca.datasets.load import folder_of_dataset
 
     try:
-        return str(place_of(entry, root))
+        return str(folder_of_dataset(entry, root))
     except UserError:
         return None
 
 
-def _print(report: Report) -> None:
+def _print(report: CheckReport) -> None:
     """Print a report: counts first, then the findings, worst first."""
     click.echo(f"{report.name} at {report.place}")
     for key, value in report.facts.items():

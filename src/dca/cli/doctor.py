@@ -45,7 +45,7 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
-    from dca.clip.places import backbones
+    from dca.backbones.sources import backbones
     from dca.core.device import compute_dtype, resolve_device
 
     device = resolve_device("auto")

@@ -23,12 +23,12 @@ from dca.cli.common import (
     showing,
 )
 from dca.core.errors import UserError
-from dca.core.wording import counted
+from dca.core.text import pluralize
 
 if TYPE_CHECKING:
-    from dca.data.dataset import Dataset
-    from dca.engine.evaluate import Evaluation
-    from dca.model.among import Among
+    from dca.datasets.dataset import Dataset
+    from dca.model.classifier import Among
+    from dca.training.evaluate import Evaluation
 
 
 @click.command()
@@ -129,7 +129,7 @@ def show(report: Evaluation, drawn: Sequence[Path], *, known: int, named: bool, 
 def summary(report: Evaluation, known: int = 0) -> list[str]:
     """The figures for people: the whole, then the classes, the hardest first; known: classes of the model."""
     few = f", among {len(report.labels):,} of {known:,} classes" if len(report.labels) < known else ""
-    head = f"accuracy {percent(report.accuracy)} on {counted(report.n, 'image')}{few}"
+    head = f"accuracy {percent(report.accuracy)} on {pluralize(report.n, 'image')}{few}"
     if percent(report.mean_over_classes) != percent(report.accuracy):
         head += f"; mean over classes {percent(report.mean_over_classes)}"
     head += f"; calibration error {report.ece:.3f}"
@@ -140,11 +140,11 @@ def summary(report: Evaluation, known: int = 0) -> list[str]:
 
 def require_writable(folder: Path) -> None:
     """Raise before any image is read if the charts cannot be drawn or written."""
-    from dca.core.files import writing
+    from dca.core.files import explain_write_errors
     from dca.plots.style import need_matplotlib
 
     need_matplotlib()
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -153,16 +153,16 @@ def draw(report: Evaluation, dataset: Dataset, model: Path, folder: Path | None)
 
     folder: where to, or None for the folder of the model; if nothing can be written there, that is a warning.
     """
-    from dca.experiment.pictures import can_draw, draw_pictures, folder_name, judged_test
     from dca.model.checkpoint import PICTURES
+    from dca.runs.pictures import can_draw, folder_name, judged_test, plot_evaluation
 
     judged = judged_test(dataset.test or dataset.val or dataset.train, report)
     if folder is not None:
-        return draw_pictures(judged, folder, model.name)
+        return plot_evaluation(judged, folder, model.name)
     if not can_draw():
         return []
     try:
-        return draw_pictures(judged, model / PICTURES / f"eval-{folder_name(dataset.name)}", model.name)
+        return plot_evaluation(judged, model / PICTURES / f"eval-{folder_name(dataset.name)}", model.name)
     except UserError as error:
         click.echo(f"warning: no pictures: {error.problem}", err=True)
         return []

@@ -10,7 +10,7 @@ import click
 
 from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, percent, running
 from dca.core.errors import UserError
-from dca.core.wording import counted, printable
+from dca.core.text import pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
@@ -128,9 +128,11 @@ def lines(found: Explanation) -> list[str]:
     text = [f"{padded(label, width)}  {percent(probability):>7}" for label, probability in top]
     if not found.nearest:
         return [*text, "nearest training images: the model has no gallery (it was fitted with --no-gallery)"]
-    wide = columns(printable(one.name) for one in found.nearest)
+    wide = columns(to_printable(one.name) for one in found.nearest)
     text.append("nearest training images")
-    return text + [f"  {padded(printable(n.name), wide)}  {n.label}, cosine {n.similarity:.2f}" for n in found.nearest]
+    return text + [
+        f"  {padded(to_printable(n.name), wide)}  {n.label}, cosine {n.similarity:.2f}" for n in found.nearest
+    ]
 
 
 def show_prompts(classifier: Classifier, *, as_json: bool) -> None:
@@ -156,7 +158,7 @@ def prompt_lines(found: PromptReport) -> list[str]:
         words = "  ".join(f"{near[0].text} ({near[0].distance:.2f})" for near in prompt.tokens)
         text.append(f"{prompt.name}:  {words}")
     if found.left_out:
-        text.append(f"and {counted(found.left_out, 'prompt')} more")
+        text.append(f"and {pluralize(found.left_out, 'prompt')} more")
     if found.angles:
         text.append("angles between prompts in degrees, mean over classes")
         text += ["  " + " ".join(f"{angle:5.1f}" for angle in row) for row in found.angles]

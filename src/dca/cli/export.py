@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, showing
-from dca.core.wording import bytes_text, counted
+from dca.core.text import format_bytes, pluralize
 
 if TYPE_CHECKING:
-    from dca.export.folder import Exported
-    from dca.export.measure import Int8Cost
+    from dca.export.folder import Exported, Int8Cost
 
 
 @click.command()
@@ -68,7 +67,7 @@ def command(
 
 def warn(done: Exported) -> None:
     """Say on stderr if the difference to torch is more than rounding."""
-    from dca.export.measure import ROUNDING
+    from dca.export.folder import ROUNDING
 
     if done.parity.difference > ROUNDING:
         click.echo(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
@@ -78,9 +77,9 @@ def summary(done: Exported, *, int8: bool, web: bool) -> list[str]:
     """What was written, how exact it is, and what to do next."""
     size = sum(size for name, size in done.sizes.items() if name.startswith("model.onnx"))
     others = [name for name in done.sizes if name in ("classes.json", "predict.py", "index.html")]
-    lines = [f"{done.folder / 'model.onnx'} {bytes_text(size)}, {', '.join(others)}"]
+    lines = [f"{done.folder / 'model.onnx'} {format_bytes(size)}, {', '.join(others)}"]
     before = " before 8 bits" if int8 else ""
-    lines.append(f"max |Δp| vs torch {done.parity.difference:.1e} on {counted(done.parity.images, 'image')}{before}")
+    lines.append(f"max |Δp| vs torch {done.parity.difference:.1e} on {pluralize(done.parity.images, 'image')}{before}")
     if done.cost is not None:
         lines += cost_lines(done.cost)
     where = shlex.quote(str(done.folder))
@@ -93,7 +92,7 @@ def summary(done: Exported, *, int8: bool, web: bool) -> list[str]:
 
 def cost_lines(cost: Int8Cost) -> list[str]:
     """What 8 bits cost."""
-    same = f"same answer on {cost.same:,} of {counted(cost.images, 'image')}, max |Δp| {cost.difference:.2g}"
+    same = f"same answer on {cost.same:,} of {pluralize(cost.images, 'image')}, max |Δp| {cost.difference:.2g}"
     if cost.accuracy is None or cost.accuracy_int8 is None:
         return [f"int8: {same}", "  the cost in accuracy is not known: give labelled images with --data"]
     gained = 100 * (cost.accuracy_int8 - cost.accuracy)

@@ -1,8 +1,12 @@
-"""dca fit: from a folder of photos to a model."""
+"""The screen at the end of `dca fit`.
+
+dca fit: from a folder of photos to a model.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +18,9 @@ from dca.cli.common import (
     emit,
     json_flag,
     overwrite_flag,
+    percent,
     pictures_flag,
+    pictures_line,
     quiet_flag,
     running,
     say_how_to_draw,
@@ -22,13 +28,139 @@ from dca.cli.common import (
     track_option,
 )
 from dca.cli.completion import complete_method
-from dca.cli.fit_report import summary
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
 from dca.core.errors import UserError
+from dca.core.text import format_bytes, format_seconds, pluralize
 
 if TYPE_CHECKING:
-    from dca.experiment.run import Outcome
-    from dca.experiment.spec import Spec
+    from dca.runs.run import FittedRun
+    from dca.runs.spec import Spec
+
+Result = dict[str, Any]
+MOST_LABELS = 5
+# Below this size a backbone sees too little for real photos.
+REAL_WORK = 200
+
+
+def summary(result: Result, model: str, data: str = "DATA") -> list[str]:
+    """The result of a run as lines of text. model: folder of the model. data: where the images are, as it was given."""
+    found = f"{result['classes']} classes, {pluralize(result['images'], 'training image')} ({_taken(result)})"
+    corrected = result.get("corrections", 0)  # absent in runs of earlier versions
+    public = f"recognised as {result['public']} ({result['split']}): settings published for it apply"
+    trained = result["trained_parameters"]
+    did = f"trained {pluralize(trained, 'parameter')}" if trained else "fitted"
+    seconds, size = format_seconds(result["seconds"]), format_bytes(result["checkpoint_bytes"])
+    return [
+        _backbone(result),
+        f"{result['dataset']}: {found}{f', {corrected:,} of them corrected in dca serve' if corrected else ''}",
+        *([public] if result["public"] else []),
+        *_accuracies(result),
+        *_findings(result["findings"], data),
+        f"{did} with {result['method']} in {seconds}; model {model} ({size})",
+        *([pictures_line([f"{model}/{name}" for name in drawn])] if (drawn := result.get("pictures")) else []),
+        f"next  dca predict {shlex.quote(model)} IMAGE...",
+        f"      dca eval {shlex.quote(model)} FOLDER",
+    ]
+
+
+def _backbone(result: Result) -> str:
+    """The backbone and its size, and a better one if it is small."""
+    line = f"{result['backbone']}, {result['image_size']} px"
+    if result["image_size"] >= REAL_WORK:
+        return line
+    return f"{line}: for trying things out; for real work: --backbone vit-b-16"
+
+
+def _taken(result: Result) -> str:
+    """Which of the training images were taken."""
+    if result["shots"]:
+        return f"{result['shots']} per class"
+    if result["protocol"] == "base-to-new":
+        return "those of the base classes"
+    if result["draw"]:
+        return f"those of {result['draw']}"
+    return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
+
+
+def _accuracies(result: Result) -> list[str]:
+    """The estimated accuracy, and the accuracy on each target; zero-shot CLIP beside both."""
+    if "comparison" in result:
+        return _compared(result["comparison"])
+    lines = _estimated(result)
+    if not result["targets"] and not lines:
+        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
+        return [f"accuracy not measured: no test images ({ways})"]
+    for row in result["targets"]:
+        where = f" of {row['name']}" if result["protocol"] != "few-shot" else ""
+        gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
+        lines += [
+            f"accuracy on {pluralize(row['test_images'], 'test image')}{where}",
+            f"  zero-shot CLIP  {percent(row['zero_shot_accuracy']):>7}",
+            f"  {result['method']:<14}  {percent(row['accuracy']):>7}   ({gain:+.1f} points)",
+        ]
+        if gain < 0:
+            lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
+    if "harmonic_mean" in result:
+        lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
+    return lines
+
+
+def _compared(rows: list[Result]) -> list[str]:
+    """Zero-shot CLIP and the methods of a comparison on the same test images, with the time of each fit."""
+    lines = [f"accuracy on {pluralize(rows[0]['test_images'], 'test image')}"]
+    for row in rows:
+        name = {"zero_shot": "zero-shot CLIP", DEFAULT_METHOD: f"{DEFAULT_METHOD} (default)"}.get(row["method"])
+        line = f"  {name or row['method']:<21}  {percent(row['accuracy']):>7}"
+        if row is not rows[0]:
+            gain = f"({100 * (row['accuracy'] - rows[0]['accuracy']):+.1f} points)"
+            line += f"   {gain:<14}   {format_seconds(row['seconds'])}"
+        lines.append(line)
+    return lines
+
+
+def _estimated(result: Result) -> list[str]:
+    """The accuracy that was estimated on the training images, if it was."""
+    found = result.get("estimate")
+    if not found:
+        return []
+    ends = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+    known = found["zero_shot_accuracy"]
+    how = f"{found['how']} on {pluralize(found['n'], 'training image')}"
+    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
+    if known is not None:
+        lines.append(f"  zero-shot CLIP  {percent(known):>7}")
+    return [*lines, f"  {result['method']:<14}  {percent(found['accuracy']):>7}   (95 % interval: {ends})"]
+
+
+def _findings(found: Result, data: str) -> list[str]:
+    """What the fit found out about the photos at `data`."""
+    lines = [f"note: {note}" for note in found["notes"]]
+    more = found["more_images"]
+    if more and 100 * more["gain"] >= 0.5:
+        lines.append(f"more photos: {more['shots']} per class would bring about {_points(more['gain'])}")
+    if found["confused"]:
+        pairs = [f"{' and '.join(row['labels'])} ({pluralize(row['images'], 'image')})" for row in found["confused"]]
+        lines.append(f"often confused: {', '.join(pairs)}")
+    doubtful = found["doubtful_labels"]
+    if doubtful:
+        command = f"dca check-labels {shlex.quote(data)}"
+        lines.append(f"labels to check: {pluralize(len(doubtful), 'image')}; all of them: {command}")
+        lines += [
+            f"  {row['image']}: is it {row['suggested']}? (probability {row['probability']:.2f}; "
+            f"{row['label']} {row['own']:.2f})"
+            for row in doubtful[:MOST_LABELS]
+        ]
+    return lines
+
+
+def _points(fraction: float) -> str:
+    """A change of the accuracy in whole points.
+
+    >>> _points(0.013), _points(0.04)
+    ('+1 point', '+4 points')
+    """
+    whole = round(100 * fraction)
+    return f"{whole:+d} point{'' if abs(whole) == 1 else 's'}"
 
 
 def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -153,7 +285,7 @@ def command(
     dca fit eurosat/ --shots 16 --protocol base-to-new
     dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
     """
-    from dca.experiment.run import run
+    from dca.runs.run import run
 
     target = output or default_output(data)
     written = {name: given.pop(name) for name in ("overwrite", "gallery", "skip_bad", "pictures", "track")}
@@ -182,7 +314,7 @@ def spec_of(
     **arguments: Any,
 ) -> Spec:
     """The experiment that the arguments describe."""
-    from dca.experiment.spec import Spec
+    from dca.runs.spec import Spec
 
     if classes_per_step is not None:
         settings = (*settings, f"classes_per_step={classes_per_step}")
@@ -195,7 +327,7 @@ def spec_of(
 
 def corrections_of(given: str | None, target: Path) -> str | None:
     """The model whose corrections are learned from: the given one, else the output if it has any."""
-    from dca.data.corrections import read_corrections
+    from dca.datasets.corrections import read_corrections
 
     if given is not None:
         return None if given == "none" else given
@@ -207,7 +339,7 @@ def open_report(model: Path, spec: Spec, *, device: str, quiet: bool) -> None:
     import dataclasses
 
     from dca.cli.report import show, write_report
-    from dca.experiment.run import task_of
+    from dca.runs.run import task_of
 
     task, dataset = task_of(spec), None
     if spec.protocol == "few-shot" and task.targets:
@@ -220,11 +352,11 @@ def open_report(model: Path, spec: Spec, *, device: str, quiet: bool) -> None:
 
 def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Method and settings for `--with`: the settings are those of the trained method, except the blend's own."""
-    from dca.core.wording import fold
+    from dca.core.text import normalize_name
     from dca.methods.blend import Blend
     from dca.methods.registry import get_method
 
-    if fold(method) not in (fold(DEFAULT_METHOD), Blend.name):
+    if normalize_name(method) not in (normalize_name(DEFAULT_METHOD), Blend.name):
         raise UserError(
             f"--with takes a method in beside {DEFAULT_METHOD}, not beside {method}", hint="leave out --method"
         )
@@ -245,7 +377,7 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in named or value != default[name]}
 
 
-def report(outcome: Outcome, data: str = "DATA", pictures: bool = False) -> None:
+def report(outcome: FittedRun, data: str = "DATA", pictures: bool = False) -> None:
     """Print the result of a run on `data` as text; pictures: whether they were asked for."""
     if outcome.classifier is None:
         click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
@@ -259,7 +391,7 @@ def report(outcome: Outcome, data: str = "DATA", pictures: bool = False) -> None
 @contextmanager
 def resumable(target: Path) -> Iterator[None]:
     """Make an interrupt exit with 130 and say how to continue."""
-    from dca.experiment.run_folder import partial_of
+    from dca.runs.folder import partial_of
 
     try:
         yield

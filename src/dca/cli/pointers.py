@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.core.actions import show_method
 from dca.core.choices import DEFAULT_METHOD
 from dca.core.errors import UserError, nearest
+from dca.core.hints import show_method
 
 if TYPE_CHECKING:
-    from dca.methods.interface import Method
+    from dca.methods.base import Method
 
 # Command names of other programs -> ours.
 SYNONYMS = {

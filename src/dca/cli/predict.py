@@ -23,11 +23,11 @@ from dca.cli.common import (
     showing,
 )
 from dca.core.errors import UserError
-from dca.core.wording import NONE, counted, seconds_text
+from dca.core.text import NONE_OF_THESE, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
-    from dca.model.bulk import Done, Wanted
+    from dca.model.predict import PredictionOptions, PredictionSummary
 
 
 @click.command()
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1),
     default=None,
     metavar="P",
-    help=f"Answer '{NONE}' for images whose p-value is below P; about a share P of good images is lost.",
+    help=f"Answer '{NONE_OF_THESE}' for images whose p-value is below P; about a share P of good images is lost.",
 )
 @click.option(
     "--set-coverage",
@@ -128,11 +128,11 @@ def command(
     In CSV, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
     gets an apostrophe in front; --json prints it as it is.
     """
-    from dca.model.bulk import Wanted
+    from dca.model.predict import PredictionOptions
 
     asked = {name: given[name] for name in ("copy_to", "kind", "per_shard")}
     check_options(images, output, engine, as_csv=as_csv, as_json=as_json, **asked)
-    paths, wanted = expand(images, skip_bad=skip_bad or output is not None), Wanted(top, reject, coverage)
+    paths, wanted = expand(images, skip_bad=skip_bad or output is not None), PredictionOptions(top, reject, coverage)
     with showing(quiet=quiet or len(paths) == 1) as progress:
         if output is not None:
             done = write(model, paths, output, wanted, engine, progress=progress, **given)
@@ -166,8 +166,7 @@ def check_options(
     as_json: bool,
 ) -> None:
     """Raise, before anything is loaded, for options that do not go together."""
-    from dca.model.image_folders import require_outside
-    from dca.model.prediction_tables import require_writable_kind
+    from dca.model.prediction_files import require_outside, require_writable_kind
 
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
@@ -199,7 +198,9 @@ def check_cluster_options(output: Path | None, copy_to: Path | None, *, as_csv: 
         raise UserError(f"{option} and --engine ray cannot go together", hint=f"leave out {option}")
 
 
-def write(model: Path, paths: Sequence[str], output: Path, wanted: Wanted, engine: str, **given: Any) -> Done:
+def write(
+    model: Path, paths: Sequence[str], output: Path, wanted: PredictionOptions, engine: str, **given: Any
+) -> PredictionSummary:
     """Predict into a file or, on a cluster, into files of a folder; an interrupt says how to continue."""
     try:
         return (write_shards if engine == "ray" else write_file)(model, paths, output, wanted, **given)
@@ -213,7 +214,7 @@ def write_file(
     model: Path,
     paths: Sequence[str],
     output: Path,
-    wanted: Wanted,
+    wanted: PredictionOptions,
     *,
     copy_to: Path | None,
     overwrite: bool,
@@ -221,11 +222,11 @@ def write_file(
     per_shard: None,
     progress: Progress,
     **place: Any,
-) -> Done:
+) -> PredictionSummary:
     """Predict into one file on this machine."""
-    from dca.core.memory import keep_freed_memory
-    from dca.model.bulk import predict_to_file
+    from dca.core.device import keep_freed_memory
     from dca.model.classifier import Classifier
+    from dca.model.predict import predict_to_file
 
     keep_freed_memory()
     classifier = Classifier.from_pretrained(model, **place)
@@ -236,7 +237,7 @@ def write_shards(
     model: Path,
     paths: Sequence[str],
     output: Path,
-    wanted: Wanted,
+    wanted: PredictionOptions,
     *,
     copy_to: None,
     overwrite: bool,
@@ -244,17 +245,16 @@ def write_shards(
     per_shard: int | None,
     progress: Progress,
     **place: Any,
-) -> Done:
+) -> PredictionSummary:
     """Predict into the files of a folder on a Ray cluster."""
-    from dca.model.ray_predict import Source, predict_on_ray
-    from dca.model.shards import PER_SHARD
+    from dca.model.predict_ray import PER_SHARD, Source, predict_on_ray
 
     asked: dict[str, Any] = {"kind": f".{kind or 'csv'}", "per_shard": per_shard or PER_SHARD, "overwrite": overwrite}
     with only_results_on_stdout():
         return predict_on_ray(Source(str(model), **place), paths, output, wanted, progress=progress, **asked)
 
 
-def report(done: Done, output: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> int:
+def report(done: PredictionSummary, output: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> int:
     """Say what was written; returns the exit code."""
     for line in done.listed:
         click.echo(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
@@ -269,36 +269,34 @@ def report(done: Done, output: Path, *, skip_bad: bool, quiet: bool, as_json: bo
     return 2 if failed else 0
 
 
-def ending(done: Done, output: Path) -> list[str]:
+def ending(done: PredictionSummary, output: Path) -> list[str]:
     """What a finished file holds, for people."""
     rate = f" ({done.predicted / done.seconds:.1f} images/s)" if done.predicted and done.seconds else ""
     before = f", {done.images - done.predicted:,} of them before" if done.predicted < done.images else ""
-    lines = [f"{counted(done.images, 'image')} in {output}{before}; {seconds_text(done.seconds)}{rate}"]
+    lines = [f"{pluralize(done.images, 'image')} in {output}{before}; {format_seconds(done.seconds)}{rate}"]
     if done.unreadable:
-        lines.append(f"{counted(done.unreadable, 'image')} cannot be read: the column error says why")
+        lines.append(f"{pluralize(done.unreadable, 'image')} cannot be read: the column error says why")
     return lines
 
 
 def predict_all(
-    model: Path, paths: Sequence[str], wanted: Wanted, progress: Progress, *, skip_bad: bool, **place: Any
+    model: Path, paths: Sequence[str], wanted: PredictionOptions, progress: Progress, *, skip_bad: bool, **place: Any
 ) -> list[dict[str, Any]]:
     """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
-    from dca.data.decode import Unreadable
-    from dca.data.decode_many import unreadable
-    from dca.model.bulk import require_rejecting
+    from dca.images.decode import Unreadable, unreadable_error
     from dca.model.classifier import Classifier
-    from dca.model.stream import row_of, stream_answers
+    from dca.model.predict import predict_stream, prediction_row, require_rejecting
 
     classifier = Classifier.from_pretrained(model, **place)
     require_rejecting(classifier, wanted.reject)
     faults, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
-    for outcomes in stream_answers(classifier, map(Path, paths), coverage=wanted.coverage):
+    for outcomes in predict_stream(classifier, map(Path, paths), coverage=wanted.coverage):
         faults += [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
         good = [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
-        rows += [row_of(outcome, classes, wanted.top, wanted.reject) for outcome in good]
+        rows += [prediction_row(outcome, classes, wanted.top, wanted.reject) for outcome in good]
         progress("images", len(rows) + len(faults), len(paths), "")
     if faults and (not skip_bad or not rows):
-        raise unreadable(faults, len(paths))
+        raise unreadable_error(faults, len(paths))
     for fault in faults:
         click.echo(f"skipped {fault}", err=True)
     return rows
@@ -306,7 +304,7 @@ def predict_all(
 
 def write_csv(rows: Sequence[dict[str, Any]]) -> None:
     """Print one row per image and class."""
-    from dca.model.prediction_tables import cell
+    from dca.model.prediction_files import cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["path", "label", "probability"])
@@ -321,7 +319,7 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[str]:
 
     skip_bad: missing files stay in the list, to be reported with the others that cannot be read.
     """
-    from dca.model.image_forms import refuse_url
+    from dca.images.convert import refuse_url
     from dca.model.inputs import as_images
 
     given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]

@@ -9,10 +9,10 @@ import click
 
 from dca.cli.common import backbone_of_model, quiet_flag, running, showing
 from dca.core.progress import Progress, silent
-from dca.core.wording import bytes_text
+from dca.core.text import format_bytes
 
 if TYPE_CHECKING:
-    from dca.data.dataset import Dataset
+    from dca.datasets.dataset import Dataset
 
 
 @click.command()
@@ -71,7 +71,7 @@ def command(
     dca report runs/ -o report/ --spec my.toml
     """
     from dca.report.page import need_jinja
-    from dca.report.runs.subject import is_runs_folder
+    from dca.study.report.subject import is_runs_folder
 
     need_jinja()
     if is_runs_folder(model):
@@ -91,15 +91,15 @@ def command(
                 precision=precision,
                 progress=progress,
             )
-    click.echo(f"wrote {page} ({bytes_text(page.stat().st_size)})")
+    click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
     if open_it:
         show(page)
 
 
 def _require_model(place: Path) -> None:
     """Raise if there is nothing that could be a model, finished or not."""
-    from dca.core.actions import fit_first, run_sweep
     from dca.core.errors import UserError
+    from dca.core.hints import fit_first, run_sweep
     from dca.model.checkpoint import CONFIG, SPEC
 
     if not any((place / name).exists() for name in (CONFIG, SPEC)):
@@ -123,8 +123,8 @@ def _dataset(data: str | None) -> Dataset | None:
 
 def write_runs(runs: Path, output: Path | None, specifications: tuple[str, ...], selection: Path | None) -> Path:
     """Write the report about a folder of runs; returns its page."""
-    from dca.report.runs.folder import write_runs_report
-    from dca.report.runs.subject import subject_of
+    from dca.study.report.folder import write_runs_report
+    from dca.study.report.subject import subject_of
 
     subject = subject_of(runs, specifications=specifications, selection=selection)
     return write_runs_report(subject, output or runs / "report")
@@ -142,11 +142,11 @@ def write_report(
     progress: Progress = silent,
 ) -> Path:
     """Write the page of a model folder; returns its path."""
-    from dca.engine.session import Session
     from dca.model.checkpoint import REPORT
     from dca.model.classifier import Classifier
-    from dca.report.model_page import model_page
     from dca.report.page import write
+    from dca.report.pages import model_page
+    from dca.training.session import Session
 
     session = Session(device=device, progress=progress)
     classifier = Classifier.from_pretrained(

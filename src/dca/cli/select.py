@@ -31,10 +31,10 @@ def command(runs: Path, spec: str, backbone: str | None, output: Path, as_json: 
     dca select runs/selection -o selection.json
     """
     from dca.core.files import write_json
-    from dca.studies.selection import select
-    from dca.studies.spec_file import load_study
+    from dca.study.selection import select
+    from dca.study.specification import load_specification
 
-    found = select(load_study(spec, backbone=backbone), runs)
+    found = select(load_specification(spec, backbone=backbone), runs)
     write_json(output, found)
     digest = sha256_of(output)
     if as_json:

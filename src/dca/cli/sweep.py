@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from dca.cli.common import emit, json_flag, only_results_on_stdout, quiet_flag, track_option
-from dca.core.wording import about_text, counted, seconds_text
+from dca.core.text import format_long_duration, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from dca.core.errors import UserError
-    from dca.studies.engine import Event
-    from dca.studies.sweep import Counts, Plan
+    from dca.study.sweep import Plan, SweepCounts
+    from dca.study.worker import SweepEvent
 
 MOST_LISTED = 40
 
@@ -27,7 +27,7 @@ MOST_LISTED = 40
 class Display(Protocol):
     """Shows a sweep as it goes on."""
 
-    def __call__(self, event: Event, counts: Counts, /) -> None:
+    def __call__(self, event: SweepEvent, counts: SweepCounts, /) -> None:
         """Show the counts after an event."""
 
 
@@ -106,10 +106,10 @@ def command(
       options = {alpha = [1, 10]}    # options of the method
       head = {gamma1 = [100, 500]}   # measured on the finished model, without another fit
     """
-    from dca.studies.spec_file import load_study
-    from dca.studies.sweep import plan
+    from dca.study.specification import load_specification
+    from dca.study.sweep import plan
 
-    made = plan(load_study(spec, backbone=backbone), runs)
+    made = plan(load_specification(spec, backbone=backbone), runs)
     if dry_run:
         show_plan(made, arguments["root"], as_json=as_json)
         return
@@ -128,7 +128,7 @@ def carried_out(made: Plan, show: Display, **arguments: Any) -> dict[str, tuple[
     """Run the sweep and show it; returns the cells that failed: id -> (words, error)."""
     from contextlib import closing
 
-    from dca.studies.sweep import sweep
+    from dca.study.sweep import sweep
 
     failed: dict[str, tuple[str, str]] = {}
     try:
@@ -157,10 +157,10 @@ def summary(made: Plan, failed: dict[str, tuple[str, str]]) -> dict[str, Any]:
 def last_lines(made: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
     """The end of a sweep as text."""
     now = len(made.to_do) - len(failed)
-    cells = counted(len(made.study.cells), "cell")
+    cells = pluralize(len(made.study.cells), "cell")
     yield f"{made.study.name}: {cells}, {len(made.finished):,} done before, {now:,} now"
     if failed:
-        yield f"{counted(len(failed), 'cell')} failed; the same command tries them again:"
+        yield f"{pluralize(len(failed), 'cell')} failed; the same command tries them again:"
         for id, (words, error) in failed.items():
             yield f"  {id}  {words}: {error}"
         yield f"where: {made.runs / 'failed'}/ID.json"
@@ -168,7 +168,7 @@ def last_lines(made: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
 
 def show_plan(made: Plan, root: Path | None, *, as_json: bool) -> None:
     """Print what a sweep would do."""
-    from dca.studies.sweep import missing
+    from dca.study.sweep import missing
 
     lacking = missing(made.study, root)
     if as_json:
@@ -176,8 +176,8 @@ def show_plan(made: Plan, root: Path | None, *, as_json: bool) -> None:
         return
     study, left = made.study, made.to_do
     click.echo(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
-    done = f"{len(made.finished):,} done before, {len(left):,} to do with {counted(made.new_fits, 'fit')}"
-    click.echo(f"{counted(len(study.cells), 'cell')}, {done}")
+    done = f"{len(made.finished):,} done before, {len(left):,} to do with {pluralize(made.new_fits, 'fit')}"
+    click.echo(f"{pluralize(len(study.cells), 'cell')}, {done}")
     for line in listed(made):
         click.echo(f"  {line}")
     click.echo(f"expected time: {expected_text(made.expected_seconds) if left else 'nothing to do'}")
@@ -193,7 +193,7 @@ def expected_text(seconds: float | None) -> str:
     """The expected time in words."""
     if seconds is None:
         return "unknown: no cell like these is finished"
-    return f"about {about_text(seconds)} in one process"
+    return f"about {format_long_duration(seconds)} in one process"
 
 
 def plan_values(made: Plan, lacking: Sequence[UserError]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def listed(made: Plan) -> Iterator[str]:
         yield from (f"{c.id}  {c.label}{'' if c.id in left else '  (done)'}" for c in made.study.cells)
         return
     groups = Counter(", ".join(c.rows) or c.spec.method for c in made.study.cells)
-    yield from (f"{name}: {counted(number, 'cell')}" for name, number in groups.items())
+    yield from (f"{name}: {pluralize(number, 'cell')}" for name, number in groups.items())
     yield "every cell: --json"
 
 
@@ -240,19 +240,19 @@ def display(*, quiet: bool) -> Iterator[Display]:
         yield line
 
 
-def line(event: Event, counts: Counts) -> None:
+def line(event: SweepEvent, counts: SweepCounts) -> None:
     """A plain line for each cell that ended."""
     if event.cell is None or event.report is None:
         return
     left = counts.seconds_left
-    ending = f", about {about_text(left)} left" if left else ""
-    state = f"{event.kind} in {seconds_text(event.report.seconds)}" if event.kind == "finished" else event.kind
+    ending = f", about {format_long_duration(left)} left" if left else ""
+    state = f"{event.kind} in {format_seconds(event.report.seconds)}" if event.kind == "finished" else event.kind
     error = f": {event.report.error}" if event.report.error else ""
     failed = f", {len(counts.failed):,} failed" if counts.failed else ""
     click.echo(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)
 
 
-def table(counts: Counts) -> Table:
+def table(counts: SweepCounts) -> Table:
     """The live table: counts, and the cells that are running."""
     import time
 
@@ -268,8 +268,8 @@ def table(counts: Counts) -> Table:
         f"{len(counts.running):,}",
         f"{len(counts.failed):,}",
         f"{counts.retried:,}",
-        about_text(left) if left else "-",
+        format_long_duration(left) if left else "-",
     )
     for cell, began in counts.running.values():
-        drawn.add_row("", "", "", "", "", f"{cell.label}  {seconds_text(time.monotonic() - began)}")
+        drawn.add_row("", "", "", "", "", f"{cell.label}  {format_seconds(time.monotonic() - began)}")
     return drawn

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 # The method that a fit uses unless another is named.
 DEFAULT_METHOD = "closed_form"
-Protocol = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
+ProtocolName = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
 # "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
 Selection = Literal["strict", "paper"]
 # What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
@@ -16,7 +16,7 @@ ValidationUse = Literal["none", "few", "shots", "full"]
 MeasuredOn = Literal["test", "validation"]
 # Where the metrics of runs are shown beside their files.
 TrackerName = Literal["tensorboard", "wandb"]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 MEASURED_ON: tuple[MeasuredOn, ...] = get_args(MeasuredOn)
 TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)

@@ -3,18 +3,36 @@
 Weights, trained tokens, distances, softmaxes, losses and statistics are float32 (covariances
 float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default, on
 the CPU only if asked for.
+
+GPU kernels: where they run, and how to do without.
+
+Every kernel has a plain implementation that it equals; `triton_usable` says whether the kernel runs for a tensor.
+
+How the process handles memory that is freed.
+
+Starting the libraries of a GPU in the background, while a program reads its data.
+
+The first matrix product, factorisation and attention of a process load the library that computes them, which takes some
+tenths of a second each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Thread
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from dca.core.actions import choose_device, choose_precision
 from dca.core.errors import UserError
+from dca.core.hints import choose_device, choose_precision
 
 PRECISIONS = ("auto", "fp32", "bf16")
 # Multiplications of a matrix product from which on several threads share it.
@@ -48,7 +66,7 @@ def _no_cuda() -> str:
     return "no CUDA device here (torch finds no GPU with a working driver)"
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on a device; to a GPU it is copied while the GPU goes on with earlier work."""
     if device.type != "cuda":
         return tensor.to(device)
@@ -85,3 +103,109 @@ def threads_for(multiplications: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+TYPES = (torch.uint8, torch.float32, torch.bfloat16)
+# Not a context variable: gradients are computed in threads of their own.
+_on = True
+
+
+@contextmanager
+def without_triton() -> Iterator[None]:
+    """Use the plain implementations inside, in all threads; kernels are compared with them."""
+    global _on
+    before, _on = _on, False
+    try:
+        yield
+    finally:
+        _on = before
+
+
+@cache
+def triton_installed() -> bool:
+    """Whether Triton, which compiles the kernels, is installed; CUDA builds of torch bring it along."""
+    return find_spec("triton") is not None
+
+
+def triton_usable(x: Tensor) -> bool:
+    """Whether the kernels run for this tensor: on a GPU, in a type they know, and not while a program is traced."""
+    if not x.is_cuda or x.dtype not in TYPES or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return _on and triton_installed() and not torch.compiler.is_compiling()
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and `least`."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+# Parameters of mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# Bytes. Blocks above the first, the largest that the C library takes, always go back to the system.
+_LARGEST_KEPT, _MOST_KEPT = 2**25, 2**29
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory for the next allocation instead of giving it back to the system, in the whole process.
+
+    The layers of a tower allocate and free the same megabytes for every batch. Memory that comes back from the system
+    is mapped and cleared page by page: the tower of the embedded model took 14.7 ms of one core per image instead of
+    11.3 ms where that happened most. Meant for commands that do one thing: the process does not shrink.
+
+    Returns:
+        Whether the C library (glibc) can do that; other libraries keep what they like.
+    """
+    mallopt = _c_function("mallopt")
+    if mallopt is None:
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, _MOST_KEPT)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT))
+
+
+def return_freed_memory() -> bool:
+    """Give memory that the process no longer uses back to the system.
+
+    Where small blocks that stay and large ones that go come from several threads, the C library keeps ever more memory
+    between them. Takes some milliseconds.
+
+    Returns:
+        Whether the C library (glibc) can do that.
+    """
+    malloc_trim = _c_function("malloc_trim")
+    if malloc_trim is None:
+        return False
+    malloc_trim(0)
+    return True
+
+
+def _c_function(name: str) -> Callable[..., int] | None:
+    """A function of glibc; None on other systems."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+_begun: Thread | None = None
+
+
+def start_gpu_libraries(device: torch.device) -> None:
+    """Start the libraries of a GPU, once per process; nothing on other devices."""
+    global _begun
+    if device.type == "cuda" and _begun is None:
+        # No daemon: the interpreter waits for it at its end, so that no library is started while others are ended.
+        _begun = Thread(target=call_gpu_libraries, args=(device,), name="dca-warm-up")
+        _begun.start()
+
+
+def wait_for_gpu_libraries() -> None:
+    """Return when the libraries have started: another thread must not allocate memory while a graph is recorded."""
+    if _begun is not None:
+        _begun.join()
+
+
+def call_gpu_libraries(device: torch.device) -> None:
+    """Call each library once; whoever needs one that cannot be used meets its error again."""
+    with suppress(Exception), torch.inference_mode():
+        x = torch.eye(64, device=device)
+        torch.linalg.eigh(torch.linalg.qr(x @ x).Q)
+        half = (x.bfloat16() @ x.bfloat16())[None, None]
+        F.scaled_dot_product_attention(half, half, half)
+        if triton_installed():
+            import_module("triton.language")

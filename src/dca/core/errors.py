@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from dca.core.actions import Action, Audience, Hint, as_steps, render
+from dca.core.hints import Action, Audience, Hint, as_steps, render
 
 MOST_DETAILS = 20
 # Similarity (0 to 1, difflib) from which one name counts as a misspelling of another.
@@ -19,7 +19,7 @@ class UserError(Exception):
         problem: One sentence that says what was found and where.
         details: One line per place that has the problem.
         hint: How to solve it: plain text where that is the same for everyone, an `Action` of
-            `dca.core.actions` where the command line and Python need different words, or several of
+            `dca.core.hints` where the command line and Python need different words, or several of
             these, which are joined with "or".
 
     Attributes:
@@ -28,7 +28,7 @@ class UserError(Exception):
         steps: The parts of the hint.
 
     Example:
-        >>> from dca.core.actions import set_shots
+        >>> from dca.core.hints import set_shots
         >>> error = UserError("class 'cat' has 2 images", hint=["add images", set_shots(2)])
         >>> error.hint
         'add images, or use shots=2'

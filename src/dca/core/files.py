@@ -14,12 +14,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dca.core.actions import Hint, choose_output
 from dca.core.errors import UserError
+from dca.core.hints import Hint, choose_output
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError (no permission, read-only, disk full) into a UserError about `path`."""
     try:
         yield
@@ -44,7 +44,7 @@ def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
     """
     lock_file = folder.with_name(f".{folder.name}.lock")
     lock = FileLock(lock_file)
-    with writing(folder):
+    with explain_write_errors(folder):
         lock_file.parent.mkdir(parents=True, exist_ok=True)
         # FileLock reports a lock file that cannot be created as one that is held (e.g. below /proc).
         lock_file.touch()
@@ -62,9 +62,9 @@ def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file to write to; when the block ends, it is flushed to disk and renamed to `path`."""
-    with writing(path):
+    with explain_write_errors(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             yield Path(name)
@@ -80,13 +80,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: under a temporary name, flushed to disk, then renamed."""
-    with replacing(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write an indented JSON file atomically."""
-    write_bytes(path, utf8(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
+    write_bytes(path, encode_utf8(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 
 def read_json(path: Path, *, hint: Hint = "the file is damaged or cut off: copy it again") -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_json(path: Path, *, hint: Hint = "the file is damaged or cut off: copy 
 
 def atomic_replace(made: Path, target: Path) -> None:
     """Rename the finished folder `made` to `target`; what was at `target` is removed, or restored on failure."""
-    with writing(target):
+    with explain_write_errors(target):
         if not target.exists():
             os.replace(made, target)
             return
@@ -124,9 +124,9 @@ def atomic_replace(made: Path, target: Path) -> None:
 
 
 @contextmanager
-def folder_in_one_rename(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `target` when the block ends; nothing is left of it after an error."""
-    with writing(target):
+    with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         os.chmod(made, 0o755)
@@ -147,12 +147,12 @@ def cache_folder() -> Path:
     return user_cache_path("dca")
 
 
-def digest_of(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """sha256 of a JSON value; the order of the keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(utf8(text)).hexdigest()
+    return hashlib.sha256(encode_utf8(text)).hexdigest()
 
 
-def utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     r"""JSON text as bytes; bytes of file names that are not valid text become \udcXX escapes."""
     return text.encode("utf-8", "backslashreplace")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dca.core.actions import Hint
 from dca.core.errors import UserError, unknown_name
+from dca.core.hints import Hint
 
 T = TypeVar("T")
 MOST = 2**31 - 1  # largest whole number: more is a typing error, and overflows in torch
@@ -41,13 +41,13 @@ def opt(
         empty: Word for the value None: "auto" if a value is chosen later, "none" if there is none.
 
     Returns:
-        The field, for the body of a dataclass derived from `Recipe`.
+        The field, for the body of a dataclass derived from `TrainingOptions`.
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from dca import Recipe, opt
+        >>> from dca import TrainingOptions, opt
         >>> @dataclass(frozen=True, kw_only=True)
-        ... class MyOptions(Recipe):
+        ... class MyOptions(TrainingOptions):
         ...     strength: float = opt(1.0, "weight of the penalty", low=0)
         >>> MyOptions(strength=2.0).strength
         2.0

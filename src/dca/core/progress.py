@@ -34,13 +34,13 @@ def silent(stage: str, done: int, total: int, note: str = "") -> None:
     """Show nothing."""
 
 
-def of_stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
+def stage_progress(progress: Progress, stage: str) -> Callable[[int, int], None]:
     """A function of (done, total) that reports to `progress` under the name `stage`."""
     return lambda done, total: progress(stage, done, total, "")
 
 
 @contextmanager
-def shown(progress: Progress | None, steps: int = MANY) -> Iterator[Progress]:
+def default_progress(progress: Progress | None, steps: int = MANY) -> Iterator[Progress]:
     """The given `progress`; if it is None, one that suits where Python runs, or nothing for a few steps.
 
     That is one line that changes in a notebook, bars on a terminal, and lines for a log elsewhere.
@@ -50,13 +50,13 @@ def shown(progress: Progress | None, steps: int = MANY) -> Iterator[Progress]:
     elif steps < MANY:
         yield silent
     elif in_notebook():
-        with one_line() as drawn:
+        with notebook_line() as drawn:
             yield drawn
     elif sys.stderr.isatty():
-        with bars() as drawn:
+        with progress_bars() as drawn:
             yield drawn
     else:
-        yield lines()
+        yield log_lines()
 
 
 def in_notebook() -> bool:
@@ -66,7 +66,7 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def one_line() -> Iterator[Progress]:
+def notebook_line() -> Iterator[Progress]:
     """One line per stage on stdout that is written over and over, for notebooks."""
     last, stage_now, width = 0.0, "", 0
 
@@ -85,7 +85,7 @@ def one_line() -> Iterator[Progress]:
         sys.stdout.write("\n")
 
 
-def lines() -> Progress:
+def log_lines() -> Progress:
     """Plain lines on stderr for logs, at most one per 30 seconds: the stage, done and total, the note."""
     last = time.monotonic()
 
@@ -99,7 +99,7 @@ def lines() -> Progress:
 
 
 @contextmanager
-def bars(*, enabled: bool = True) -> Iterator[Progress]:
+def progress_bars(*, enabled: bool = True) -> Iterator[Progress]:
     """Progress bars on stderr, one per stage, with the time left; nothing if stderr is not a terminal."""
     if not (enabled and sys.stderr.isatty()):
         yield silent

@@ -13,9 +13,13 @@ except ImportError:
         "dca.estimators needs scikit-learn, which is not installed.", hint="pip install 'dca-prompt[sklearn]'"
     ) from None
 
-from dca.estimators.cache import TipAdapterHead
-from dca.estimators.gaussian_text import GaussianTextHead
-from dca.estimators.kernel import KernelRidgeHead
-from dca.estimators.linear import GDAHead, LinearProbeHead, NearestMeanHead
+from dca.estimators.heads import (
+    GaussianTextHead,
+    GDAHead,
+    KernelRidgeHead,
+    LinearProbeHead,
+    NearestMeanHead,
+    TipAdapterHead,
+)
 
 __all__ = ["GDAHead", "GaussianTextHead", "KernelRidgeHead", "LinearProbeHead", "NearestMeanHead", "TipAdapterHead"]

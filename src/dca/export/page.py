@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dca.core.actions import omit, set_flag
 from dca.core.errors import UserError
-from dca.core.files import cache_folder, folder_in_one_rename, write_bytes, writing
+from dca.core.files import atomic_folder, cache_folder, explain_write_errors, write_bytes
+from dca.core.hints import omit, set_flag
 from dca.core.progress import Progress
 
 VERSION = "1.30.0"
@@ -62,7 +62,7 @@ def fetch_runtime(progress: Progress) -> Path:
             hint=["install Node.js, which brings npm", omit("web")],
         )
     progress(f"fetching {PACKAGE}", 0, 1, "")
-    with tempfile.TemporaryDirectory() as scratch, folder_in_one_rename(kept) as made:
+    with tempfile.TemporaryDirectory() as scratch, atomic_folder(kept) as made:
         _unpack(_packed(npm, Path(scratch)), made)
     progress(f"fetching {PACKAGE}", 1, 1, "")
     return kept
@@ -115,5 +115,5 @@ def write_page(folder: Path, runtime: Path) -> None:
     own = files("dca.export") / "web"
     for name in PARTS:
         write_bytes(folder / name, (own / name).read_bytes())
-    with writing(folder / RUNTIME):
+    with explain_write_errors(folder / RUNTIME):
         shutil.copytree(runtime, folder / RUNTIME)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dca
 from dca.core.errors import UserError
-from dca.methods.interface import Method
+from dca.methods.base import Method
 from dca.model.card import LIBRARY
 from dca.model.checkpoint import Record
 

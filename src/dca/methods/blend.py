@@ -1,4 +1,16 @@
-"""The closed form and a trained method, multiplied; the weight of the trained method is found inside the shots.
+"""The product of two models' probabilities, and what the second one is worth beside the first.
+
+    p(c | x) ∝ p₁(c | x)^a  p₂(c | x)^b,      a, b >= 0
+
+a and b have the least log-loss on images that neither model has seen; every class has the same weight, and
+labels are smoothed as for the closed form (`pooled_choice`). The second model is only taken in if it lowers that
+loss by more than noise: by more than 1/√2 standard errors of the paired differences of the images' losses. Since b is
+fitted on the same images, the difference is not zero where the model is worthless. There, with z the
+standardised slope of the loss at b = 0, the step to the minimum gains z² / 2 in all, and the images' differences
+scatter by |z|: the gain is z / 2 standard errors. So the rule asks for z > √2, which is Akaike's criterion: one more
+parameter must gain more than it is expected to lose on new images. A worthless model passes once in 13 times.
+
+The closed form and a trained method, multiplied; the weight of the trained method is found inside the shots.
 
     p(c | x) ∝ p_closed(c | x)^a  p_trained(c | x)^b
 
@@ -16,26 +28,124 @@ from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dca.clip import CLIP
-from dca.core.actions import list_methods
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
+from dca.core.hints import list_methods
 from dca.core.options import changed, opt
+from dca.methods.base import (
+    CurvePoint,
+    Head,
+    HeldOutPredictions,
+    Method,
+    Problem,
+    Support,
+    TrainingOptions,
+    ValidationUse,
+    check_state,
+)
 from dca.methods.closed_form import ClosedForm
-from dca.methods.interface import HeldOut, Method, Problem, Support, ValidationUse
-from dca.methods.recipe import Recipe
 from dca.methods.registry import get_method
-from dca.methods.saved_state import state_problems
 from dca.methods.shared.frozen import shape_problems
-from dca.methods.shared.heads import Head
-from dca.methods.shared.product import ProductHead, Worth, product, weigh
-from dca.methods.uncertainty import CurvePoint
+from dca.methods.shared.pool import class_weights, fit_scales
+from dca.stats.calibration import FLOOR, macro_accuracy
+
+Rows = NDArray[np.float64]
+# How many standard errors the second model must gain to be taken in.
+ERRORS = 0.5**0.5
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What the second model is worth.
+
+    first, second: a and b; 1 and 0 if the second is left out. points: change of the accuracy, a fraction.
+    loss: how much lower the log-loss is; both for images that were left out, against the first model alone.
+    """
+
+    first: float = 1.0
+    second: float = 0.0
+    points: float = 0.0
+    loss: float = 0.0
+
+
+def log_product(first: Tensor, second: Tensor, a: float, b: float) -> Tensor:
+    """Inputs of the softmax, float64: a log p₁ + b log p₂ of probabilities (B, C)."""
+    return a * _logs(first) + b * _logs(second)
+
+
+def product(first: Rows, second: Rows, worth: Worth) -> Rows:
+    """Probabilities (N, C) of the product; rows of NaN where one of the two has no prediction."""
+    logits = log_product(torch.from_numpy(first), torch.from_numpy(second), worth.first, worth.second)
+    found: Rows = logits.softmax(dim=-1).numpy()
+    return found
+
+
+def weigh(first: Rows, second: Rows, labels: NDArray[np.int64]) -> Worth:
+    """What the second model is worth, from probabilities (N, C) by models that have not seen the images.
+
+    labels: (N,). Rows of NaN do not count.
+    """
+    known = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    if not known.any():
+        return Worth()
+    y = torch.from_numpy(labels[known])
+    scores = torch.stack([_logs(torch.from_numpy(rows[known])) for rows in (first, second)])
+    weights, smoothing = class_weights(y), 1 / (len(y) + 2)
+    alone = fit_scales(scores[:1], y, weights, smoothing=smoothing).values
+    both = fit_scales(scores, y, weights, smoothing=smoothing).values
+    before, after = alone[0] * scores[0], torch.einsum("e,enc->nc", both, scores)
+    gains = _losses(before, y, smoothing) - _losses(after, y, smoothing)
+    gain = (weights * gains).sum()
+    error = (weights * (gains - gain)).square().sum().sqrt()
+    if both[1] <= 0 or not gain > ERRORS * error:
+        return Worth()
+    points = _accuracy(after, y) - _accuracy(scores[0], y)
+    return Worth(float(both[0]), float(both[1]), points, float(gain))
+
+
+def _logs(p: Tensor) -> Tensor:
+    return p.double().clamp_min(FLOOR).log()
+
+
+def _losses(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Log-loss of each image, (N,), with smoothed labels: logits (N, C), labels (N,)."""
+    logs = logits.log_softmax(dim=-1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    return -(1 - smoothing) * own - smoothing * logs.mean(dim=-1)
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> float:
+    return macro_accuracy((logits.argmax(dim=-1) == labels).numpy(), labels.numpy())[0]
+
+
+@dataclass(frozen=True)
+class ProductHead(Head):
+    """Product of two heads. The first `size` features of an image are those of the first head. a, b: exponents."""
+
+    first: Head
+    second: Head
+    size: int
+    a: float
+    b: float
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D₁ + D₂) -> probabilities (B, C)."""
+        logits = log_product(self.first(f[:, : self.size]), self.second(f[:, self.size :]), self.a, self.b)
+        return logits.softmax(dim=-1).to(f.dtype)
+
+    @property
+    def images_at_once(self) -> int:
+        """Most images that both heads take."""
+        return min(self.first.images_at_once, self.second.images_at_once)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlendOptions(Recipe):
+class BlendOptions(TrainingOptions):
     """Settings of the blend; those of the closed form are its defaults."""
 
     trained: str = opt("dca", "name of the method that is trained")
@@ -69,7 +179,7 @@ class Blend(Method):
     results = MappingProxyType({"numbers": torch.float64})
     options: BlendOptions
     numbers: Tensor
-    _held: HeldOut | None = None
+    _held: HeldOutPredictions | None = None
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: BlendOptions) -> None:
         super().__init__(clip, problem, chosen)
@@ -106,7 +216,7 @@ class Blend(Method):
         self.numbers = torch.tensor(astuple(worth), dtype=torch.float64, device=self.clip.device)
         self.trained = self._fitted(support) if worth.second else None
 
-    def _weighed(self, support: Support, own: HeldOut) -> tuple[HeldOut, Worth]:
+    def _weighed(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, Worth]:
         """What the trained method is worth beside held-out predictions of the closed form, and those of the blend."""
         if support.nested is None:
             raise ValueError("a blend needs the engine to fit the trained method: Support.nested")
@@ -115,7 +225,7 @@ class Blend(Method):
         if not worth.second:
             return own, worth
         how = " and ".join(dict.fromkeys([own.how, other.how]))
-        return HeldOut(product(own.probabilities, other.probabilities, worth), how), worth
+        return HeldOutPredictions(product(own.probabilities, other.probabilities, worth), how), worth
 
     def _fitted(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it settled become options."""
@@ -125,7 +235,7 @@ class Blend(Method):
         self.options = self.options.settled_by(trained.name, trained.options)
         return trained
 
-    def held_out(self, support: Support) -> HeldOut | None:
+    def held_out(self, support: Support) -> HeldOutPredictions | None:
         """Those of `finish`, with the weights held fixed."""
         return self._held
 
@@ -218,7 +328,7 @@ class Blend(Method):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load a saved `state_dict`: numbers, the closed form, and the trained method if it has a weight."""
         own, closed, trained = _parts(state)
-        problems = state_problems({}, self.results, own) or self.check_results(own)
+        problems = check_state({}, self.results, own) or self.check_results(own)
         if not problems:
             self.numbers = own["numbers"].to(self.clip.device)
             self.trained = self.trained if self.worth.second else None

@@ -1,4 +1,6 @@
-"""CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
+"""Class names with the underscores that public split files have; everything else here reads them as words.
+
+CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
 
 One prototype w_c per class starts at its text feature t_c, not normalised. A penalty keeps it near t_c,
 the more the better zero-shot CLIP already knows the class:
@@ -34,13 +36,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
-from dca.methods.shared.clip_units import CLIP_TEXT_NORM, UnitRecipe, clip_unit
+from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, class_texts, image_views, one_view
-from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.raw_names import raw_name
+from dca.methods.shared.heads import LinearHead
+from dca.methods.shared.prompts import CLIP_TEXT_NORM, UnitRecipe, clip_unit
+
+# Public datasets whose names have underscores.
+UNDERSCORED = {"caltech101", "food101", "oxford_pets", "sun397", "ucf101"}
+# In SUN397 a space stands only behind these; longer ones first.
+PLACES = (
+    *("indoor_procenium", "barrel_storage", "bottle_storage", "establishment", "indoor_seats", "broadleaf"),
+    *("coral_reef", "cultivated", "needleleaf", "south_asia", "vegetation", "east_asia", "frontseat", "backseat"),
+    *("baseball", "exterior", "football", "interior", "platform", "natural", "outdoor", "vehicle", "indoor", "office"),
+    *("plunge", "public", "block", "urban", "water", "door", "home", "sand", "shop", "wild", "fan"),
+)
+# Names that begin with such a word and have an underscore behind it.
+COMPOUNDS = {"baseball field", "home office", "office building", "water tower"}
+
+
+def raw_name(name: str, dataset: str) -> str:
+    """A class name as the split file of a public dataset has it, from its words; other names as they are.
+
+    >>> raw_name("outdoor apartment building", "sun397"), raw_name("apple pie", "food101")
+    ('outdoor apartment_building', 'apple_pie')
+    """
+    if dataset not in UNDERSCORED:
+        return name
+    raw = name.replace(" ", "_")
+    if dataset == "sun397" and name not in COMPOUNDS:
+        for place in PLACES:
+            if raw.startswith(f"{place}_"):
+                return f"{place} {raw[len(place) + 1 :]}"
+    return raw
+
 
 # Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods.md).
 STRENGTH: dict[UnitRecipe, float] = {"scaled": 0.03, "paper": 1.0}

@@ -18,14 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dca.clip import CLIP
-from dca.clip.blocks import Update
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Update
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem
-from dca.methods.recipe import OptimizerName, ScheduleUnit
+from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.prompts import dropout
-from dca.methods.shared.text_head import TextHeadOptions
-from dca.methods.shared.updated_towers import UpdatedTowers
+from dca.methods.shared.text_methods import TextHeadOptions, UpdatedTowers
 
 PARTS = ("q", "k", "v")
 

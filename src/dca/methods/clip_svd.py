@@ -23,15 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.clip.blocks import LINEARS, PARTS, Block, Update
-from dca.clip.text import TextTower
-from dca.clip.vision import VisionTower
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import LINEARS, PARTS, Block, Update
+from dca.backbones.clip.text import TextTower
+from dca.backbones.clip.vision import VisionTower
 from dca.core.options import opt
-from dca.methods.interface import Problem
-from dca.methods.recipe import OptimizerName, ScheduleUnit
-from dca.methods.shared.text_head import TextHeadOptions
-from dca.methods.shared.updated_towers import TOWERS, UpdatedTowers
+from dca.methods.base import OptimizerName, Problem, ScheduleUnit
+from dca.methods.shared.text_methods import TOWERS, TextHeadOptions, UpdatedTowers
 
 # U (N, O, R), s⁰ (N, R) and Vᵀ (N, R, I) of one part ("q", ...) in the N blocks of a tower.
 Decomposition = tuple[Tensor, Tensor, Tensor]

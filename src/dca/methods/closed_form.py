@@ -31,15 +31,22 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Support
+from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
+from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
-from dca.methods.shared.heads import Head
-from dca.methods.shared.learning_curve import curve, expected_gain
-from dca.methods.shared.left_out_answers import LeftOutAnswers
-from dca.methods.shared.pooled_choice import Experts, Fixed, Numbers, choose, kernel_over, left_out_logits, text_gain
-from dca.methods.shared.pooled_head import PooledHead
-from dca.methods.shared.text_gaussian import TextGaussian
-from dca.methods.uncertainty import CurvePoint
+from dca.methods.shared.pool import (
+    Experts,
+    Fixed,
+    LeftOutAnswers,
+    Numbers,
+    PooledHead,
+    choose,
+    curve,
+    expected_gain,
+    kernel_over,
+    left_out_logits,
+    text_gain,
+)
 
 # Most images that say what is familiar, where there are too many for the kernel of the head.
 FAMILIAR = 3000
@@ -102,10 +109,10 @@ class ClosedForm(FrozenMethod):
         self.text_features = unit_mean(self.texts())
         self.numbers = torch.tensor(astuple(choose(self.experts)), dtype=torch.float64, device=self.clip.device)
 
-    def held_out(self, support: Support) -> HeldOut:
+    def held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out, with the numbers held fixed."""
         logits = left_out_logits(self.experts, self.chosen)
-        return HeldOut(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
+        return HeldOutPredictions(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
 
     @property
     def leaves_out(self) -> bool:

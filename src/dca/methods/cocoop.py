@@ -20,11 +20,9 @@ from typing import Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, TrainedMethod
-from dca.methods.recipe import Recipe
-from dca.methods.shared.heads import Head
+from dca.methods.base import Batch, Head, Problem, Step, TrainedMethod, TrainingOptions
 from dca.methods.shared.prompts import linear, name_ids, require_room, start_context
 
 # Sentences that pass the text tower at once, over images and classes: bounds memory, not results.
@@ -32,7 +30,7 @@ SENTENCES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoCoOpOptions(Recipe):
+class CoCoOpOptions(TrainingOptions):
     """Settings of CoCoOp."""
 
     epochs: int = opt(10, "passes over the training images", low=0, source="paper, 16 shots")

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step
+from dca.methods.base import Batch, Problem, Step
 from dca.methods.shared.prompts import coop_epochs, name_ids, require_room, start_context
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

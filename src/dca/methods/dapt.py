@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, describe_terms
+from dca.methods.base import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared import metric
 from dca.methods.shared.prompts import TextPrompts, VisualTokens, coop_epochs
-from dca.methods.shared.shots import Shots
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 # Dataset -> (learning rate, β_v, β_t), the authors' settings at any number of shots.
 PAPER_TABLE = {
@@ -111,7 +111,7 @@ class DAPT(TextHead):
         super().prepare(support)
         views = int(self.options.prototypes == "augmented")
         features = F.normalize(support.frozen_features(views=views, crop_low=self.options.crop_low), dim=-1)
-        self._prototypes = Shots.group(features, support.labels, len(self.problem.names)).means()
+        self._prototypes = ClassFeatures.group(features, support.labels, len(self.problem.names)).means()
 
     def step(self, batch: Batch) -> Step:
         """CE, β_v L_v and β_t L_t of one batch."""

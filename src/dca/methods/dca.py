@@ -1,4 +1,18 @@
-"""DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
+"""What the DCA paper leaves open, and what each reading of it takes.
+
+- own: our choice for any dataset; means, which do not grow with the number of classes, and the centre on the text.
+- plots: means and the visual centre, with which α, β and γ can matter as little as in the paper's plots.
+- printed: the sums and the centre exactly as the equations print them.
+
+What a finished head measures the distance of an image to: the text of each class, its images, or both.
+
+text    u_{m,y}
+means   x̄_y / ‖x̄_y‖, the mean of the training features of a class
+both    (u_{m,y} + x̄_y / ‖x̄_y‖) / ‖ · ‖
+
+Some of very many classes in a training step: an approximation that costs less text.
+
+DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
 
 M text contexts of different lengths and V visual tokens are learned. Training uses the
 squared Euclidean distance d_e, separately for each prompt:
@@ -24,31 +38,198 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.core.actions import set_option
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
+from dca.core.hints import set_option
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support
-from dca.methods.recipe import OptimizerName, Recipe
+from dca.core.text import pluralize
+from dca.methods.base import Batch, Head, OptimizerName, Problem, Step, Support, TrainingOptions
 from dca.methods.shared import losses
-from dca.methods.shared.anchors import Anchors, anchors_of
-from dca.methods.shared.class_precisions import ClassPrecisions
 from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
 from dca.methods.shared.gaussian import dca as dca_gaussian
-from dca.methods.shared.heads import Head, PromptHead, prompt_logits
-from dca.methods.shared.intra_class import IntraClass
-from dca.methods.shared.kept_shots import KeepsShots
-from dca.methods.shared.mahalanobis_head import MahalanobisHead
+from dca.methods.shared.heads import ClassPrecisions, MahalanobisHead, PromptHead, prompt_logits
+from dca.methods.shared.losses import IntraClass
 from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
-from dca.methods.shared.readings import POINTS, READINGS, Reading, decided_by
-from dca.methods.shared.sampled_classes import SampledClasses
-from dca.methods.shared.shots import Shots, shots_problems
+from dca.methods.shared.shots import ClassFeatures, check_class_features
+from dca.methods.shared.text_methods import KeepsShots
+
+Reading = Literal["own", "plots", "printed"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+
+
+@dataclass(frozen=True)
+class OpenPoint:
+    """One point that the paper leaves open.
+
+    option: the option of `dca` that decides it. paper: what the paper says. own, plots, printed: the value that each
+    reading takes; "table" stands for γ by shots. why: the reason.
+    """
+
+    option: str
+    paper: str
+    own: Any
+    plots: Any
+    printed: Any
+    why: str
+
+    def value(self, reading: Reading) -> Any:
+        """The value that a reading takes."""
+        return getattr(self, reading)
+
+    @property
+    def values(self) -> str:
+        """The values of all readings as text, one if all agree."""
+        found = [repr(v) if (v := self.value(reading)) == "." else str(v).lower() for reading in READINGS]
+        return found[0] if len(set(found)) == 1 else " / ".join(found)
+
+
+POINTS = (
+    OpenPoint(
+        "center",
+        "Σ comes 'from the corresponding visual feature', and the text is 'the average vector' of the images",
+        *("text", "visual", "visual"),
+        "visual is the mean of equation 2, and with it Σ̂ stays near I, so that the accuracy can be as flat in γ "
+        "as in the paper's map; text lets the class's image mean into the head (docs/math.md measures it)",
+    ),
+    OpenPoint(
+        "intra_reduction",
+        "equation 11 is a sum over images",
+        *("element", "element", "sum"),
+        "the plot of α is flat from 0.01 to 100; a sum that is weighed by 100 would outweigh L_cls, "
+        "the mean over images and dimensions (as in DAPT) does not",
+    ),
+    OpenPoint(
+        "separation_reduction",
+        "equation 12 is a sum over pairs",
+        *("mean", "mean", "sum"),
+        "the plot of β is flat up to 10; the sum has M·C (M·C - 1) terms, so that it grows with the number of classes",
+    ),
+    OpenPoint(
+        "gammas",
+        "V_n is called the variance and V_m the covariance, but equation 6 has V_m with I; one table by shots",
+        *("own", "paper", "paper"),
+        "γ1 with the variance and γ2 with the covariance, as in FeCAM, which it cites: read literally, "
+        "nearly all eigenvalues are negative; own are 100 and 50, chosen on validation images, in place of the table",
+    ),
+    OpenPoint(
+        "normalize",
+        "'we normalize' Σ_s",
+        *(True, True, True),
+        "to a correlation, after shrinkage, as in FeCAM",
+    ),
+    OpenPoint(
+        "intra_features",
+        "centres before the first batch, the covariance 'only at the first epoch', to keep 'the original CLIP'",
+        *("clip", "clip", "clip"),
+        "features without tokens are those of the original CLIP; with the initial random tokens they are not",
+    ),
+    OpenPoint(
+        "separation_pairs",
+        "pairs are 'randomly selected', and equation 12 sums over all i ≠ j",
+        *(0, 0, 0),
+        "all pairs cost no more than one (closed form), and nothing is said about how many would be drawn",
+    ),
+    OpenPoint(
+        "contexts",
+        "M contexts 'for each class'",
+        *("unified", "unified", "unified"),
+        "shared by the classes, as in CoOp and DAPT: the paper claims fewer parameters than adapters have",
+    ),
+    OpenPoint("suffix", "no text after the name", *(".", ".", "."), "CoOp and DAPT, which it builds on, end with one"),
+    OpenPoint(
+        "head_views",
+        "covariances of 'the final epoch'",
+        *(0, 0, 0),
+        "evaluation view, after the last step, as in FeCAM; views of the last epoch would depend on random crops",
+    ),
+)
+
+
+def decided_by(reading: Reading) -> dict[str, Any]:
+    """The options whose values differ between readings, as a reading takes them."""
+    return {p.option: p.value(reading) for p in POINTS if len({p.value(r) for r in READINGS}) > 1}
+
+
+def markdown() -> str:
+    """The table of docs/math.md: one row per open point."""
+    head = ["| what the paper says | option | own | plots | printed | why |", "|---|---|---|---|---|---|"]
+    rows = [
+        f"| {p.paper} | `{p.option}` | "
+        + " | ".join(f"`{str(p.value(r)).lower()}`" for r in READINGS)
+        + f" | {p.why} |"
+        for p in POINTS
+    ]
+    return "\n".join([*head, *rows])
+
+
+Anchors = Literal["text", "means", "both"]
+
+
+def anchors_of(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
+    """Unit vectors (M, C, D), from unit text features u (M, C, D) and the training features of the classes.
+
+    Raises:
+        UserError: If a class has no images, and the text is not all that is asked for.
+    """
+    if anchors == "text":
+        return u
+    if without := int((shots.counts == 0).sum()):
+        found = pluralize(without, "class", "have")
+        raise UserError(
+            f"anchors={anchors} needs images of every class; {found} none", hint=set_option("anchors", "text")
+        )
+    means = F.normalize(shots.means(), dim=-1)
+    return F.normalize(u + means, dim=-1) if anchors == "both" else means.expand_as(u)
+
+
+@dataclass(frozen=True)
+class SampledClasses:
+    """Classes that compete in one step.
+
+    Attributes:
+        places: Their indices, ascending.
+        labels: Place in `places` of the class of each image, (B,).
+        total: Number of all classes.
+    """
+
+    places: list[int]
+    labels: Tensor
+    total: int
+
+    @classmethod
+    def draw(cls, labels: Tensor, total: int, count: int, generator: torch.Generator) -> SampledClasses:
+        """The classes of a batch, and others at random up to `count` in all.
+
+        Args:
+            labels: Class of each image, (B,).
+            total: Number of all classes.
+            count: Classes that compete, more if the batch has more.
+            generator: Draws the others.
+
+        Returns:
+            The classes.
+        """
+        present = torch.unique(labels).cpu()
+        others = torch.ones(total, dtype=torch.bool)
+        others[present] = False
+        left = others.nonzero().flatten()
+        drawn = left[torch.randperm(len(left), generator=generator)[: max(count - len(present), 0)]]
+        places = torch.cat([present, drawn]).sort().values
+        return cls(places.tolist(), torch.searchsorted(places, labels.cpu()).to(labels.device), total)
+
+    def spread(self, probabilities: Tensor) -> Tensor:
+        """Probabilities (B, n) of the classes that compete -> (B, total), zero for the others."""
+        whole = probabilities.new_zeros(len(probabilities), self.total)
+        whole[:, self.places] = probabilities
+        return whole
+
 
 PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
 # Dataset -> (α, β, learning rate), the paper's parameter table.
@@ -75,7 +256,7 @@ TABLE = "ours; recipe=paper: its table"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCAOptions(Recipe):
+class DCAOptions(TrainingOptions):
     """Settings of DCA; symbols as in the paper."""
 
     recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
@@ -278,7 +459,7 @@ class DCA(KeepsShots):
         names, chosen = self.problem.names, self.options
         if chosen.test_metric == "mahalanobis" and chosen.covariance == "class":
             features = F.normalize(support.frozen_features(), dim=-1)
-            shots = Shots.group(features, support.labels, len(names))
+            shots = ClassFeatures.group(features, support.labels, len(names))
             with naming_classes(names):
                 ClassPrecisions.of(shots, self._head_gaussian(), features.dtype)
 
@@ -321,7 +502,7 @@ class DCA(KeepsShots):
     def finish(self, support: Support) -> None:
         """Text features, and the training images through the final visual tokens."""
         features = self.encode_all(support, views=self.shot_views)
-        shots = Shots.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
+        shots = ClassFeatures.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
         self.keep(self.encode_text().detach(), shots)
 
     def class_parameters(self) -> set[str]:
@@ -370,7 +551,7 @@ class DCA(KeepsShots):
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
         M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
         needed = self.options.test_metric == "mahalanobis" or self.options.anchors != "text"
-        problems = shots_problems(state, C, D, needed=needed)
+        problems = check_class_features(state, C, D, needed=needed)
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
         return problems

@@ -29,13 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
-from dca.methods.recipe import Recipe
+from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions, describe_terms
 from dca.methods.shared.frozen import shape_problems
-from dca.methods.shared.heads import Head
 from dca.methods.shared.prompts import name_ids, require_room, start_context
 
 BATCH = 32
@@ -44,7 +42,7 @@ PAPER_BATCHES = {"eurosat": 10, "sun397": 128, "imagenet": 128}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GalLoPOptions(Recipe):
+class GalLoPOptions(TrainingOptions):
     """Settings of GalLoP."""
 
     epochs: int | None = opt(

@@ -33,10 +33,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dca.core.actions import set_option
 from dca.core.errors import UserError
+from dca.core.hints import set_option
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Support
+from dca.methods.base import Head, HeldOutPredictions, Support
 from dca.methods.shared import gaussian
 from dca.methods.shared.frozen import (
     FrozenMethod,
@@ -49,9 +49,9 @@ from dca.methods.shared.frozen import (
     tempered_log_loss,
     unit_mean,
 )
-from dca.methods.shared.gaussian_leave_one_out import add_text, left_out_logits, left_out_scores
-from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.gaussian import add_text, left_out_logits, left_out_scores
+from dca.methods.shared.heads import LinearHead
+from dca.methods.shared.shots import ClassFeatures
 
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Shots -> α without validation images: the middle of the values that the search found.
@@ -85,7 +85,7 @@ class GDAOptions(FrozenOptions):
 
 def gaussian_part(features: Tensor, labels: Tensor, classes: int, chosen: GDAOptions) -> tuple[Tensor, Tensor]:
     """W (C, D) and b (C,) of unit features (n, D), in float64."""
-    shots = Shots.group(features.double(), labels, classes)
+    shots = ClassFeatures.group(features.double(), labels, classes)
     head = gaussian.Gaussian(chosen.shrinkage, pooling=1.0, rho=chosen.rho)
     W, b = gaussian.linear(shots, head)
     scale = features.shape[1] / max(len(features) - 1, 1)
@@ -151,7 +151,7 @@ class GDA(FrozenMethod):
 
         return first_best(ALPHAS, log_likelihood)[0]
 
-    def held_out(self, support: Support) -> HeldOut | None:
+    def held_out(self, support: Support) -> HeldOutPredictions | None:
         """Exact leave-one-out at the α of `finish`; folds for near-copies and for the other estimates."""
         y = support.labels
         if self.options.shrinkage != "gda" or len(set(support.groups.tolist())) < len(y):
@@ -161,7 +161,7 @@ class GDA(FrozenMethod):
             views, y, self.encode_all(support), text, tau=self.clip.tau, alpha=float(self.alpha)
         ).softmax(dim=-1)
         found[y.bincount(minlength=len(text))[y] == 1] = torch.nan
-        return HeldOut(found.cpu().numpy(), "leave-one-out")
+        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
 
     def settled(self, chosen: GDAOptions) -> GDAOptions:
         """With the α of `finish`."""

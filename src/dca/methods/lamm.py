@@ -34,12 +34,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, describe_terms
-from dca.methods.shared.clip_units import CLIP_TOKEN_NORM, UnitRecipe, clip_unit, no_unit
-from dca.methods.shared.prompts import name_ids, require_room
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.base import Batch, Problem, Step, describe_terms
+from dca.methods.shared.prompts import CLIP_TOKEN_NORM, UnitRecipe, clip_unit, name_ids, no_unit, require_room
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

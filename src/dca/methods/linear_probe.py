@@ -24,14 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Problem, Support
-from dca.methods.recipe import Recipe
+from dca.methods.base import Head, HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
-from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.logistic import Logistic
-from dca.methods.shared.logistic_leave_one_out import leave_one_out, restore_balance
+from dca.methods.shared.heads import LinearHead
+from dca.methods.shared.logistic import Logistic, leave_one_out, restore_balance
 
 DECADES = (6, 4, 2, 0, -2, -4, -6)
 HALVINGS = 8
@@ -42,7 +40,7 @@ Solution = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearProbeOptions(Recipe):
+class LinearProbeOptions(TrainingOptions):
     """Settings of the linear probe. The training recipe is not used."""
 
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
@@ -129,7 +127,7 @@ class LinearProbe(FrozenMethod):
             score(decade)
         return math.pow(10.0, best_decade(score))
 
-    def held_out(self, support: Support) -> HeldOut | None:
+    def held_out(self, support: Support) -> HeldOutPredictions | None:
         """Approximate leave-one-out at the c of `finish`; folds for near-copies and for very many weights."""
         if len(set(support.groups.tolist())) < len(support.labels):
             return None
@@ -140,7 +138,7 @@ class LinearProbe(FrozenMethod):
         count = torch.bincount(support.labels, minlength=len(weight))[support.labels]
         probabilities = restore_balance(logits, support.labels, count).softmax(dim=-1)
         probabilities[count == 1] = torch.nan
-        return HeldOut(probabilities.cpu().numpy(), "approximate leave-one-out")
+        return HeldOutPredictions(probabilities.cpu().numpy(), "approximate leave-one-out")
 
     def settled(self, chosen: LinearProbeOptions) -> LinearProbeOptions:
         """With the c of `finish`."""

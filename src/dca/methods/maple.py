@@ -21,15 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP, ExtraTokens
+from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step
-from dca.methods.published import ProtocolRecipe
+from dca.methods.base import Batch, Problem, ProtocolOptions, Step
 from dca.methods.shared.prompts import name_ids, random_tokens, require_room
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 # One model, trained on 16 shots of all classes of ImageNet, for both protocols.
-TRANSFER = ProtocolRecipe(
+TRANSFER = ProtocolOptions(
     {"depth": 3, "epochs": 2, "learning_rate": 0.0026},
     "MaPLe's code: configs/trainers/MaPLe/vit_b16_c2_ep5_batch4_2ctx_cross_datasets.yaml",
 )

@@ -24,18 +24,27 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod, describe_terms
-from dca.methods.published import ProtocolRecipe
-from dca.methods.recipe import VIEW_CROP_LOW, OptimizerName, ScheduleUnit
+from dca.methods.base import (
+    VIEW_CROP_LOW,
+    Batch,
+    OptimizerName,
+    Problem,
+    ProtocolOptions,
+    ScheduleUnit,
+    Step,
+    Support,
+    TrainedMethod,
+    describe_terms,
+)
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, unit_mean
-from dca.methods.shared.name_head import NameHeadMethod
+from dca.methods.shared.heads import NameHeadMethod
 
 Rule = Literal["1/N", "1/N^2"]
 CONFIGS = "ProLIP's code: configs/experiments"
-BASE_TO_NEW = ProtocolRecipe({"learning_rate": 1e-5}, f"{CONFIGS}/base_to_new_VITB16.yaml")
-DOMAIN_SHIFT = ProtocolRecipe({"learning_rate": 1e-5}, f"{CONFIGS}/DG_VITB16.yaml")
+BASE_TO_NEW = ProtocolOptions({"learning_rate": 1e-5}, f"{CONFIGS}/base_to_new_VITB16.yaml")
+DOMAIN_SHIFT = ProtocolOptions({"learning_rate": 1e-5}, f"{CONFIGS}/DG_VITB16.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)

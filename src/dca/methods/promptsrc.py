@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP, ExtraTokens
+from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, describe_terms
-from dca.methods.published import ProtocolRecipe
+from dca.methods.base import Batch, Problem, ProtocolOptions, Step, Support, describe_terms
 from dca.methods.shared.prompts import name_ids, random_tokens, require_room, sentences, start_context
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 EPOCHS = 50
 # (μ, σ) of 50 epochs; shorter and longer runs stretch them.
@@ -49,9 +48,9 @@ IN_PHOTOS = {"a the": "hard to see,clean,dirty", "a": "large,nice,weird", "the":
 MATERIALS = {"a the": "embroidered,plastic,origami", "a": "cartoon", "the": "toy"}
 LATE_DATASETS = {"stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat"}
 CONFIGS = "PromptSRC's code: configs/trainers/PromptSRC/vit_b16_c2_ep20_batch4_4+4ctx"
-BASE_TO_NEW = ProtocolRecipe({"epochs": 20, "average_mean": 15.0, "average_spread": 1.0}, f"{CONFIGS}.yaml")
+BASE_TO_NEW = ProtocolOptions({"epochs": 20, "average_mean": 15.0, "average_spread": 1.0}, f"{CONFIGS}.yaml")
 # One model, trained on 16 shots of all classes of ImageNet, for both protocols.
-TRANSFER = ProtocolRecipe(
+TRANSFER = ProtocolOptions(
     {"depth": 3, "epochs": 20, "average_mean": 6.0, "average_spread": 10.0}, f"{CONFIGS}_cross_datasets.yaml"
 )
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 
-from dca.core.actions import list_methods
 from dca.core.choices import DEFAULT_METHOD  # defined there, so that the command line reads it without torch
 from dca.core.errors import unknown_name
-from dca.core.wording import fold
-from dca.methods.interface import Method
+from dca.core.hints import list_methods
+from dca.core.text import normalize_name
+from dca.methods.base import Method
 
 __all__ = ["DEFAULT_METHOD", "all_methods", "get_method"]
 
@@ -57,14 +57,12 @@ def _outside() -> Iterator[type[Method]]:
         if isinstance(method, type) and issubclass(method, Method):
             yield method
         else:
-            log.warning(
-                "method '%s' of %s is not a class derived from dca.methods.interface.Method", point.name, package
-            )
+            log.warning("method '%s' of %s is not a class derived from dca.methods.base.Method", point.name, package)
 
 
 def get_method(name: str) -> type[Method]:
     """The class of the method called `name`, in any case, with hyphens or underscores; raises UserError if unknown."""
-    methods = {fold(known): method for known, method in all_methods().items()}
-    if fold(name) not in methods:
+    methods = {normalize_name(known): method for known, method in all_methods().items()}
+    if normalize_name(name) not in methods:
         raise unknown_name("method", name, all_methods(), hint=list_methods())
-    return methods[fold(name)]
+    return methods[normalize_name(name)]

@@ -1,4 +1,11 @@
-"""SiM: similarity mapping (Zanella, Fuchs et al., 2025). No class name is read, so that a name may mean nothing.
+"""Ridge regression to one-hot labels, and its exact leave-one-out predictions.
+
+    min over U of  ‖Z U - Y‖² + λ ‖U‖²,    A = ZᵀZ + λ I,   U = A⁻¹ Zᵀ Y,   H = Z A⁻¹ Zᵀ
+
+The prediction for an image by the model without it is y_i - (y_i - ŷ_i) / (1 - H_ii); images B that leave together
+have Y_B - (I - H_BB)⁻¹ (Y_B - Ŷ_B). All computations are in float64.
+
+SiM: similarity mapping (Zanella, Fuchs et al., 2025). No class name is read, so that a name may mean nothing.
 
 An image is described by its similarities to K = 1,000 sentences, one for each class of ImageNet, whatever the task
 is about. Ridge regression maps them to the labels:
@@ -20,19 +27,61 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.data.class_lists import class_list
-from dca.methods.interface import HeldOut, Problem, Support
+from dca.datasets.classes import class_list
+from dca.methods.base import Head, HeldOutPredictions, Problem, Support
+from dca.methods.shared.experts import groups_of
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, class_texts, shape_problems, unit_mean
-from dca.methods.shared.heads import Head, LinearHead
-from dca.methods.shared.ridge import Ridge
+from dca.methods.shared.heads import LinearHead
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Rows z (N, D) in float64, labels (N,) of C classes, and λ > 0."""
+
+    z: Tensor
+    labels: Tensor
+    classes: int
+    strength: float
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """Cholesky factor of A, (D, D)."""
+        D = self.z.shape[1]
+        penalty = self.strength * torch.eye(D, dtype=self.z.dtype, device=self.z.device)
+        factor: Tensor = torch.linalg.cholesky(self.z.T @ self.z + penalty)
+        return factor
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """Y, one-hot labels (N, C)."""
+        return F.one_hot(self.labels, self.classes).to(self.z.dtype)
+
+    @cached_property
+    def coefficients(self) -> Tensor:
+        """U, (D, C)."""
+        return torch.cholesky_solve(self.z.T @ self.targets, self._factor)
+
+    def left_out(self, groups: Tensor) -> Tensor:
+        """Predictions (N, C) for every image by the model without it and its copies, which share a number (N,)."""
+        missed = self.targets - self.z @ self.coefficients
+        half = torch.linalg.solve_triangular(self._factor, self.z.T, upper=False)  # H is halfᵀ half
+        held: Tensor = self.targets - missed / (1 - half.square().sum(dim=0))[:, None]
+        for rows in groups_of(groups):
+            own = half[:, rows]
+            rest = torch.eye(len(rows), dtype=own.dtype, device=own.device) - own.T @ own
+            held[rows] = self.targets[rows] - torch.linalg.solve(rest, missed[rows])
+        return held
+
 
 SENTENCE = ("a photo of a {}.",)
 
@@ -85,13 +134,13 @@ class SiM(FrozenMethod):
             self.mapping.copy_(W.T)
         self.weight = (self.clip.tau * W.T @ P).float()
 
-    def held_out(self, support: Support) -> HeldOut:
+    def held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out; near-copies are left out together."""
         labels, groups = support.labels, support.groups
         found = (self.clip.tau * self._ridge.left_out(groups)).softmax(dim=-1)
         _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
         found[member.bincount()[member] == labels.bincount()[labels]] = torch.nan
-        return HeldOut(found.cpu().numpy(), "leave-one-out")
+        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no class name is read."""

@@ -9,9 +9,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from dca.clip import VIT_B_16, CLIPConfig
-from dca.clip.weights import blank
-from dca.methods.interface import Method, Problem
+from dca.backbones.clip import VIT_B_16, CLIPConfig
+from dca.backbones.clip.weights import blank
+from dca.methods.base import Method, Problem
 from dca.methods.registry import DEFAULT_METHOD
 
 CLASSES = 100

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.clip.blocks import Activation
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import Activation
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, describe_terms
-from dca.methods.recipe import OptimizerName
+from dca.methods.base import Batch, OptimizerName, Problem, Step, describe_terms
 from dca.methods.shared.prompts import linear, name_ids, random_tokens, require_room, sentences
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 # Sentence after V; for other datasets the name and a full stop.
 STUDENTS = {

@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Problem, Support, TrainsOn
-from dca.methods.recipe import CROP_LOW
+from dca.methods.base import CROP_LOW, Head, HeldOutPredictions, Problem, Support, TrainsOn
 from dca.methods.shared.frozen import (
     FrozenMethod,
     FrozenOptions,
@@ -39,7 +38,7 @@ from dca.methods.shared.frozen import (
     shape_problems,
     unit_mean,
 )
-from dca.methods.shared.heads import CacheHead, Head
+from dca.methods.shared.heads import CacheHead
 
 # Dataset -> (initial α, end of the range of β, end of the range of α).
 PAPER_TABLE = {
@@ -156,7 +155,7 @@ class TipAdapter(FrozenMethod):
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 
-    def held_out(self, support: Support) -> HeldOut | None:
+    def held_out(self, support: Support) -> HeldOutPredictions | None:
         """Exact leave-one-out at the α and β of `finish`: the keys of an image and of its copies are left out."""
         if self.trains_on != "nothing":
             return None
@@ -167,7 +166,7 @@ class TipAdapter(FrozenMethod):
         found = (self.clip.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
         alone = (copies | (y[:, None] != y)).all(dim=1)
         found[alone] = torch.nan
-        return HeldOut(found.cpu().numpy(), "leave-one-out")
+        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
 
     def settled(self, chosen: TipAdapterOptions) -> TipAdapterOptions:
         """With the α and β of `finish`."""

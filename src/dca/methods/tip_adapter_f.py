@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support, TrainedMethod
-from dca.methods.recipe import LastBatch, OptimizerName, ScheduleUnit
+from dca.methods.base import Batch, LastBatch, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
 from dca.methods.shared.frozen import image_views, one_view, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, cache_logits
 

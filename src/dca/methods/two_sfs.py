@@ -26,13 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP
-from dca.clip.blocks import NORMS, NORMS_OUTSIDE, Update
+from dca.backbones.clip import CLIP
+from dca.backbones.clip.blocks import NORMS, NORMS_OUTSIDE, Update
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support
-from dca.methods.recipe import OptimizerName, ScheduleUnit
-from dca.methods.shared.text_head import TextHeadOptions
-from dca.methods.shared.updated_towers import TOWERS, UpdatedTowers
+from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit, Step, Support
+from dca.methods.shared.text_methods import TOWERS, TextHeadOptions, UpdatedTowers
 
 
 @dataclass(frozen=True, kw_only=True)

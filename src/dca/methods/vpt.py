@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.clip import CLIP, ExtraTokens
+from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Problem, Step, Support
+from dca.methods.base import Batch, Problem, Step, Support
 from dca.methods.shared.prompts import coop_epochs, dropout, random_tokens, sentences, visual_start
-from dca.methods.shared.text_head import TextHead, TextHeadOptions
+from dca.methods.shared.text_methods import TextHead, TextHeadOptions
 
 Placement = Literal["original", "maple", "dapt"]
 # Tokens and depth as published.

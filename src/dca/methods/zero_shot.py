@@ -11,17 +11,16 @@ from typing import Literal, Self
 
 import torch
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import HeldOut, Problem, Support
-from dca.methods.recipe import Recipe
+from dca.methods.base import HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
-from dca.methods.shared.name_head import NameHeadMethod
+from dca.methods.shared.heads import NameHeadMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroShotOptions(Recipe):
+class ZeroShotOptions(TrainingOptions):
     """Settings of zero-shot CLIP."""
 
     templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
@@ -60,10 +59,10 @@ class ZeroShot(NameHeadMethod):
         self.text_features = unit_mean(class_texts(self.clip, self.problem, self.options.templates or ensemble))
 
     @torch.no_grad()
-    def held_out(self, support: Support) -> HeldOut:
+    def held_out(self, support: Support) -> HeldOutPredictions:
         """The predictions themselves: no image was used to make the head."""
         found = self.make_head()(self.encode_all(support)).double()
-        return HeldOut((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
+        return HeldOutPredictions((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
 
 
 METHOD = ZeroShot

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import dca
-from dca.clip.places import hub_id
-from dca.core.wording import counted, fold
+from dca.backbones.sources import hub_id
+from dca.core.text import normalize_name, pluralize
 from dca.model.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _index(record: Record, title: str) -> list[str]:
 
 def _result(dataset: str, split: str, metric: str, value: float) -> dict[str, Any]:
     """One figure of a `model-index`; the value is a fraction."""
-    slug = fold(dataset).replace(" ", "-") or "images"
+    slug = normalize_name(dataset).replace(" ", "-") or "images"
     return {
         "task": {"type": "image-classification", "name": "Image Classification"},
         "dataset": {"type": slug, "name": dataset, "split": split},
@@ -111,5 +111,5 @@ def change_text(row: dict[str, Any]) -> str:
         return "set " + ", ".join(f"{name}={new} (was {old})" for name, (old, new) in row["options"].items())
     name = f"'{row['label']}'"
     if row["change"] == "added":
-        return f"added {name} with {counted(len(row['images']), 'image')}"
+        return f"added {name} with {pluralize(len(row['images']), 'image')}"
     return f"removed {name}" if row["change"] == "removed" else f"renamed {name} to '{row['new_label']}'"

@@ -1,10 +1,17 @@
-"""A trained model on disk: config.json, model.safetensors and a model card, without backbone weights."""
+"""Checks of the `config.json` of a model, field by field.
+
+A trained model on disk: config.json, model.safetensors and a model card, without backbone weights.
+
+The backbone of a saved model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +23,161 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 import dca
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
+from dca.backbones.sources import find_backbone
 from dca.core import options
-from dca.core.actions import choose_backbone, choose_output, fit_first, list_methods, resume_fit
 from dca.core.errors import UserError
-from dca.core.files import digest_of, folder_in_one_rename, read_json, utf8, write_bytes, write_json, writing
-from dca.data.corrections import CORRECTIONS, keep_corrections
-from dca.data.dataset import ImageLike, Item, StoredImage
-from dca.engine.resume import FOLDS, METRICS, STATE
-from dca.engine.session import Session
-from dca.methods.interface import Method, Problem
+from dca.core.files import (
+    atomic_folder,
+    encode_utf8,
+    explain_write_errors,
+    json_digest,
+    read_json,
+    write_bytes,
+    write_json,
+)
+from dca.core.hints import choose_backbone, choose_output, fit_first, list_methods, resume_fit
+from dca.datasets.corrections import CORRECTIONS, keep_corrections
+from dca.datasets.dataset import Item
+from dca.images.decode import ImageLike, StoredImage
+from dca.methods.base import Method, Problem
 from dca.methods.registry import get_method
 from dca.model.card import LIBRARY, model_card
 from dca.model.gallery import GALLERY, Gallery
-from dca.model.record_checks import record_problems
+from dca.training.resume import FOLDS, METRICS, STATE
+from dca.training.session import Session
+
+# Field, type, what JSON calls it.
+FIELDS = (
+    ("method", str, "string"),
+    ("options", dict, "object"),
+    ("problem", dict, "object"),
+    ("labels", list, "array"),
+    ("backbone", dict, "object"),
+    ("given", dict, "object"),
+    ("draw", list, "array"),
+    ("results", dict, "object"),
+    ("lineage", list, "array"),
+    ("sha256", dict, "object"),
+    ("package", str, "string"),
+    ("temperature", float, "number"),
+    ("estimate", dict, "object"),
+)
+# What may have been done to a class, or to the options of the head, since the fit.
+CHANGES = ("added", "removed", "renamed", "options")
+
+
+def record_problems(raw: dict[str, Any]) -> list[str]:
+    """One line per field that is missing or wrong."""
+    problems = [f"{name}: a JSON {word} expected" for name, kind, word in FIELDS if type(raw.get(name)) is not kind]
+    if problems:
+        return problems
+    return [
+        *_problem_faults(raw["problem"], raw["labels"]),
+        *_text_faults(raw, "backbone", ("source", "digest")),
+        *_text_faults(raw, "sha256", ("weights", "classes")),
+        *_given_faults(raw["given"]),
+        *_draw_faults(raw["draw"]),
+        *_calibration_faults(raw["temperature"], raw["estimate"]),
+        *_result_faults(raw["results"]),
+        *_lineage_faults(raw["lineage"]),
+    ]
+
+
+def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
+    names = problem.get("names")
+    faults = []
+    if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+        faults.append("problem.names: at least two names expected")
+    else:
+        faults += [f"problem.names: {fault}" for fault in unreadable_names(names)]
+        if len(labels) != len(names):
+            faults.append(f"labels: {len(names)} expected, one per class name")
+    faults += [
+        f"labels: {label!r} is not text or a number" for label in labels if type(label) not in (str, int, float, bool)
+    ]
+    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "selection": str}
+    faults += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(problem.get(k)) is not v]
+    return faults + [f"problem.{k}: unknown" for k in problem if k not in {*kinds, "names"}]
+
+
+def _text_faults(raw: dict[str, Any], field: str, keys: Sequence[str]) -> list[str]:
+    return [f"{field}.{key}: a text expected" for key in keys if not isinstance(raw[field].get(key), str)]
+
+
+def _given_faults(given: dict[str, Any]) -> list[str]:
+    faults = [] if type(given.get("shots")) in (int, type(None)) else ["given.shots: a number or nothing expected"]
+    faults += [
+        f"given.{k}: true or false expected" for k in ("estimate", "calibrate") if type(given.get(k)) is not bool
+    ]
+    faults += [f"given.{k}: unknown" for k in given if k not in ("shots", "options", "estimate", "calibrate")]
+    return faults if type(given.get("options")) is dict else [*faults, "given.options: a JSON object expected"]
+
+
+def unreadable_names(names: Sequence[str]) -> list[str]:
+    """One line per class name that is empty or holds control characters or broken Unicode."""
+    return [
+        f"{name!r} is not a readable name"
+        for name in names
+        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
+    ]
+
+
+def _draw_faults(draw: list[Any]) -> list[str]:
+    kinds = {"label": int, "name": str, "sha256": str}
+    if not all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in draw):
+        return ["draw: label, name and sha256 of each image expected"]
+    kinds = {"label": int, "probability": float, "own": float}
+    held = [row["held_out"] for row in draw if "held_out" in row]
+    good = all(isinstance(row, dict) and all(type(row.get(k)) is v for k, v in kinds.items()) for row in held)
+    return [] if good else ["draw: label, probability and own of each held-out prediction expected"]
+
+
+def _calibration_faults(temperature: float, estimate: dict[str, Any]) -> list[str]:
+    faults = [] if 0 < temperature < math.inf else ["temperature: a number above 0 expected"]
+    if not estimate:
+        return faults
+    kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "zero_shot_accuracy": (float, type(None))}
+    kinds |= dict.fromkeys(("accuracy", "low", "high"), (float,))
+    faults += [f"estimate.{k}: another type expected" for k, v in kinds.items() if type(estimate.get(k)) not in v]
+    return faults + [f"estimate.{k}: unknown" for k in estimate if k not in kinds]
+
+
+def _result_faults(results: dict[str, Any]) -> list[str]:
+    return [
+        f"results.{name}: a number expected"
+        for name in ("accuracy", "zero_shot_accuracy")
+        if type(results.get(name)) not in (int, float, type(None))
+    ]
+
+
+def _lineage_faults(lineage: list[Any]) -> list[str]:
+    return [
+        f"lineage[{n}]: a change of a class or of options expected"
+        for n, row in enumerate(lineage)
+        if not _is_change(row)
+    ]
+
+
+def _is_change(row: Any) -> bool:
+    """Whether a row of the lineage says what was done to which class of which model."""
+    if not isinstance(row, dict) or row.get("change") not in CHANGES or not isinstance(row.get("before"), dict):
+        return False
+    if row["change"] == "options":
+        changed = row.get("options")
+        pairs = changed.values() if isinstance(changed, dict) else [None]
+        return isinstance(row.get("version"), str) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    texts = [row.get("name"), row.get("version"), row["before"].get("weights")]
+    if row["change"] == "added":
+        images = row.get("images")
+        if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
+            return False
+        texts += [image.get(key) for image in images for key in ("name", "sha256")]
+    if row["change"] == "renamed":
+        texts.append(row.get("new_name"))
+    needed = {"label", "new_label"} if row["change"] == "renamed" else {"label"}
+    return needed <= row.keys() and all(isinstance(text, str) for text in texts)
+
 
 FORMAT = 3
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
@@ -107,7 +255,7 @@ def write(folder: Path, method: Method, record: Record, gallery: Gallery | None 
     weights = weights_of(method)
     sha256 = {"weights": hashlib.sha256(weights).hexdigest(), "classes": _classes_hash(record.to_dict())}
     write_bytes(folder / WEIGHTS, weights)
-    write_bytes(folder / CARD, utf8(model_card(record)))
+    write_bytes(folder / CARD, encode_utf8(model_card(record)))
     if gallery is not None:
         gallery.write(folder)
     write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
@@ -116,7 +264,7 @@ def write(folder: Path, method: Method, record: Record, gallery: Gallery | None 
 def _classes_hash(raw: dict[str, Any]) -> str:
     """Hash of the problem and the labels of a `config.json`."""
     problem = {name: list(v) if isinstance(v, tuple) else v for name, v in raw["problem"].items()}
-    return digest_of([problem, list(raw["labels"])])
+    return json_digest([problem, list(raw["labels"])])
 
 
 def save_model(
@@ -127,7 +275,7 @@ def save_model(
     Corrections of the existing model are kept. keep_others: whether files in the folder that no model has are kept.
     """
     require_replaceable(target)
-    with folder_in_one_rename(target) as made:
+    with atomic_folder(target) as made:
         write(made, method, record, gallery)
         keep_corrections(target, made)
         if keep_others and target.is_dir():
@@ -136,7 +284,7 @@ def save_model(
 
 def _copy_others(source: Path, target: Path) -> None:
     """Copy what is not a file of a model, such as notes and charts."""
-    with writing(target):
+    with explain_write_errors(target):
         for path in source.iterdir():
             if path.name in FILES:
                 continue
@@ -150,7 +298,7 @@ def require_replaceable(target: Path) -> None:
     """Raise if `target` is not a name for a folder, or holds something other than a model."""
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is not a name for a new folder", hint=choose_output())
-    with writing(target):
+    with explain_write_errors(target):
         if target.is_dir() and any(target.iterdir()) and not holds_model(target):
             raise UserError(f"{target} exists and is not a dca model", hint=choose_output())
         if target.exists() and not target.is_dir():
@@ -294,3 +442,21 @@ def _short_name(image: ImageLike) -> str:
     if isinstance(image, StoredImage):
         return image.name
     return "/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory"
+
+
+def backbone_of(
+    folder: Path, record: Record, given: str | Path | CLIP | None, session: Session, precision: str
+) -> tuple[str | Path | CLIP, CLIP]:
+    """Where the backbone of the model in `folder` is, and the backbone: the given one, or found by name and hash.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+    if given is not None:
+        return given, session.backbone(given, precision)
+    source = find_backbone(source=record.backbone["source"], digest=record.backbone["digest"])
+    try:
+        return source, session.backbone(source, precision)
+    except UserError as error:
+        problem = f"the backbone of {folder} cannot be loaded: {error.problem}"
+        raise UserError(problem, details=error.details, hint=choose_backbone()) from None

@@ -2,52 +2,142 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.device import require_usable
-from dca.core.progress import Progress, shown
-from dca.core.wording import NONE
-from dca.data.dataset import Dataset
-from dca.data.protocols import Selection, training_part
-from dca.engine.evaluate import Evaluation, evaluation
-from dca.engine.fit import fit
-from dca.engine.held_out import fits_in_all
-from dca.engine.nested import NestedFits
-from dca.engine.resume import Follow
-from dca.engine.session import Session
+from dca.core.errors import UserError, unknown_name
+from dca.core.hints import fit_estimate
+from dca.core.progress import Progress, default_progress, silent
+from dca.core.text import NONE_OF_THESE
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.protocols import Selection, training_part
+from dca.images.convert import is_single_image
+from dca.images.decode import ImageLike
+from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
-from dca.model import checkpoint
-from dca.model.among import Among, columns, competing, narrowed
-from dca.model.backbone import backbone_of
-from dca.model.class_edits import ClassEdits
+from dca.model import checkpoint, edit
+from dca.model.checkpoint import backbone_of
 from dca.model.estimate import Estimate, assess
 from dca.model.gallery import Gallery
-from dca.model.hub import HubModel, HubOptions, model_folder
-from dca.model.image_forms import is_single_image
+from dca.model.hub import MESSAGE, HubOptions, model_folder, push_folder
 from dca.model.inputs import (
     Images,
     Labelled,
+    Matched,
     as_dataset,
     as_images,
+    label_array,
     match_classes,
     require_learnable,
     require_shots,
     whole_number,
 )
-from dca.model.parameters import Parameters
-from dca.model.pickles import Pickles
-from dca.model.uncertain import Uncertain
+from dca.stats.calibration import FLOOR
+from dca.stats.conformal import least_images, p_values, threshold_sets, with_best
+from dca.training.evaluate import (
+    Evaluation,
+    classify_features,
+    encode_and_classify,
+    encode_and_classify_crops,
+    evaluate_predictions,
+    predict_probabilities,
+)
+from dca.training.fit import fit
+from dca.training.held_out import NestedFits, count_fits
+from dca.training.resume import EpochCallback
+from dca.training.session import Session
+
+# Parameters of every classifier; the others belong to its method.
+OWN = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
 
 
-class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
+def _short(value: Any) -> str:
+    """A value on one line; a loaded backbone by its name."""
+    return repr(getattr(value, "source", value))
+
+
+# What several copies may share: it is never changed.
+_SHARED = ("method_", "_session", "backbone")
+
+
+def _read(kind: type[Classifier], state: dict[str, Any]) -> Classifier:
+    """The classifier of the files in a pickle."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in state["files"].items():
+            (Path(folder) / name).write_bytes(data)
+        params = state["params"]
+        return kind.from_pretrained(folder, device=params["device"], precision=params["precision"])
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """All that a model says about n images.
+
+    Attributes:
+        probabilities: (n, C), columns in the order of `classes_`.
+        p_values: (n,), small for images of none of the classes; None if the model cannot tell.
+        sets: One list of labels per image, the most probable first; None unless asked for.
+    """
+
+    probabilities: NDArray[np.float64]
+    p_values: NDArray[np.float64] | None
+    sets: list[list[Any]] | None
+
+
+Among = Literal["all", "target"]
+
+
+def competing(matched: Matched, dataset: Dataset, method: Method, among: str | None) -> list[int] | None:
+    """The model's classes that compete, in the order of the data; None for all.
+
+    among: "all", "target", or None: the data's own classes for another public dataset than the model's whose
+    classes are known by WordNet id (ImageNet-A, ImageNet-R), as in the domain-shift protocol; otherwise all.
+    """
+    if among is not None and among not in get_args(Among):
+        raise unknown_name("choice of classes", among, get_args(Among))
+    if among is None:
+        shifted = matched.by_id and dataset.public not in ("", method.problem.dataset)
+        among = "target" if shifted else "all"
+    if among == "all" or len(matched.classes) == len(method.problem.names):
+        return None
+    if len(matched.classes) < 2:
+        raise UserError("the data have one class: among it alone every prediction is right", hint="let all compete")
+    return list(matched.classes)
+
+
+@torch.no_grad()
+def narrowed(method: Method, classes: Sequence[int], dataset: Dataset) -> Method | None:
+    """The finished method for these of its classes; None if its probabilities have to be narrowed instead."""
+    if type(method).retarget is Method.retarget:
+        return None
+    names: dict[str, Any] = {"names": tuple(method.problem.names[c] for c in classes)}
+    if dataset.public:
+        names |= {"dataset": dataset.public, "template": dataset.template}
+    return method.retarget(dataclasses.replace(method.problem, **names), list(classes))
+
+
+def columns(probs: NDArray[np.float64], classes: Sequence[int]) -> NDArray[np.float64]:
+    """Probabilities (N, C) given that the class is one of `classes`: (N, c). Exact for a single softmax."""
+    kept: NDArray[np.float64] = probs[:, list(classes)]
+    total = kept.sum(axis=1, keepdims=True)
+    return np.where(total > 0, kept / np.where(total > 0, total, 1), 1 / len(classes))
+
+
+class Classifier:
     """A few-shot image classifier.
 
     Args:
@@ -76,12 +166,25 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
 
     Example:
         >>> from dca import Classifier
-        >>> from dca.data.sources.sample import load_sample
+        >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=2, per_class_test=1)
         >>> model = Classifier("gda", shots=2, views=0, device="cpu").fit(sample)
         >>> model.predict(sample.test[0].image) in list(model.classes_)
         True
     """
+
+    _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
+    settings: dict[str, Any]
+    method_: Method
+    classes_: NDArray[Any]
+    history_: list[dict[str, float]]
+    draw_: list[dict[str, Any]]
+    results_: dict[str, Any]
+    lineage_: list[dict[str, Any]]
+    estimate_: Estimate | None
+    gallery_: Gallery | None
+    _session: Session
+    _training: Sequence[Item] = ()
 
     def __init__(
         self,
@@ -105,6 +208,69 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         self.estimate = estimate
         self.calibrate = calibrate
         self.settings = settings
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, as scikit-learn expects it.
+
+        Args:
+            deep: Ignored; there are no nested estimators.
+
+        Returns:
+            Values by name, options of the method included.
+
+        Example:
+            >>> from dca import Classifier
+            >>> Classifier("gda", shots=4, views=0).get_params()["views"]
+            0
+        """
+        return {**{name: getattr(self, name) for name in OWN}, **self.settings}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; takes effect at the next `fit`.
+
+        Args:
+            **params: New values by name.
+
+        Returns:
+            The classifier itself.
+
+        Raises:
+            UserError: If a name is neither an argument of `Classifier` nor an option of its method.
+
+        Example:
+            >>> from dca import Classifier
+            >>> Classifier().set_params(method="gda", shots=4)
+            Classifier('gda', shots=4)
+        """
+        options = {field.name for field in fields(get_method(params.get("method", self.method)).Options)}
+        if unknown := [name for name in params if name not in OWN and name not in options]:
+            raise unknown_name("parameter", unknown[0], [*OWN, *sorted(options)])
+        for name, value in params.items():
+            if name in OWN:
+                setattr(self, name, value)
+            else:
+                self.settings[name] = value
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Properties that scikit-learn's `cross_val_score`, `GridSearchCV` and similar functions need."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(one_d_array=True, two_d_array=False, string=True),
+            no_validation=True,
+        )
+
+    def __repr__(self) -> str:
+        defaults = {name: p.default for name, p in signature(type(self)).parameters.items()}
+        given = {
+            name: value for name, value in self.get_params().items() if value != defaults.get(name, Parameter.empty)
+        }
+        method = [repr(given.pop("method"))] if "method" in given else []
+        return f"{type(self).__name__}({', '.join([*method, *(f'{k}={_short(v)}' for k, v in given.items())])})"
 
     def fit(
         self,
@@ -137,7 +303,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         require_shots(dataset, shots)
         uses = kind.validation_for(kind.choose(self.settings))
         source, _ = training_part(dataset, shots, seed, selection="strict", validation=uses)
-        with shown(progress) as receiver:
+        with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
 
@@ -148,7 +314,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         *,
         selection: Selection = "strict",
         folder: Path | None = None,
-        follow: Follow | None = None,
+        follow: EpochCallback | None = None,
     ) -> Self:
         """Learn from all training images of a drawn dataset; `fit` and `run` call it.
 
@@ -173,7 +339,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
         shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
         estimate = bool(self.estimate)
-        fits = fits_in_all(kind, source, estimate=estimate)
+        fits = count_fits(kind, source, estimate=estimate)
         nested = NestedFits(source, session, clip, **shared)
         method, self.history_ = fit(
             kind, chosen, source, session, clip, fits=fits, nested=nested, follow=follow, **shared
@@ -225,8 +391,115 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         else:
             features, probs = self._seen(X, None)
             found = self.classes_[probs.argmax(axis=1)].astype(object)
-            found[self._p_values(features, probs) < reject] = NONE
+            found[self._p_values(features, probs) < reject] = NONE_OF_THESE
         return found.tolist()[0] if is_single_image(X) else found
+
+    def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
+        """How usual images are among the training images; small values mean "none of these classes".
+
+        If images are like the training images of their classes, a share P of them has a p-value of at most P.
+
+        Args:
+            X: As for `predict_proba`; n images.
+            progress: As for `predict_proba`.
+
+        Returns:
+            p-values (n,), from 1 / (training images + 1) to 1.
+
+        Raises:
+            UserError: If the model was fitted without held-out predictions, or an image cannot be read.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> sample = load_sample(per_class_train=4, per_class_test=1)
+            >>> model = Classifier("closed_form", device="cpu").fit(sample)
+            >>> bool(0 < model.p_values(sample.test[0].image)[0] <= 1)
+            True
+        """
+        return self._p_values(*self._seen(X, progress))
+
+    def prediction_sets(self, X: Images, *, coverage: float = 0.9, progress: Progress | None = None) -> list[list[Any]]:
+        """Sets of labels that contain the right one with a stated probability.
+
+        Args:
+            X: As for `predict_proba`; n images.
+            coverage: Wanted probability c. The default method guarantees 2c - 1 for new images that are
+                like the training images (jackknife+) and reaches about c; other methods only aim at c.
+            progress: As for `predict_proba`.
+
+        Returns:
+            One list of labels per image, the most probable first; never empty.
+
+        Raises:
+            UserError: As for `p_values`, or if there are too few training images for this coverage.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> sample = load_sample(per_class_train=4, per_class_test=1)
+            >>> model = Classifier("closed_form", device="cpu").fit(sample)
+            >>> len(model.prediction_sets(sample.test[0].image, coverage=0.8))
+            1
+        """
+        return self._sets(*self._seen(X, progress), coverage)
+
+    def answers(self, X: Images, *, coverage: float | None = None, progress: Progress | None = None) -> Predictions:
+        """Probabilities, p-values and prediction sets of images, which are opened once.
+
+        Args:
+            X: As for `predict_proba`; n images.
+            coverage: Of the prediction sets; None for no sets.
+            progress: As for `predict_proba`.
+
+        Returns:
+            Probabilities; p-values where the model has any; sets where they are asked for.
+
+        Raises:
+            UserError: As for `prediction_sets`.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> sample = load_sample(per_class_train=4, per_class_test=1)
+            >>> model = Classifier("closed_form", device="cpu").fit(sample)
+            >>> model.answers([item.image for item in sample.test]).probabilities.shape
+            (10, 10)
+        """
+        return self._answers(*self._seen(X, progress), coverage)
+
+    def answers_for_crops(self, crops: Tensor, *, coverage: float | None = None) -> Predictions:
+        """As `answers`, for images that are decoded and cropped.
+
+        Args:
+            crops: uint8 (n, 3, S, S), as `clip.preprocess.crop` gives them.
+            coverage: As for `answers`.
+
+        Returns:
+            As `answers`.
+
+        Raises:
+            UserError: As for `prediction_sets`.
+        """
+        return self._answers(*encode_and_classify_crops(self._require_fitted(), crops), coverage)
+
+    def answers_of(self, features: Tensor) -> Predictions:
+        """Probabilities and p-values of encoded images.
+
+        Args:
+            features: Features (n, D) of `method_.encode`.
+
+        Returns:
+            Probabilities; p-values where the model has any.
+        """
+        return self._answers(features, classify_features(self._require_fitted(), features), None)
+
+    @property
+    def has_p_values(self) -> bool:
+        """Whether the model can tell images of none of its classes."""
+        method = self._require_fitted()
+        nothing = torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+        return method.p_values(nothing) is not None or any("held_out" in row for row in self.draw_)
 
     def evaluate(
         self,
@@ -265,7 +538,7 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
             probs = self._probabilities(small or method, images, progress, stored=True, public=dataset.public)
             probs = probs if small else columns(probs, classes)
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
-        report = evaluation(probs, np.array(truth), labels)
+        report = evaluate_predictions(probs, np.array(truth), labels)
         return dataclasses.replace(report, seen_in_training=self._count_seen(images))
 
     def score(self, X: Labelled, y: Iterable[Any] | None = None) -> float:
@@ -287,6 +560,104 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         """Zero-shot CLIP for the same classes on the same backbone, for comparison; the classifier must be fitted."""
         method = self._require_fitted()
         return ZeroShot.of(method.clip, method.problem)
+
+    def add_class(
+        self, name: str, images: Images = (), *, label: Any = None, progress: Progress = silent
+    ) -> Classifier:
+        """The model with one more class, without the images of the others.
+
+        Args:
+            name: Words that CLIP reads for the class.
+            images: Its images, in the forms of `predict_proba`; methods that learn prompts need none.
+            label: What `predict` returns for the class; its name by default.
+            progress: Receives the progress.
+
+        Returns:
+            Another classifier; the new class is the last.
+
+        Raises:
+            UserError: If the classifier is not fitted, there is such a class, an image cannot be read, or the
+                method cannot take another class.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> model = Classifier("zero_shot", device="cpu").fit(load_sample(per_class_train=1, per_class_test=1))
+            >>> model.add_class("zebra").classes_.tolist()[-2:]
+            ['sunflower', 'zebra']
+        """
+        self._require_fitted()
+        session = self._session.with_progress(progress)
+        return edit.add_class(self, name, as_images(images), label=label, session=session)
+
+    def remove_class(self, label: Any) -> Classifier:
+        """The model without one of its classes.
+
+        Args:
+            label: Label of the class, or its name.
+
+        Returns:
+            Another classifier.
+
+        Raises:
+            UserError: If the classifier is not fitted, there is no such class, only one would be left, or the
+                method cannot give up a class.
+        """
+        return edit.remove_class(self, label)
+
+    def rename_class(self, label: Any, new: Any, *, label_only: bool = False) -> Classifier:
+        """The model with another label, and name, for one of its classes.
+
+        Args:
+            label: Label of the class, or its name.
+            new: The new label, whose words CLIP reads from now on.
+            label_only: Keep the name that CLIP reads, and so all probabilities.
+
+        Returns:
+            Another classifier.
+
+        Raises:
+            UserError: If the classifier is not fitted, there is no such class, there is another of the new name, or
+                the method has learned the old name.
+        """
+        return edit.rename_class(self, label, new, label_only=label_only)
+
+    def with_options(self, **options: Any) -> Classifier:
+        """The model with other options of its head; nothing is trained again.
+
+        Args:
+            **options: Options that only the head reads (`Method.head_options`): of DCA γ1, γ2 and how distances
+                are measured. Its probabilities are not calibrated.
+
+        Returns:
+            Another classifier with the same parameters; this one if no value is different.
+
+        Raises:
+            UserError: If the classifier is not fitted, an option is unknown, has a wrong value, or is not one of
+                the head.
+
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> model = Classifier("dca", shots=2, epochs=0, device="cpu").fit(load_sample(per_class_train=2))
+            >>> model.with_options(gamma1=100, gamma2=50).method_.options.gamma1
+            100.0
+        """
+        return edit.change_options(self, options)
+
+    def gallery(self) -> Gallery | None:
+        """Thumbnails and features of the training images, made on first use.
+
+        Returns:
+            The gallery; None for a model that was saved without one.
+
+        Raises:
+            UserError: If the classifier is not fitted, or a training image cannot be read any more.
+        """
+        method = self._require_fitted()
+        if self.gallery_ is None and self._training:
+            self.gallery_ = Gallery.of(self._training, self.draw_, self._session, method.clip)
+        return self.gallery_
 
     def record(self) -> checkpoint.Record:
         """Everything that is saved beside the tensors; the classifier must be fitted."""
@@ -341,6 +712,51 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         checkpoint.save_model(folder, method, self.record(), self.gallery() if gallery else None)
         return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs) if push_to_hub else None
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = MESSAGE,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        create_pr: bool = False,
+        include_images: bool = False,
+    ) -> str:
+        """Send the model to the Hugging Face hub, in one commit, with a card that names its figures.
+
+        Weights, settings and classes are sent, with the file names of the training images but not the images.
+
+        Args:
+            repo_id: The repository, "user/name"; it is made if it does not exist.
+            commit_message: Message of the commit.
+            private: Whether a new repository is private; None takes the account's default.
+            token: Access token; by default the one that `hf auth login` has stored, or HF_TOKEN.
+            branch: Branch to send to; the main branch by default.
+            create_pr: Open a pull request instead.
+            include_images: Also send thumbnails of the training images, where the model has them.
+
+        Returns:
+            The address of the commit, or of the pull request.
+
+        Raises:
+            UserError: If the classifier is not fitted, or the hub does not take the model.
+        """
+        self._require_fitted()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            self.save_pretrained(folder, gallery=include_images)
+            return push_folder(
+                folder,
+                repo_id,
+                commit_message=commit_message,
+                private=private,
+                token=token,
+                branch=branch,
+                create_pr=create_pr,
+                include_images=include_images,
+            )
+
     @classmethod
     def from_pretrained(
         cls,
@@ -387,6 +803,104 @@ class Classifier(Parameters, Pickles, ClassEdits, Uncertain, HubModel):
         model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
         model.lineage_, model.gallery_ = record.lineage, Gallery.load(path)
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        params = self.get_params()
+        params["backbone"] = getattr(self.backbone, "source", self.backbone)
+        state: dict[str, Any] = {"params": params}
+        if hasattr(self, "method_"):
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_pretrained(Path(folder) / "model")
+                state["files"] = {path.name: path.read_bytes() for path in (Path(folder) / "model").iterdir()}
+            state["fitted"] = {"classes_": self.classes_, "history_": self.history_}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["params"])  # type: ignore[misc]
+        if "files" in state:
+            self.__dict__.update({**_read(type(self), state).__dict__, **self.__dict__, **state["fitted"]})
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = self.__copy__()
+        own = {name: value for name, value in self.__dict__.items() if name not in _SHARED}
+        new.__dict__.update(copy.deepcopy(own, memo))
+        return new
+
+    def _adopt(self, method: Method, session: Session, labels: Sequence[Any]) -> None:
+        self.method_, self._session = method, session.with_progress(silent)
+        self.classes_ = label_array(labels)
+
+    def _require_fitted(self) -> Method:
+        if not hasattr(self, "method_"):
+            raise UserError(
+                "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
+            )
+        return self.method_
+
+    def _probabilities(
+        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
+    ) -> NDArray[np.float64]:
+        with default_progress(progress, len(images)) as receiver:
+            session = self._session.with_progress(receiver).reading(public, method.problem.selection)
+            return predict_probabilities([method], images, session, stored=stored)[0]
+
+    def _count_seen(self, images: Sequence[ImageLike]) -> int:
+        """How many of the images the model was trained on, compared by content."""
+        known = {row["sha256"] for row in self.draw_}
+        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
+
+    def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Predictions:
+        return Predictions(
+            probs,
+            self._p_values(features, probs) if self.has_p_values else None,
+            None if coverage is None else self._sets(features, probs, coverage),
+        )
+
+    def _seen(self, X: Images, progress: Progress | None) -> tuple[Tensor, NDArray[np.float64]]:
+        """Features (n, D) and probabilities (n, C) of images."""
+        method = self._require_fitted()
+        images: Sequence[ImageLike] = as_images(X)
+        with default_progress(progress, len(images)) as receiver:
+            return encode_and_classify(method, images, self._session.with_progress(receiver))
+
+    def _held(self, key: str) -> Tensor:
+        """The value `key` of all held-out predictions, (N,)."""
+        found = [row["held_out"][key] for row in self.draw_ if "held_out" in row]
+        if not found:
+            raise UserError(
+                f"this {self._require_fitted().name} model does not know how it does on images it has not seen",
+                hint=fit_estimate(),
+            )
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _p_values(self, features: Tensor, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+        own = self._require_fitted().p_values(features)
+        if own is None:
+            own = p_values(-self._held("probability"), -torch.from_numpy(probs).amax(dim=-1))
+        found: NDArray[np.float64] = own.cpu().double().numpy()
+        return found
+
+    def _sets(self, features: Tensor, probs: NDArray[np.float64], coverage: float) -> list[list[Any]]:
+        if not 0 < coverage < 1:
+            raise UserError(f"coverage is {coverage}", hint="give a number between 0 and 1, such as 0.9")
+        found = self._require_fitted().prediction_sets(features, coverage)
+        if found is None:
+            held, p = self._held("own"), torch.from_numpy(probs)
+            least = least_images(coverage)
+            if len(held) < least:
+                raise UserError(
+                    f"a coverage of {coverage} needs {least} training images that can be held out; {len(held)} can be",
+                    hint="ask for less coverage, or fit with more images",
+                )
+            scores, known = -p.clamp_min(FLOOR).log(), -held.clamp_min(FLOOR).log()
+            found = with_best(threshold_sets(known, scores, coverage), p)
+        labels, order = self.classes_.tolist(), (-probs).argsort(axis=1, kind="stable")
+        return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, found.cpu().numpy(), strict=True)]
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

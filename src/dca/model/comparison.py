@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from dca.core.calibration import wilson
 from dca.core.errors import UserError
-from dca.core.paired import PairedDifference, paired_difference
 from dca.core.progress import Progress, silent
-from dca.data.dataset import Dataset, ImageLike
-from dca.data.decode import open_image
-from dca.engine.evaluate import Evaluation
-from dca.methods.interface import Method
+from dca.datasets.dataset import Dataset
+from dca.images.decode import ImageLike, open_image
+from dca.methods.base import Method
 from dca.model.classifier import Classifier
 from dca.model.inputs import measured_items
+from dca.stats.calibration import wilson_interval
+from dca.stats.paired import PairedDifference, paired_difference
+from dca.training.evaluate import Evaluation
 
 # Images of the batch that is timed, and how often; the median counts.
 TIMED, REPEATS = 16, 5
@@ -42,7 +42,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ModelResult:
     """One model of a comparison.
 
     Attributes:
@@ -104,7 +104,7 @@ class Comparison:
 
     data: str
     images: tuple[ImageLike, ...]
-    models: tuple[Compared, ...]
+    models: tuple[ModelResult, ...]
     disagreements: tuple[Disagreement, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def compare(models: Sequence[tuple[str, Classifier]], dataset: Dataset, *, progr
 
     Example:
         >>> from dca import Classifier
-        >>> from dca.data.sources.sample import load_sample
+        >>> from dca.datasets.sample import load_sample
         >>> from dca.model.comparison import compare
         >>> sample = load_sample(per_class_train=2, per_class_test=1)
         >>> fit = lambda name: Classifier(name, device="cpu").fit(sample)
@@ -163,13 +163,13 @@ def compare(models: Sequence[tuple[str, Classifier]], dataset: Dataset, *, progr
 
 def _measured(
     name: str, model: Classifier, dataset: Dataset, images: Sequence[ImageLike], progress: Progress
-) -> Compared:
+) -> ModelResult:
     """One model on all images."""
     method, found = model.method_, model.evaluate(dataset, progress=progress)
-    low, high = wilson(found.accuracy, found.n)
+    low, high = wilson_interval(found.accuracy, found.n)
     seconds = model.results_.get("seconds")
     cost = Cost(method.count_trained(), milliseconds(method, images[:TIMED]), seconds)
-    return Compared(name, method.name, method.clip.source, found, low, high, cost)
+    return ModelResult(name, method.name, method.clip.source, found, low, high, cost)
 
 
 @torch.no_grad()
@@ -184,7 +184,7 @@ def milliseconds(method: Method, images: Sequence[ImageLike]) -> float:
     return 1000 * statistics.median(times[1:]) / len(images)
 
 
-def _disagreements(models: Sequence[Compared]) -> list[Disagreement]:
+def _disagreements(models: Sequence[ModelResult]) -> list[Disagreement]:
     """Images with different answers, in the order that `Comparison` states."""
     answers = list(zip(*(model.answers for model in models), strict=True))
     right = list(zip(*(model.right for model in models), strict=True))

@@ -10,33 +10,33 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import dca
 from dca.core.errors import UserError, unknown_name
-from dca.core.wording import counted, fold
-from dca.data.dataset import ImageLike, Item
-from dca.data.matching import match_labels
-from dca.data.sources.folder import words_of
-from dca.engine.session import Session
-from dca.engine.training_images import TrainingImages
-from dca.methods.head_changes import with_options
-from dca.methods.interface import Method
-from dca.model.checkpoint import draw_record, stored_label, weights_of
-from dca.model.fitted import Fitted
+from dca.core.text import normalize_name, pluralize
+from dca.datasets.classes import match_labels
+from dca.datasets.dataset import Item
+from dca.datasets.folder import words_of
+from dca.images.decode import ImageLike
+from dca.methods.base import Method, with_options
+from dca.model.checkpoint import draw_record, stored_label, unreadable_names, weights_of
 from dca.model.gallery import Gallery
-from dca.model.record_checks import unreadable_names
+from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 
-F = TypeVar("F", bound=Fitted)
+if TYPE_CHECKING:
+    from dca.model.classifier import Classifier
+
 Row = dict[str, Any]
 
 
 @torch.no_grad()
 def add_class(
-    model: F, name: str, images: Sequence[ImageLike], *, label: Any = None, session: Session | None = None
-) -> F:
+    model: Classifier, name: str, images: Sequence[ImageLike], *, label: Any = None, session: Session | None = None
+) -> Classifier:
     """The model with one more class, the last.
 
     Args:
@@ -70,7 +70,7 @@ def add_class(
 
 
 @torch.no_grad()
-def remove_class(model: F, label: Any) -> F:
+def remove_class(model: Classifier, label: Any) -> Classifier:
     """The model without one of its classes.
 
     Args:
@@ -87,14 +87,14 @@ def remove_class(model: F, label: Any) -> F:
     labels = model.classes_.tolist()
     if len(labels) < 3:
         hint = "add another class first"
-        raise UserError(f"the model has {counted(len(labels), 'class')}; at least 2 must be left", hint=hint)
+        raise UserError(f"the model has {pluralize(len(labels), 'class')}; at least 2 must be left", hint=hint)
     draw = [{**row, "label": row["label"] - (row["label"] > index)} for row in model.draw_ if row["label"] != index]
     done = {"change": "removed", "label": stored_label(labels[index]), "name": method.problem.names[index]}
     return _edited(model, method.without_class(index), labels[:index] + labels[index + 1 :], draw, done)
 
 
 @torch.no_grad()
-def rename_class(model: F, label: Any, new: Any, *, label_only: bool = False) -> F:
+def rename_class(model: Classifier, label: Any, new: Any, *, label_only: bool = False) -> Classifier:
     """The model with another label, and name, for one of its classes.
 
     Args:
@@ -121,7 +121,7 @@ def rename_class(model: F, label: Any, new: Any, *, label_only: bool = False) ->
 
 
 @torch.no_grad()
-def change_options(model: F, given: Mapping[str, Any] | Iterable[str]) -> F:
+def change_options(model: Classifier, given: Mapping[str, Any] | Iterable[str]) -> Classifier:
     """The model with other options of its head.
 
     Args:
@@ -146,7 +146,9 @@ def change_options(model: F, given: Mapping[str, Any] | Iterable[str]) -> F:
     return edited
 
 
-def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], done: Row, *, same: bool = False) -> F:
+def _edited(
+    model: Classifier, method: Method, labels: Sequence[Any], draw: list[Row], done: Row, *, same: bool = False
+) -> Classifier:
     """A classifier with this method; `same`: it predicts as before, so that its figures still hold."""
     other = copy.copy(model)
     other.settings = dict(model.settings)
@@ -163,7 +165,7 @@ def _edited(model: F, method: Method, labels: Sequence[Any], draw: list[Row], do
     return other
 
 
-def _find(model: Fitted, label: Any) -> int:
+def _find(model: Classifier, label: Any) -> int:
     """Index of the class with this label or name."""
     labels, names = model.classes_.tolist(), model._require_fitted().problem.names
     (index,) = match_labels([label], [str(label)], labels, names)
@@ -172,7 +174,7 @@ def _find(model: Fitted, label: Any) -> int:
     return index
 
 
-def _require_new(model: Fitted, label: Any, words: str | None, but: int | None = None) -> None:
+def _require_new(model: Classifier, label: Any, words: str | None, but: int | None = None) -> None:
     """Raise if label or words cannot be read, or are those of a class other than number `but`.
 
     words: None if CLIP does not read them.
@@ -182,7 +184,9 @@ def _require_new(model: Fitted, label: Any, words: str | None, but: int | None =
         raise UserError("a class name that is no text", details=sorted(set(faults)), hint="give it a name to read")
     labels, names = model.classes_.tolist(), model._require_fitted().problem.names
     for c, (known, name) in enumerate(zip(labels, names, strict=True)):
-        clash = fold(str(label)) == fold(str(known)) or (words is not None and fold(words) == fold(name))
+        clash = normalize_name(str(label)) == normalize_name(str(known)) or (
+            words is not None and normalize_name(words) == normalize_name(name)
+        )
         if c != but and clash:
             raise UserError(
                 f"the model has a class '{known}' already" + (f" (CLIP reads '{name}')" if str(known) != name else ""),

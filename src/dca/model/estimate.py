@@ -15,17 +15,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dca.clip import CLIP
-from dca.core.calibration import fit_temperature, macro_accuracy, tempered, wilson
-from dca.core.wording import counted
-from dca.data.dataset import Dataset
-from dca.data.protocols import Selection
-from dca.engine.evaluate import probabilities
-from dca.engine.held_out import NothingHeldOutError, held_out
-from dca.engine.session import Session
-from dca.methods.interface import HeldOut, Method
-from dca.methods.recipe import Recipe
+from dca.backbones.clip import CLIP
+from dca.core.text import pluralize
+from dca.datasets.dataset import Dataset
+from dca.datasets.protocols import Selection
+from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
+from dca.stats.calibration import apply_temperature, fit_temperature, macro_accuracy, wilson_interval
+from dca.training.evaluate import predict_probabilities
+from dca.training.held_out import NothingHeldOutError, held_out
+from dca.training.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +72,11 @@ class Estimate:
         ends = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
         known = self.zero_shot_accuracy
         beside = "" if known is None else f"; zero-shot CLIP {100 * known:.1f} %"
-        images = f"{self.how} on {counted(self.n, 'training image')}"
+        images = f"{self.how} on {pluralize(self.n, 'training image')}"
         return f"{100 * self.accuracy:.1f} % (95 % interval {ends}; {images}{beside})"
 
 
-def estimate_of(held: HeldOut, labels: NDArray[np.int64], zero_shot: NDArray[np.float64] | None) -> Estimate:
+def estimate_of(held: HeldOutPredictions, labels: NDArray[np.int64], zero_shot: NDArray[np.float64] | None) -> Estimate:
     """Compare held-out predictions of N images with their labels (N,).
 
     zero_shot: probabilities (N, C) of zero-shot CLIP, which has seen none of them. Only images with a held-out
@@ -87,7 +86,7 @@ def estimate_of(held: HeldOut, labels: NDArray[np.int64], zero_shot: NDArray[np.
     truth = labels[known]
     accuracy, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
     plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth)[0]
-    low, high = wilson(accuracy, WORTH * worth)
+    low, high = wilson_interval(accuracy, WORTH * worth)
     return Estimate(held.how, accuracy, low, high, len(truth), plain)
 
 
@@ -105,7 +104,7 @@ class Assessment:
 
 def assess(
     method: Method,
-    chosen: Recipe,
+    chosen: TrainingOptions,
     source: Dataset,
     session: Session,
     clip: CLIP,
@@ -137,18 +136,18 @@ def assess(
     plain = None
     if not isinstance(method, ZeroShot):
         images = [item.image for item in source.train]
-        (plain,) = probabilities([ZeroShot.of(clip, method.problem)], images, session, stage="zero-shot CLIP")
+        (plain,) = predict_probabilities([ZeroShot.of(clip, method.problem)], images, session, stage="zero-shot CLIP")
     session.progress("estimating", 1, 1, held.how)
     return Assessment(estimate_of(held, labels, plain), held_out_rows(held, labels, temperature), temperature)
 
 
-def held_out_rows(held: HeldOut, labels: NDArray[np.int64], temperature: float) -> list[dict[str, Any]]:
+def held_out_rows(held: HeldOutPredictions, labels: NDArray[np.int64], temperature: float) -> list[dict[str, Any]]:
     """What the record of a draw says of each training image: predicted class, its probability, that of its own class.
 
     Images without a prediction have an empty row.
     """
     rows: list[dict[str, Any]] = []
-    for p, own, known in zip(tempered(held.probabilities, temperature), labels, held.known, strict=True):
+    for p, own, known in zip(apply_temperature(held.probabilities, temperature), labels, held.known, strict=True):
         best = int(p.argmax())
         found = {"label": best, "probability": float(p[best]), "own": float(p[own])}
         rows.append({"held_out": found} if known else {})

@@ -24,12 +24,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.core.calibration import FLOOR
 from dca.core.errors import unknown_name
-from dca.data.dataset import ImageLike
-from dca.data.decode import open_image
-from dca.methods.interface import Method
+from dca.images.decode import ImageLike, open_image
+from dca.methods.base import Method
 from dca.model.classifier import Classifier
+from dca.stats.calibration import FLOOR
 
 # Patches of a window on either side of its middle.
 NEIGHBOURS = 1
@@ -114,7 +113,7 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
 
     Example:
         >>> from dca import Classifier
-        >>> from dca.data.sources.sample import load_sample
+        >>> from dca.datasets.sample import load_sample
         >>> from dca.model.explain import explain
         >>> sample = load_sample(per_class_train=2, per_class_test=1)
         >>> model = Classifier("gda", views=0, device="cpu").fit(sample)

@@ -22,12 +22,12 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
-from dca.data.dataset import Item
-from dca.data.decode_many import decode
-from dca.engine.session import Session
+from dca.datasets.dataset import Item
+from dca.images.decode import decode_all
+from dca.training.session import Session
 
 GALLERY = "gallery.safetensors"
 # Pixels of the longer side, and JPEG quality: about 3 kB per image.
@@ -80,7 +80,7 @@ class Gallery:
             tuple(row["label"] for row in rows),
             tuple(row["sha256"] for row in rows),
             tuple(row["name"] for row in rows),
-            tuple(decode(images, partial(jpeg_of, side=SIDE))),
+            tuple(decode_all(images, partial(jpeg_of, side=SIDE))),
         )
 
     @classmethod

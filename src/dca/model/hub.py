@@ -6,20 +6,18 @@ Only the files of a model travel. Images do not, unless asked for: thumbnails of
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dca.clip.places import is_hub_id
-from dca.core.actions import set_token
+from dca.backbones.sources import is_hub_id
 from dca.core.errors import UserError
-from dca.core.files import utf8
+from dca.core.files import encode_utf8
+from dca.core.hints import set_token
 from dca.model import checkpoint
 from dca.model.card import HERE, LIBRARY, model_card
-from dca.model.fitted import Fitted
 from dca.model.gallery import GALLERY
 
 # What is sent and fetched; a gallery only where the repository has one.
@@ -77,7 +75,7 @@ def push_folder(
     checkpoint.require_whole(folder, record)
     text = card.read_text(encoding="utf-8") if card.is_file() else model_card(record)
     contents: dict[str, Path | bytes] = {name: folder / name for name in WANTED}
-    contents[checkpoint.CARD] = utf8(text.replace(HERE, repo_id))
+    contents[checkpoint.CARD] = encode_utf8(text.replace(HERE, repo_id))
     contents |= {path.relative_to(folder).as_posix(): path for path in _images(folder) if include_images}
     with _asking(f"the model cannot be sent to {repo_id}"):
         api = HfApi(token=token, library_name=LIBRARY)
@@ -117,57 +115,3 @@ def _asking(problem: str) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     """The first line of an error's message; its kind if it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-class HubModel(Fitted):
-    """The part of `Classifier` that sends models to the hub."""
-
-    if TYPE_CHECKING:
-
-        def save_pretrained(self, save_directory: str | Path, *, gallery: bool = True) -> str | None:
-            """Write the model; `Classifier` has it."""
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        commit_message: str = MESSAGE,
-        private: bool | None = None,
-        token: str | None = None,
-        branch: str | None = None,
-        create_pr: bool = False,
-        include_images: bool = False,
-    ) -> str:
-        """Send the model to the Hugging Face hub, in one commit, with a card that names its figures.
-
-        Weights, settings and classes are sent, with the file names of the training images but not the images.
-
-        Args:
-            repo_id: The repository, "user/name"; it is made if it does not exist.
-            commit_message: Message of the commit.
-            private: Whether a new repository is private; None takes the account's default.
-            token: Access token; by default the one that `hf auth login` has stored, or HF_TOKEN.
-            branch: Branch to send to; the main branch by default.
-            create_pr: Open a pull request instead.
-            include_images: Also send thumbnails of the training images, where the model has them.
-
-        Returns:
-            The address of the commit, or of the pull request.
-
-        Raises:
-            UserError: If the classifier is not fitted, or the hub does not take the model.
-        """
-        self._require_fitted()
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / "model"
-            self.save_pretrained(folder, gallery=include_images)
-            return push_folder(
-                folder,
-                repo_id,
-                commit_message=commit_message,
-                private=private,
-                token=token,
-                branch=branch,
-                create_pr=create_pr,
-                include_images=include_images,
-            )

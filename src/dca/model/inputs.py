@@ -1,4 +1,7 @@
-"""The forms in which a caller may give images and labels, converted to one."""
+"""Data frames that list images: of pandas, polars, or any library with columns and `frame[name]`.
+
+The forms in which a caller may give images and labels, converted to one.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,53 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dca.core.actions import set_shots
 from dca.core.errors import UserError
-from dca.core.wording import counted, fold
-from dca.data import load_dataset
-from dca.data.class_ids import wordnet_ids
-from dca.data.dataset import Dataset, ImageLike, Item
-from dca.data.matching import match_keys, match_labels
-from dca.data.sources.walk import image_files
-from dca.data.splits import short_classes
-from dca.model.frames import frame_columns, frame_paths, is_frame
-from dca.model.image_forms import as_image, is_single_image, refuse_url
-from dca.model.record_checks import unreadable_names
+from dca.core.hints import set_shots
+from dca.core.text import normalize_name, pluralize
+from dca.datasets import load_dataset
+from dca.datasets.classes import match_keys, match_labels, wordnet_ids
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
+from dca.datasets.splits import short_classes
+from dca.datasets.walk import list_images
+from dca.images.convert import as_image, is_single_image, refuse_url
+from dca.images.decode import ImageLike
+from dca.model.checkpoint import unreadable_names
+
+
+def is_frame(X: Any) -> bool:
+    """Whether X is a data frame."""
+    return hasattr(X, "columns") and hasattr(X, "__getitem__") and not isinstance(X, np.ndarray | str)
+
+
+def frame_paths(frame: Any) -> list[Any]:
+    """The images of a data frame: the column path, or another usual name of it."""
+    return list(frame[_column(frame, PATH_COLUMNS, "image paths")])
+
+
+def frame_columns(frame: Any, y: Any) -> tuple[list[Any], Iterable[Any]]:
+    """Images and labels of a data frame.
+
+    y: labels, the name of the column that has them, or None for the column label, or another usual name of it.
+    """
+    if y is None:
+        y = _column(frame, LABEL_COLUMNS, "labels")
+    if isinstance(y, str):
+        y = list(frame[_column(frame, (y,), "labels")])
+    return frame_paths(frame), y
+
+
+def _column(frame: Any, names: Sequence[str], what: str) -> Any:
+    """The first of these names that is a column, whatever its case."""
+    found = {str(column).casefold(): column for column in frame.columns}
+    for name in names:
+        if name.casefold() in found:
+            return found[name.casefold()]
+    raise UserError(
+        f"the data frame has no column with {what}: its columns are {', '.join(map(str, frame.columns))}",
+        hint=f"name the column '{names[0]}', or give lists instead",
+    )
+
 
 # The forms of one image are those of `image_forms.as_image`; arrays, tensors and data frames are known by what they do.
 Images = str | Path | Image.Image | Iterable[Any] | Any
@@ -50,7 +88,7 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
         raise UserError("images without labels", hint="fit(images, labels), or a folder with one sub-folder per class")
     images, labels = _image_list(X), _label_list(y)
     if len(images) != len(labels):
-        found = f"{counted(len(images), 'image')} but {counted(len(labels), 'label')}"
+        found = f"{pluralize(len(images), 'image')} but {pluralize(len(labels), 'label')}"
         raise UserError(found, hint="one label for each image")
     distinct = _sorted_labels(set(labels))
     if alike := _alike_pairs(distinct):
@@ -81,7 +119,7 @@ def as_images(X: Any) -> list[ImageLike]:
         return _require_files([as_image(X)])
     if not isinstance(X, str | Path):
         return _require_files(_image_list(X))
-    found = image_files(Path(X))
+    found = list_images(Path(X))
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
@@ -93,7 +131,7 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
         return
     least = min(n for _, n in short)
     raise UserError(
-        f"{counted(len(short), 'class', 'have', of=len(dataset.labels))} fewer than {shots} training images",
+        f"{pluralize(len(short), 'class', 'have', of=len(dataset.labels))} fewer than {shots} training images",
         details=[f"{label}: {n}" for label, n in short],
         hint=["add images", set_shots(least)] if least else "add images to the empty classes",
     )
@@ -135,7 +173,7 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str],
     index = match_keys(theirs, own) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
     used = Counter(item.label for item in items)
     if unknown := [
-        f"{_title(dataset.labels[y], dataset.names[y])}: {counted(n, 'image')}"
+        f"{_title(dataset.labels[y], dataset.names[y])}: {pluralize(n, 'image')}"
         for y, n in used.items()
         if index[y] is None
     ]:
@@ -152,7 +190,7 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str],
 
 def _title(label: Any, name: str) -> str:
     """A class in messages: its label, with its name if that is different."""
-    return str(label) if fold(str(label)) == fold(name) else f"{label} ({name})"
+    return str(label) if normalize_name(str(label)) == normalize_name(name) else f"{label} ({name})"
 
 
 def _image_list(X: Any) -> list[ImageLike]:
@@ -167,7 +205,7 @@ def _image_list(X: Any) -> list[ImageLike]:
             faults.append((number, error))
     if faults:
         details = [f"number {number}: {error.problem}" for number, error in faults]
-        found = counted(len(faults), "image", of=len(images) + len(faults))
+        found = pluralize(len(faults), "image", of=len(images) + len(faults))
         raise UserError(f"{found} cannot be used", details=details, hint=faults[0][1].steps)
     return images
 
@@ -201,7 +239,7 @@ def _require_files(images: list[ImageLike]) -> list[ImageLike]:
 def _alike_pairs(labels: Sequence[Any]) -> list[str]:
     """Pairs of labels whose names CLIP could not tell apart."""
     seen: dict[str, Any] = {}
-    pairs = [(seen.setdefault(fold(str(label)), label), label) for label in labels]
+    pairs = [(seen.setdefault(normalize_name(str(label)), label), label) for label in labels]
     return [f"{first!r} and {label!r}" for first, label in pairs if first != label]
 
 

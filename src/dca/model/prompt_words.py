@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dca.clip import CLIP
-from dca.methods.interface import Method
+from dca.backbones.clip import CLIP
+from dca.methods.base import Method
 
 # Most prompts that are put into words: a method with one context per class has one for each of them.
 MOST = 24

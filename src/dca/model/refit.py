@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca.core.wording import counted
-from dca.data.corrections import extended_classes
-from dca.data.dataset import Dataset, Item, StoredImage
-from dca.data.memory_store import MemoryStore
-from dca.engine.features import facts_of
-from dca.engine.session import Session
-from dca.methods.interface import TrainedMethod
+from dca.core.text import pluralize
+from dca.datasets.corrections import extended_classes
+from dca.datasets.dataset import Dataset, Item
+from dca.features.store import MemoryStore
+from dca.images.decode import StoredImage
+from dca.methods.base import TrainedMethod
 from dca.model.classifier import Classifier
 from dca.model.gallery import Gallery
+from dca.training.features import feature_space
+from dca.training.session import Session
 
 
 @dataclass(frozen=True)
-class Example:
+class LabelledFeatures:
     """A labelled image. features: (D,) of the frozen backbone, not normalised."""
 
     image: StoredImage
@@ -48,9 +49,9 @@ class Refitter:
         if gallery is not None:
             rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
             self._images = {row[0]: StoredImage(*row) for row in rows}
-            self._store.add(facts_of(model.method_.clip), gallery.sha256, gallery.features)
+            self._store.add(feature_space(model.method_.clip), gallery.sha256, gallery.features)
 
-    def refit(self, examples: Sequence[Example]) -> Classifier:
+    def refit(self, examples: Sequence[LabelledFeatures]) -> Classifier:
         """The model fitted on all images; an example replaces a training image of the same content.
 
         Args:
@@ -65,7 +66,7 @@ class Refitter:
         if self.obstacle:
             raise UserError(self.obstacle, hint="fit it again on all images")
         model, method = self.model, self.model.method_
-        self._store.add(facts_of(method.clip), [e.image.sha256 for e in examples], _stacked(examples))
+        self._store.add(feature_space(method.clip), [e.image.sha256 for e in examples], _stacked(examples))
         other = Classifier(
             model.method,
             seed=model.seed,
@@ -79,7 +80,7 @@ class Refitter:
         other.gallery_ = self._gallery(examples).of_draw(other.draw_)
         return other
 
-    def _gallery(self, examples: Sequence[Example]) -> Gallery:
+    def _gallery(self, examples: Sequence[LabelledFeatures]) -> Gallery:
         """The training images and the examples; their class indices are not those of the new model yet."""
         own = self.model.gallery()
         assert own is not None
@@ -95,7 +96,7 @@ class Refitter:
         )
         return kept.joined(added)
 
-    def _source(self, examples: Sequence[Example]) -> Dataset:
+    def _source(self, examples: Sequence[LabelledFeatures]) -> Dataset:
         """The training images of the model and the examples."""
         model, problem = self.model, self.model.method_.problem
         wanted = [example.label for example in examples]
@@ -107,7 +108,7 @@ class Refitter:
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
 
 
-def _stacked(examples: Sequence[Example]) -> Tensor:
+def _stacked(examples: Sequence[LabelledFeatures]) -> Tensor:
     return torch.stack([example.features for example in examples]) if examples else torch.empty(0, 0)
 
 
@@ -122,5 +123,5 @@ def _obstacle(model: Classifier) -> str:
         return "the features of the training images were not saved with the model"
     missing = {row["sha256"] for row in model.draw_} - set(gallery.sha256)
     if missing:
-        return f"the features of {counted(len(missing), 'training image')} were not saved with the model"
+        return f"the features of {pluralize(len(missing), 'training image')} were not saved with the model"
     return ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dca.core.calibration import BINS, Bins, binned, calibration_error
 from dca.plots import style
 from dca.plots.stats import wilson
 from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, percent, plain, save
+from dca.stats.calibration import BINS, Bins, bin_predictions, calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,7 +228,7 @@ def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bi
     style.need_matplotlib()
 
     bins = bins or bins_for(np.size(confidence))
-    table, ece = binned(confidence, right, bins), calibration_error(confidence, right)
+    table, ece = bin_predictions(confidence, right, bins), calibration_error(confidence, right)
     n = int(table.count.sum())
     mean, share = float(np.dot(table.count, table.confidence)) / max(1, n), float(table.right.sum()) / max(1, n)
     with drawing(5.2, 5.75) as figure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dca.core.wording import seconds_text
+from dca.core.text import format_seconds
 from dca.plots import style
 from dca.plots.class_bars import ClassResult, bars_panel, everything, hardest
 from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, save
@@ -259,7 +259,7 @@ def demo_figure(
         overall = everything(per_class)
         right = [count for count in (overall.zero_shot, overall.between, overall.adapted) if count is not None]
         shares = [percent(count / max(1, overall.images)) for count in right]
-        took = [f" in {seconds_text(each)}" for each in seconds] or [""] * len(labels)
+        took = [f" in {format_seconds(each)}" for each in seconds] or [""] * len(labels)
         figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(plain, labels), took)]
         seen = f" after {shots} per class" if shots else ""
         below = f"accuracy on {overall.images:,} test images{seen}; lines are 95 % intervals"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dca.core.errors import UserError
-from dca.core.files import write_bytes, writing
+from dca.core.files import explain_write_errors, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,7 +180,7 @@ def save(figure: Figure, path: Path | str) -> Path:
     """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)
     kind = _kind(path)
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.
     metadata = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}

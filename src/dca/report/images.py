@@ -8,9 +8,7 @@ from functools import partial
 
 from PIL import Image
 
-from dca.data.dataset import ImageLike
-from dca.data.decode import Unreadable
-from dca.data.decode_many import attempt
+from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model.gallery import jpeg_of
 
 
@@ -21,7 +19,7 @@ def data_address(jpeg: bytes) -> str:
 
 def addresses(images: list[ImageLike], side: int) -> list[str]:
     """Each image with at most `side` pixels; "" for one that cannot be read any more."""
-    found = attempt(images, partial(jpeg_of, side=side))
+    found = try_decode_all(images, partial(jpeg_of, side=side))
     return ["" if isinstance(one, Unreadable) else data_address(one) for one in found]
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from markupsafe import Markup, escape
 
 from dca.core.errors import UserError
-from dca.core.files import utf8, write_bytes, writing
-from dca.core.wording import counted
+from dca.core.files import encode_utf8, explain_write_errors, write_bytes
+from dca.core.text import pluralize
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,21 +71,21 @@ def need_jinja() -> None:
         raise UserError(problem, hint="pip install 'dca-prompt[report]'") from None
 
 
-def environment() -> Environment:
-    """Templates with escaping on, and the filters that they share."""
+def environment(folder: Path | None = None) -> Environment:
+    """Templates of this package and of a folder, with escaping on, and the filters that they share."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader([HERE / "templates", HERE]),
+        loader=FileSystemLoader([HERE / "templates", folder or HERE]),
         autoescape=True,
         undefined=StrictUndefined,
     )
     made.filters |= {"percent": percent, "signed": signed, "soft": soft}
-    made.globals["counted"] = counted
+    made.globals["counted"] = pluralize
     return made
 
 
-def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str) -> str:
+def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str, folder: Path | None = None) -> str:
     """The page about a subject.
 
     Args:
@@ -93,11 +93,12 @@ def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str
         subject: What the page is about.
         title: Heading of the page.
         about: One line below it.
+        folder: Where the templates of the sections are; this package by default.
 
     Returns:
         The HTML.
     """
-    templates, shown, left_out = environment(), [], []
+    templates, shown, left_out = environment(folder), [], []
     for section in sections:
         values = section.build(subject)
         if isinstance(values, str):
@@ -122,7 +123,7 @@ def _text(name: str) -> str:
 
 def write(path: Path, html: str) -> Path:
     """Write a page atomically; returns its path."""
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, utf8(html))
+    write_bytes(path, encode_utf8(html))
     return path

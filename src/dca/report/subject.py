@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dca.core.progress import Progress, silent
-from dca.core.wording import counted, printable
-from dca.data.dataset import Dataset, ImageLike
-from dca.engine.evaluate import Evaluation
-from dca.engine.session import Session
+from dca.core.text import pluralize, to_printable
+from dca.datasets.dataset import Dataset
+from dca.images.decode import ImageLike
 from dca.model.classifier import Classifier
 from dca.model.gallery import Gallery
 from dca.model.inputs import measured_items
 from dca.report import images
+from dca.training.evaluate import Evaluation
+from dca.training.session import Session
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -208,7 +209,7 @@ def _tested(dataset: Dataset, found: Evaluation, plain: Evaluation) -> Predictio
     rows = np.arange(found.n)
     return Predictions(
         True,
-        f"{counted(found.n, f'{part} image')} of {printable(dataset.name)}",
+        f"{pluralize(found.n, f'{part} image')} of {to_printable(dataset.name)}",
         found.truth,
         found.probabilities.argmax(axis=1),
         found.probabilities.max(axis=1),
@@ -230,13 +231,13 @@ def left_out(model: Classifier) -> Predictions | None:
     how = model.estimate_.how if model.estimate_ is not None else "left out"
     return Predictions(
         False,
-        f"{counted(len(rows), 'training image')}, each predicted without it ({how})",
+        f"{pluralize(len(rows), 'training image')}, each predicted without it ({how})",
         np.array([row["label"] for row in rows], dtype=np.int64),
         np.array([row["label"] for row in held], dtype=np.int64),
         np.array([row["probability"] for row in held]),
         np.array([row["own"] for row in held]),
         None,
-        tuple(printable(row["name"]) for row in rows),
+        tuple(to_printable(row["name"]) for row in rows),
         (),
         tuple(known.get(row["sha256"], -1) for row in rows),
     )

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from dca.data.decode import enable_heif, square, to_rgb
+from dca.images.decode import center_crop, enable_heif, to_rgb
 
 # Formats that are decoded, and the end of the name under which such a file is kept.
 FORMATS = {
@@ -105,7 +105,7 @@ def decoded(data: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], byte
         opened.load()
         suffix = FORMATS.get(opened.format or "", ".jpg")
         image = to_rgb(opened)
-    pixels = square(image, settings["size"], settings["resize"], settings["resample"])
+    pixels = center_crop(image, settings["size"], settings["resize"], settings["resample"])
     facts = {"width": image.width, "height": image.height, "suffix": suffix}
     return facts, pixels.tobytes(), small_jpeg(image)
 

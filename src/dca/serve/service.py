@@ -1,4 +1,11 @@
-"""A model being served: decoding, batched encoding, images that are held, and metrics."""
+"""A queue in front of the encoder: requests that arrive while it works pass it together.
+
+The encoder of a server: many images at once, and on a CPU on all of its cores.
+
+Which unlabelled image to label next: the least certain first, unlike those before it.
+
+A model being served: decoding, batched encoding, images that are held, and metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +13,175 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dca.core.memory import return_freed_memory
-from dca.data.corrections import Correction, read_corrections
-from dca.data.sources.walk import image_files
+from dca.core.device import return_freed_memory
+from dca.datasets.corrections import Correction, read_corrections
+from dca.datasets.walk import list_images
+from dca.methods.base import Method
 from dca.model.classifier import Classifier
-from dca.serve.batching import Batcher
 from dca.serve.decoder import Decoders
-from dca.serve.encoder import Encoder, Pixels
 from dca.serve.errors import RequestError
-from dca.serve.images import Held, HeldImages
 from dca.serve.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, rendered
-from dca.serve.model_view import Answer, Encoded
 from dca.serve.options import ServeOptions
-from dca.serve.tray import doubts, labelling_order
-from dca.serve.workspace import Kept, Workspace
+from dca.serve.workspace import Answer, Encoded, Held, HeldImages, Kept, Workspace
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Batcher(Generic[T, R]):
+    """Calls `work` with all items that are waiting, at most `most` at once, one call at a time.
+
+    No item waits for others to come: a single request is done at once, and batches grow with the load.
+
+    Args:
+        work: Results of some items, in their order; called in the executor.
+        most: Items per call; 1 does them one by one.
+        executor: Where `work` runs.
+        observe: Called with the number of items of each call.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[T]], Sequence[R]],
+        most: int,
+        executor: Executor,
+        observe: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._work, self._most, self._executor, self._observe = work, most, executor, observe
+        self._waiting: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End; items that are waiting are dropped."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def submit(self, item: T) -> R:
+        """The result of one item; raises what `work` raised for its batch."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((item, future))
+        return await future
+
+    async def _run(self) -> None:
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < self._most and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            wanted = [(item, future) for item, future in batch if not future.done()]  # else its client has gone
+            if wanted:
+                await self._do(wanted)
+
+    async def _do(self, batch: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+        self._observe(len(batch))
+        loop = asyncio.get_running_loop()
+        try:
+            results = await loop.run_in_executor(self._executor, self._work, [item for item, _ in batch])
+        except Exception as error:  # every client of the batch learns of it
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+
+Pixels = NDArray[np.uint8]
+
+
+class Encoder:
+    """Turns pixels into features.
+
+    On a CPU, torch divides every operation among the cores, and all of them wait for the slowest each time. Where other
+    work wants the cores, too, as here, that costs a multiple. So each core gets a part of the images instead; only a
+    single image is encoded by all cores together.
+    """
+
+    def __init__(self) -> None:
+        self._cores = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self._cores, "dca-encode", initializer=torch.set_num_threads, initargs=(1,))
+
+    def __call__(self, method: Method, pixels: Sequence[Pixels]) -> list[Encoded]:
+        """Features of images; pixels: uint8 (3, S, S) each."""
+        parts = min(self._cores, len(pixels)) if method.clip.device.type == "cpu" else 1
+        if parts < 2:
+            return encode(method, pixels)
+        size = -(-len(pixels) // parts)
+        chunks = [pixels[start : start + size] for start in range(0, len(pixels), size)]
+        done = self._pool.map(encode, [method] * len(chunks), chunks)
+        return [image for part in done for image in part]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@torch.no_grad()
+def encode(method: Method, pixels: Sequence[Pixels]) -> list[Encoded]:
+    """Features of images in one pass; pixels: uint8 (3, S, S) each."""
+    clip = method.clip
+    batch = clip.preprocess.normalize(torch.from_numpy(np.stack(pixels)).to(clip.device))
+    frozen = clip.encode_image(batch)
+    own = [None] * len(pixels) if method.frozen_images else [row.clone() for row in method.encode(batch)]
+    # Copies: a row of the batch would keep all of it in memory.
+    return [Encoded(row.clone(), other) for row, other in zip(frozen, own, strict=True)]
+
+
+Floats = NDArray[np.float64]
+
+
+def doubts(probabilities: Floats) -> Floats:
+    """How unsure a model is of each image, (n,): one minus the lead of the best class over the second.
+
+    probabilities: (n, C).
+
+    >>> doubts(np.array([[0.9, 0.1], [0.5, 0.5]])).round(6).tolist()
+    [0.2, 1.0]
+    """
+    if probabilities.shape[1] < 2:
+        return np.zeros(len(probabilities))
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    found: Floats = 1.0 - (first - second)
+    return found
+
+
+def labelling_order(doubt: Floats, features: Floats) -> list[int]:
+    """Places of the images, the most useful to label first.
+
+    Each next image has the largest doubt times distance to the nearest image before it. A label also says much about
+    images that look the same, so that a copy of an image that is asked for first is asked for late.
+
+    Args:
+        doubt: How unsure the model is of each image, (n,).
+        features: Unit features (n, D).
+    """
+    score, distance = doubt.astype(np.float64), np.ones(len(doubt))
+    order: list[int] = []
+    for _ in range(len(doubt)):
+        best = int(score.argmax())
+        order.append(best)
+        # Cosine distances of different photos are small numbers of about the same size; only their ratio counts.
+        distance = np.minimum(distance, np.clip(1.0 - features @ features[best], 0.0, 1.0))
+        score = doubt * distance
+        score[order] = -1.0
+    return order
+
 
 log = logging.getLogger(__name__)
 # Seconds between two returns of freed memory.
@@ -129,7 +284,7 @@ class Service:
 
     async def _fill_tray(self, folder: Path) -> None:
         """Put the images of a folder into the tray, as many as it takes."""
-        for path in await asyncio.to_thread(image_files, folder):
+        for path in await asyncio.to_thread(list_images, folder):
             try:
                 held, _ = await self._seen_file(path)
                 self.images.put_in_tray(held)

@@ -1,25 +1,195 @@
-"""The state of a server: the current model, the corrections, and how to undo the last action."""
+"""What a served model says about images: encoded once, answered by whichever model is current.
+
+The images that a server holds: recent ones, which may be corrected, and the tray of unlabelled ones.
+
+The state of a server: the current model, the corrections, and how to undo the last action.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 import dca
-from dca.core.wording import counted, fold
-from dca.data.corrections import Correction, folder_name, remove_correction, write_correction
-from dca.data.dataset import StoredImage
+from dca.core.text import normalize_name, pluralize
+from dca.datasets.corrections import Correction, folder_name, remove_correction, write_correction
+from dca.images.decode import StoredImage
+from dca.methods.base import Method
+from dca.model.checkpoint import unreadable_names
 from dca.model.classifier import Classifier
-from dca.model.record_checks import unreadable_names
-from dca.model.refit import Example, Refitter
+from dca.model.refit import LabelledFeatures, Refitter
 from dca.serve.errors import RequestError
-from dca.serve.images import Held
-from dca.serve.model_view import Encoded, Snapshot
+
+NEAREST, TOP = 5, 5
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Features of an image.
+
+    frozen: (D,), of the frozen backbone. own: (D,), of the method, if it changes the image tower; such a method is
+    never refitted here, so that they stay valid.
+    """
+
+    frozen: Tensor
+    own: Tensor | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says about one image.
+
+    labels: of all classes. probabilities: (C,). p_value: small for images of none of the classes; None if the model
+    cannot tell. nearest: hash, label and similarity of the nearest training images.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    p_value: float | None
+    nearest: tuple[tuple[str, str, float], ...]
+
+    @property
+    def best(self) -> str:
+        """The most probable label."""
+        return self.labels[int(self.probabilities.argmax())]
+
+    def to_dict(self, reject: float, top: int = TOP) -> dict[str, Any]:
+        """Plain values: the `top` most probable classes, and "none of these" if the p-value is below `reject`."""
+        order = (-self.probabilities).argsort(kind="stable")[:top]
+        return {
+            "top": [{"label": self.labels[c], "probability": float(self.probabilities[c])} for c in order],
+            "p_value": self.p_value,
+            "none_of_these": self.p_value is not None and self.p_value < reject,
+            "nearest": [{"image": i, "label": label, "similarity": s} for i, label, s in self.nearest],
+        }
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is being served. applied: the labels of the corrections that it was fitted with, by image."""
+
+    model: Classifier
+    applied: Mapping[str, str]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels as text, in the order of the classes."""
+        return tuple(map(str, self.model.classes_.tolist()))
+
+    def answers(self, images: Sequence[Encoded]) -> list[Answer]:
+        """What the model says about some images."""
+        if not images:
+            return []
+        features = _method_features(self.model.method_, images)
+        found = self.model.answers_of(features)
+        p_values = [None] * len(images) if found.p_values is None else found.p_values.tolist()
+        nearest = self._nearest(torch.stack([image.frozen for image in images]))
+        rows = zip(found.probabilities, p_values, nearest, strict=True)
+        return [Answer(self.labels, row, p, near) for row, p, near in rows]
+
+    def _nearest(self, features: Tensor) -> list[tuple[tuple[str, str, float], ...]]:
+        gallery = self.model.gallery()
+        if gallery is None or not len(gallery):
+            return [()] * len(features)
+        labels = self.labels
+        places, values = gallery.nearest(features.cpu(), NEAREST)
+        return [
+            tuple((gallery.sha256[n], labels[gallery.labels[n]], round(s, 4)) for n, s in zip(row, near, strict=True))
+            for row, near in zip(places.tolist(), values.tolist(), strict=True)
+        ]
+
+
+@torch.no_grad()
+def _method_features(method: Method, images: Sequence[Encoded]) -> Tensor:
+    """Features (B, D) as `method.encode` gives them."""
+    own = [image.own for image in images if image.own is not None]
+    return torch.stack(own) if own else method.from_frozen(torch.stack([image.frozen for image in images]))
+
+
+@dataclass(frozen=True)
+class Held:
+    """One image. source: its file as bytes, or the place of a file that the owner of the server named."""
+
+    sha256: str
+    width: int
+    height: int
+    suffix: str
+    thumbnail: bytes
+    encoded: Encoded
+    source: bytes | Path
+
+    def content(self) -> bytes:
+        """The image file."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes."""
+        return len(self.thumbnail) + (len(self.source) if isinstance(self.source, bytes) else 0)
+
+
+class HeldImages:
+    """Images by their hash. Recent ones are forgotten as others come; those of the tray stay until they are removed.
+
+    Args:
+        recent_bytes: Memory for recent images.
+        tray_bytes: Memory for the tray.
+        tray_images: Most images in the tray.
+    """
+
+    def __init__(self, recent_bytes: int, tray_bytes: int, tray_images: int) -> None:
+        self._recent: OrderedDict[str, Held] = OrderedDict()
+        self._tray: dict[str, Held] = {}
+        self._recent_bytes, self._tray_bytes, self._tray_images = recent_bytes, tray_bytes, tray_images
+        self._recent_taken = self._tray_taken = 0
+
+    def get(self, sha256: str) -> Held | None:
+        """The image, if it is held."""
+        return self._tray.get(sha256) or self._recent.get(sha256)
+
+    def keep_recent(self, image: Held) -> None:
+        """Hold an image for a while; the oldest ones are forgotten."""
+        if (before := self._recent.pop(image.sha256, None)) is not None:
+            self._recent_taken -= before.memory
+        self._recent[image.sha256] = image
+        self._recent_taken += image.memory
+        while self._recent_taken > self._recent_bytes and len(self._recent) > 1:
+            self._recent_taken -= self._recent.popitem(last=False)[1].memory
+
+    def put_in_tray(self, image: Held) -> None:
+        """Hold an image in the tray.
+
+        Raises:
+            RequestError: If the tray is full.
+        """
+        if image.sha256 in self._tray:
+            return
+        if len(self._tray) >= self._tray_images or self._tray_taken + image.memory > self._tray_bytes:
+            raise RequestError(409, "the tray is full", "label or remove some of its images first")
+        self._tray[image.sha256] = image
+        self._tray_taken += image.memory
+
+    def remove_from_tray(self, sha256: str) -> bool:
+        """Take an image out of the tray; False if it is not there."""
+        image = self._tray.pop(sha256, None)
+        self._tray_taken -= image.memory if image else 0
+        return image is not None
+
+    def tray(self) -> list[Held]:
+        """The images of the tray in the order in which they came."""
+        return list(self._tray.values())
+
 
 # Longest label that a client may give, in characters, and its folder's name in bytes.
 LABEL_LENGTH, NAME_BYTES = 80, 200
@@ -34,12 +204,12 @@ class Kept:
     encoded: Encoded
 
     @property
-    def example(self) -> Example:
+    def example(self) -> LabelledFeatures:
         """The image as a refit takes it."""
         path = self.correction.path
         name = f"{path.parent.name}/{path.name}"
         image = StoredImage(self.correction.sha256, name, self.thumbnail)
-        return Example(image, self.correction.label, self.encoded.frozen.cpu())
+        return LabelledFeatures(image, self.correction.label, self.encoded.frozen.cpu())
 
 
 @dataclass(frozen=True)
@@ -54,7 +224,7 @@ class Labelled:
 class Refitted:
     """The model was fitted again. before: the model before that."""
 
-    before: Snapshot
+    before: ServedModel
 
 
 class Workspace:
@@ -72,7 +242,7 @@ class Workspace:
 
     def __init__(self, folder: Path, model: Classifier) -> None:
         self.folder = folder
-        self.current = Snapshot(model, {})
+        self.current = ServedModel(model, {})
         self.revision = 0
         self.refits = 0
         self._refitter = Refitter(model)
@@ -108,13 +278,13 @@ class Workspace:
         Raises:
             RequestError: If it is no readable text, or too long.
         """
-        if not isinstance(label, str) or unreadable_names([label]) or not fold(label):
+        if not isinstance(label, str) or unreadable_names([label]) or not normalize_name(label):
             raise RequestError(422, "a label must be readable text")
         text = " ".join(label.split())
         if len(text) > LABEL_LENGTH or len(folder_name(text).encode()) > NAME_BYTES:
             raise RequestError(422, f"a label may have at most {LABEL_LENGTH} characters")
-        known = {fold(name): name for name in (*self.corrections.values(), *self.current.labels)}
-        return known.get(fold(text), text)
+        known = {normalize_name(name): name for name in (*self.corrections.values(), *self.current.labels)}
+        return known.get(normalize_name(text), text)
 
     async def correct(self, image: Held | Kept, label: str) -> Correction:
         """Keep an image under a label; when this returns, it is on disk.
@@ -159,7 +329,7 @@ class Workspace:
             examples = [kept.example for kept in self._kept.values()]
             model = await asyncio.to_thread(self._refitter.refit, examples)
             self._steps.append(Refitted(self.current))
-            self.current = Snapshot(model, applied)
+            self.current = ServedModel(model, applied)
             self.revision += 1
             self.refits += 1
             return time.monotonic() - began
@@ -266,5 +436,5 @@ def _file_of(image: Held | Kept) -> tuple[str, bytes, str]:
 
 def describe(model: Classifier) -> str:
     """A model in one line, for the screen."""
-    images = counted(len(model.draw_), "training image")
-    return f"{model.method}, {counted(len(model.classes_), 'class')}, {images}, {model.method_.clip.source}"
+    images = pluralize(len(model.draw_), "training image")
+    return f"{model.method}, {pluralize(len(model.classes_), 'class')}, {images}, {model.method_.clip.source}"

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.clip import CLIP
+from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.interface import Batch, Method, Problem, Support
-from dca.methods.recipe import CROP_LOW, VIEW_CROP_LOW, Recipe
+from dca.methods.base import CROP_LOW, VIEW_CROP_LOW, Batch, Method, Problem, Support, TrainingOptions
 
 T = TypeVar("T")
 # The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence.
@@ -31,7 +30,7 @@ SEVEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenOptions(Recipe):
+class FrozenOptions(TrainingOptions):
     """Options of every method over frozen features."""
 
     templates: tuple[str, ...] = opt(

@@ -1,4 +1,16 @@
-"""Gaussian heads as one family.
+"""The inverse of a shrunk covariance whose small and negative eigenvalues are raised to a floor.
+
+    Σ_s = Uᵀ U + a I + b J      is indefinite where γ2 V_o exceeds γ1 V_d, or where V_o < 0 and γ2 is large
+    Σ_f = Σ_k max(λ_k, ℓ) e_k e_kᵀ,    ℓ = floor · tr Σ_s / D,    λ_k, e_k of Σ_s
+    Σ̂ = S⁻¹ Σ_f S⁻¹,           S the square root of the diagonal of Σ_f, or I
+
+FeCAM takes the pseudo-inverse there, which keeps negative eigenvalues, and with them negative distances, whose score
+τ / (d + ε) has no order. With a floor every distance is positive, and γ1 and γ2 may have any values.
+
+All eigenvalues but R + 1 are a, so the small problem in the span of the rows of U and of the ones vector is enough.
+Only bJ can bring an eigenvalue below a, hence at most one is: the inverse has the structure of `metric.Precision`.
+
+Gaussian heads as one family.
 
 Every head here scores a class by a Gaussian about its mean μ_c, and they differ in Σ_c. For DCA μ_c is
 the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`mahalanobis_head.py`):
@@ -23,6 +35,27 @@ them for the log-likelihoods here, for DCA's head and for DCA's L_in.
 Goswami et al., FeCAM, NeurIPS 2023. Wang et al., A Hard-to-Beat Baseline for Training-free
 CLIP-based Adaptation, ICLR 2024. Ledoit and Wolf, J. Multivariate Analysis 88, 2004. Chen et al.,
 IEEE Trans. Signal Processing 58, 2010 (OAS). Friedman, JASA 84, 1989 (RDA).
+
+Exact leave-one-out scores of GDA's Gaussian part, from one eigendecomposition.
+
+N images have V views each; image i of class y leaves with all of its views. M is the scatter within the classes,
+M = Σ (f - μ)(f - μ)ᵀ over the n = N V rows, m the number of rows of class y, Δ (V, D) the rows of image i minus
+μ_y, and δ their mean. Without the image:
+
+    M_i = M - Eᵀ E,    E = (I + 1 1ᵀ / (m - V))^½ Δ,    μ_y' = μ_y - V / (m - V) δ,    n' = n - V
+    P_i = D (M_i + r_i I)⁻¹,    r_i = tr(M_i) / (n' - 1)
+
+since the mean of the class moves, too. With M = Q diag(e) Qᵀ the shift r_i, which is different for every image,
+changes only eigenvalues, w = 1 / (e + r_i), and Woodbury's formula takes the V rows of E out. In the basis Q:
+
+    P_i / D = diag(w) + diag(w) Eᵀ (I - E diag(w) Eᵀ)⁻¹ E diag(w)
+
+The cost is one eigendecomposition and O(N V C D). An image that is alone in its class has E = Δ: the class then
+has no mean, and its score is -∞.
+
+A left-out image is farther from the mean of the k - 1 other images of its class than a new image is from the mean of
+all k: its expected squared distance is k / (k - 1) instead of (k + 1) / k times the variance. `repair` multiplies the
+distance d² to its own class by the ratio (k² - 1) / k², for choices that are to suit the model of all images.
 """
 
 from __future__ import annotations
@@ -39,9 +72,43 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import metric
-from dca.methods.shared.eigenvalue_floor import floored_precision
-from dca.methods.shared.metric import IndefiniteError, Precision
-from dca.methods.shared.shots import Shots
+from dca.methods.shared.metric import FLAT, IndefiniteError, Precision, added
+from dca.methods.shared.shots import ClassFeatures
+
+
+def floored_precision(U: Tensor, gamma1: float, gamma2: float, floor: float, *, normalize: bool = True) -> Precision:
+    """Shrink UᵀU as `metric.precision` does, raise its eigenvalues to `floor` times their mean, and invert it.
+
+    U: (..., R, D). floor: above 0.
+    """
+    D = U.shape[-1]
+    a, b = added(U, gamma1, gamma2)
+    least = floor * (U.square().sum(dim=(-2, -1)) / D + a + b)
+    lambdas, E = _eigen(U, a, b)
+    lambdas, a = torch.maximum(lambdas, least[..., None]), torch.maximum(a, least)
+    variances = a[..., None] + ((lambdas - a[..., None])[..., None, :] * E.square()).sum(dim=-1)
+    s = variances.sqrt() if normalize else torch.ones_like(variances)
+    # Σ_f⁻¹ = I / a - E diag(c) Eᵀ; only c of the smallest eigenvalue may be negative.
+    c = 1 / a[..., None] - 1 / lambdas
+    rows = (c[..., None, 1:].clamp_min(0).sqrt() * E[..., 1:] * s[..., None]).mT
+    ones = c[..., :1].abs().sqrt() * E[..., 0] * s
+    log_det = (D - lambdas.shape[-1]) * a.log() + lambdas.log().sum(dim=-1) - 2 * s.log().sum(dim=-1)
+    return Precision(s.square() / a[..., None], ones, c[..., 0].sign(), rows, log_det)
+
+
+def _eigen(U: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (..., k), ascending, and eigenvectors (..., D, k) of Σ_s in a space that holds all but a.
+
+    k = min(R + 1, D): the rows of U, and ones.
+    """
+    rows = torch.cat([U, torch.ones_like(U[..., :1, :])], dim=-2)
+    basis, corner = torch.linalg.qr(rows.mT)
+    weights = torch.ones_like(rows[..., 0])
+    weights[..., -1] = b
+    small = (corner * weights[..., None, :]) @ corner.mT
+    lambdas, vectors = torch.linalg.eigh(small)
+    return lambdas + a[..., None], basis @ vectors
+
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
 # Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
@@ -140,7 +207,7 @@ HEADS = MappingProxyType(
 )
 
 
-def means_of(shots: Shots, gaussian: Gaussian) -> Tensor:
+def means_of(shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
     """μ of every class, (C, D)."""
     return F.normalize(shots.means(), dim=-1) if gaussian.unit_means else shots.means()
 
@@ -191,14 +258,16 @@ def rho_of(gaussian: Gaussian, centred: Tensor | None = None) -> float:
     return min(rho, MOST_RHO)
 
 
-def shared_precision(shots: Shots, gaussian: Gaussian) -> Precision:
+def shared_precision(shots: ClassFeatures, gaussian: Gaussian) -> Precision:
     """Σ̂⁻¹ of the covariance pooled within the classes."""
     means = shots.means().double()
     rho = rho_of(gaussian, shots.features.double() - means[shots.labels()])
     return shrunk(shots.pooled_rows(means), gaussian, len(shots.features), rho)
 
 
-def precisions(shots: Shots, gaussian: Gaussian, centers: Tensor | None = None) -> Iterator[tuple[Tensor, Precision]]:
+def precisions(
+    shots: ClassFeatures, gaussian: Gaussian, centers: Tensor | None = None
+) -> Iterator[tuple[Tensor, Precision]]:
     """Places of some classes (c,) and their Σ̂⁻¹ in float64, for all classes.
 
     Σ̂⁻¹ is a batch (c,), or (1,) where those classes share one. centers: (M, C, D) to measure the spread of
@@ -244,7 +313,7 @@ def naming_classes(names: Sequence[str]) -> Iterator[None]:
         raise IndefiniteError(error.classes, *error.gammas, names=names) from None
 
 
-def linear(shots: Shots, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
+def linear(shots: ClassFeatures, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
     """W (C, D) and b (C,) of a shared covariance: w_c = Σ⁻¹ μ_c, b_c = log π - ½ μ_cᵀ Σ⁻¹ μ_c."""
     if not gaussian.shared:
         raise ValueError("only a covariance that all classes share makes a linear head")
@@ -254,7 +323,7 @@ def linear(shots: Shots, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Te
     return W, log_prior - (W * means).sum(dim=-1) / 2
 
 
-def log_likelihoods(f: Tensor, shots: Shots, gaussian: Gaussian) -> Tensor:
+def log_likelihoods(f: Tensor, shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
     """Input of the softmax, up to a term that all classes share: f (N, D) -> (N, C). Exact in float64."""
     if gaussian.shared:
         W, b = linear(shots, gaussian)
@@ -266,3 +335,107 @@ def log_likelihoods(f: Tensor, shots: Shots, gaussian: Gaussian) -> Tensor:
         if gaussian.log_det:
             out[places] -= form.log_det[..., None] / 2
     return out.T
+
+
+# Numbers in the largest tensor of a batch of images: bounds memory, not results.
+NUMBERS = 2**23
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """Statistics of all rows in the basis of the eigenvectors of M; symbols as above.
+
+    eigenvalues: e (D,). means: (C, D). rows: (N, V, D). queries: (N, D). counts: rows of each class, (C,).
+    """
+
+    eigenvalues: Tensor
+    means: Tensor
+    rows: Tensor
+    queries: Tensor
+    labels: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> _Scatter:
+        rows, queries = rows.double(), queries.double()
+        all_labels = labels.repeat_interleave(rows.shape[1])
+        shots = ClassFeatures.group(rows.flatten(0, 1), all_labels, classes)
+        # A class without rows has no mean; zeros stand in, and no score of it is used.
+        means = shots.means().nan_to_num(0.0)
+        apart = rows.flatten(0, 1) - means[all_labels]
+        e, Q = torch.linalg.eigh(apart.mT @ apart)
+        return cls(e.clamp_min(0), means @ Q, rows @ Q, queries @ Q, labels, shots.counts)
+
+    def batches(self) -> Iterator[Tensor]:
+        """Places of images, a few at a time."""
+        N, V, D = self.rows.shape
+        at_once = max(NUMBERS // (V * max(len(self.means), D)), 1)
+        yield from torch.split(torch.arange(N, device=self.labels.device), at_once)
+
+
+def left_out_scores(rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, repair: bool = False) -> Tensor:
+    """Gaussian part of each image under the model without it: f·w_c + b_c, (N, C) in float64.
+
+    rows: unit features (N, V, D) of the views of each image. labels: (N,). queries: (N, D), the feature to score of
+    each image, such as its evaluation view. The score of a class that is left without images is -∞. repair: not
+    the refitted score of the own class, but the one with the distance of a new image.
+    """
+    scatter = _Scatter.of(rows, labels, queries, classes)
+    scores = torch.cat([_scores(scatter, some, repair) for some in scatter.batches()])
+    return scores - math.log(classes)
+
+
+def left_out_logits(rows: Tensor, labels: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
+    """GDA's logits τ f·t + α (f·w + b) of each image under the model without it, (N, C) in float64.
+
+    text: unit text features (C, D); the others as in `left_out_scores`.
+    """
+    return add_text(left_out_scores(rows, labels, queries, len(text)), queries, text, tau=tau, alpha=alpha)
+
+
+def add_text(scores: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
+    """τ f·t + α · scores, (N, C). queries: f (N, D), text: t (C, D)."""
+    zero_shot = tau * queries.double() @ text.double().mT
+    return zero_shot + alpha * scores if alpha else zero_shot  # 0 · -∞ would not be a number
+
+
+def _removed(scatter: _Scatter, some: Tensor) -> tuple[Tensor, Tensor]:
+    """E (B, V, D) and μ_y' (B, D) of the images `some` (B,); μ_y' is not finite for an image alone in its class."""
+    y, rows = scatter.labels[some], scatter.rows[some]
+    V = rows.shape[1]
+    own = scatter.means[y]
+    apart = rows - own[:, None]
+    middle = apart.mean(dim=1)
+    left = (scatter.counts[y] - V)[:, None].double()
+    # (I + 11ᵀ/(m - V))^½ = I + c 11ᵀ. The rows of a lone image are already centred: there c does not matter.
+    factor = torch.where(left > 0, (1 + V / left.clamp_min(1)).sqrt() - 1, 0.0)
+    return apart + (factor * middle)[:, None], own - V / left * middle
+
+
+def _scores(scatter: _Scatter, some: Tensor, repair: bool) -> Tensor:
+    """f·w_c - ½ μ_c·w_c of the images `some` (B,), each without itself: (B, C)."""
+    E, own = _removed(scatter, some)
+    N, V, D = scatter.rows.shape
+    f, means, y = scatter.queries[some], scatter.means, scatter.labels[some]
+    degrees = max((N - 1) * V - 1, 1)
+    trace = scatter.eigenvalues.sum() - E.square().sum(dim=(1, 2))
+    # As in `metric.precision`: without any variation Σ̂ = I, which is M + (n' - 1) I here.
+    shift = torch.where(trace / degrees <= FLAT, float(degrees), trace / degrees)
+    w = 1 / (scatter.eigenvalues + shift[:, None])
+    L = torch.linalg.cholesky(torch.eye(V, dtype=E.dtype, device=E.device) - (E * w[:, None]) @ E.mT)
+    taken: Tensor = torch.linalg.solve_triangular(L, E * w[:, None], upper=False)  # L⁻¹ E diag(w), (B, V, D)
+    along_f = (taken @ f[..., None])[..., 0]
+
+    along = taken @ means.mT  # (B, V, C)
+    linear = (w * f) @ means.mT + (along_f[:, None] @ along)[:, 0]
+    squared = w @ means.square().mT + along.square().sum(dim=1)
+    along_own = (taken @ own[..., None])[..., 0]
+    own_linear = (w * f * own).sum(dim=-1) + (along_f * along_own).sum(dim=-1)
+    own_squared = (w * own.square()).sum(dim=-1) + along_own.square().sum(dim=-1)
+    own_score = own_linear - own_squared / 2
+    if repair:
+        distance = (w * (f - own).square()).sum(dim=-1) + (along_f - along_own).square().sum(dim=-1)
+        own_score = own_score + distance / 2 * (V / scatter.counts[y].double()).square()
+    own_score = torch.where(scatter.counts[y] > V, own_score, -torch.inf)
+    scores = (linear - squared / 2).scatter(1, y[:, None], own_score[:, None])
+    return D * scores.masked_fill(scatter.counts == 0, -torch.inf)

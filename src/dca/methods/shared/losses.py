@@ -1,14 +1,22 @@
-"""Loss terms as pure functions."""
+"""Loss terms as pure functions.
+
+Constants of DCA's intra-class loss L_in: class centres and covariances.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.methods.base import Support
+from dca.methods.shared import gaussian
+from dca.methods.shared.heads import ClassPrecisions
 from dca.methods.shared.metric import Precision, quadratic
+from dca.methods.shared.shots import ClassFeatures
 
 Intra = Literal["mahalanobis", "l2", "l1"]
 IntraReduction = Literal["element", "mean", "sum"]
@@ -72,3 +80,32 @@ def random_pairs(n: int, count: int, generator: torch.Generator) -> Tensor:
     first = torch.randint(n, (count,), generator=generator)
     offset = torch.randint(1, n, (count,), generator=generator)
     return torch.stack([first, (first + offset) % n], dim=1)
+
+
+@dataclass(frozen=True)
+class IntraClass:
+    """Constants of L_in, Eq. 11. centers: (C, D). precisions: Σ̂⁻¹ of the C classes."""
+
+    centers: Tensor
+    precisions: ClassPrecisions
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, names: tuple[str, ...], per_class: int) -> IntraClass:
+        """From unit features (N, D) of all training images, before any training.
+
+        per_class: Shots; they decide γ, whatever the options of the head: those must not change training.
+        """
+        shots = ClassFeatures.group(features, labels, len(names))
+        family = gaussian.dca(*gaussian.gammas(per_class), per_class)
+        with gaussian.naming_classes(names):
+            return cls(shots.means(), ClassPrecisions.of(shots, family, features.dtype))
+
+    @classmethod
+    def of_backbone(cls, support: Support, names: tuple[str, ...], per_class: int) -> IntraClass:
+        """From the features that CLIP itself gives the training images."""
+        return cls.of(F.normalize(support.frozen_features(), dim=-1), support.labels, names, per_class)
+
+    def __call__(self, f: Tensor, labels: Tensor, form: str = "mahalanobis", reduction: str = "element") -> Tensor:
+        """L_in of unit features f (B, D) with labels (B,)."""
+        own = self.precisions[labels] if form == "mahalanobis" else None
+        return intra_class(f, self.centers[labels], own, form=form, reduction=reduction)

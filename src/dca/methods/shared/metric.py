@@ -23,8 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dca.core.actions import set_option
 from dca.core.errors import UserError
+from dca.core.hints import set_option
 
 Metric = Literal["mahalanobis", "euclidean", "cosine"]
 Score = Literal["inverse", "negative"]

@@ -15,7 +15,7 @@ CLASSES, NUMBERS = 256, 2**23
 
 
 @dataclass(frozen=True)
-class Rest:
+class OtherClasses:
     """Images of classes that a model was fitted on and does not have any more.
 
     features: (N, D), class after class. counts: (C,). centers: text features of these classes, (..., C, D).
@@ -26,15 +26,15 @@ class Rest:
     centers: Tensor
 
     @classmethod
-    def none(cls, like: Tensor) -> Rest:
+    def none(cls, like: Tensor) -> OtherClasses:
         """No such images; like: centers (..., C, D) of the classes that there are."""
         counts = torch.zeros(0, dtype=torch.int64, device=like.device)
         return cls(like.new_zeros(0, like.shape[-1]), counts, like[..., :0, :])
 
-    def joined(self, shots: Shots, centers: Tensor, classes: Sequence[int]) -> Rest:
+    def joined(self, shots: ClassFeatures, centers: Tensor, classes: Sequence[int]) -> OtherClasses:
         """With the classes `classes` of shots, whose centers are (..., C, D)."""
         each = torch.split(shots.features, shots.counts.tolist())
-        return Rest(
+        return OtherClasses(
             torch.cat([self.features, *(each[c] for c in classes)]),
             torch.cat([self.counts, shots.counts[list(classes)]]),
             torch.cat([self.centers, centers[..., list(classes), :]], dim=-2),
@@ -42,7 +42,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Shots:
+class ClassFeatures:
     """Training features, class after class, without padding.
 
     features: (N, D). counts: images of each class (C,), their sum is N. rest: images of other classes, which count
@@ -51,15 +51,15 @@ class Shots:
 
     features: Tensor
     counts: Tensor
-    rest: Rest | None = None
+    rest: OtherClasses | None = None
 
     @classmethod
-    def group(cls, features: Tensor, labels: Tensor, classes: int) -> Shots:
+    def group(cls, features: Tensor, labels: Tensor, classes: int) -> ClassFeatures:
         """From rows (N, D) and labels (N,); the order within a class is kept."""
         return cls(features[labels.argsort(stable=True)], torch.bincount(labels, minlength=classes))
 
     @classmethod
-    def none(cls, classes: int, like: Tensor) -> Shots:
+    def none(cls, classes: int, like: Tensor) -> ClassFeatures:
         """No features for any of the classes; type, device and D of `like` (..., D)."""
         counts = torch.zeros(classes, dtype=torch.int64, device=like.device)
         return cls(like.new_zeros(0, like.shape[-1]), counts)
@@ -68,18 +68,18 @@ class Shots:
         """Class of each row: (N,)."""
         return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
 
-    def select(self, sources: Sequence[int | None]) -> Shots | None:
+    def select(self, sources: Sequence[int | None]) -> ClassFeatures | None:
         """The shots of the classes `sources`, in that order; None where a class has no source."""
         chosen = [s for s in sources if s is not None]
         if len(chosen) < len(sources):
             return None
         each = torch.split(self.features, self.counts.tolist())
-        return Shots(torch.cat([each[c] for c in chosen]), self.counts[chosen])
+        return ClassFeatures(torch.cat([each[c] for c in chosen]), self.counts[chosen])
 
-    def append(self, features: Tensor) -> Shots:
+    def append(self, features: Tensor) -> ClassFeatures:
         """The shots with one more class, the last, which has these features (n, D); n may be 0."""
         counts = torch.cat([self.counts, self.counts.new_tensor([len(features)])])
-        return Shots(torch.cat([self.features, features]), counts)
+        return ClassFeatures(torch.cat([self.features, features]), counts)
 
     def means(self) -> Tensor:
         """Mean feature of each class, (C, D)."""
@@ -132,11 +132,11 @@ class Shots:
         if rest is None or not len(rest.features):
             return self.pooled_rows(centers)
         middle = None if centers is None else torch.cat([centers, rest.centers.expand(*centers.shape[:-2], -1, -1)], -2)
-        everything = Shots(torch.cat([self.features, rest.features]), torch.cat([self.counts, rest.counts]))
+        everything = ClassFeatures(torch.cat([self.features, rest.features]), torch.cat([self.counts, rest.counts]))
         return everything.pooled_rows(middle)
 
 
-def shots_problems(state: Mapping[str, Tensor], classes: int, D: int, *, needed: bool = True) -> list[str]:
+def check_class_features(state: Mapping[str, Tensor], classes: int, D: int, *, needed: bool = True) -> list[str]:
     """Errors in the shapes of saved `shot_features` and `shot_counts`, one line each.
 
     A class may have none, if it was added without images. needed: whether the head uses them.

@@ -7,11 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dca.core.calibration import Bins, binned, calibration_error, suitable_bins
 from dca.plots.stats import wilson
 from dca.report.page import Section
 from dca.report.subject import Subject
 from dca.report.svg import Scale, drawing, element, line, percent_axis, rect, words
+from dca.stats.calibration import Bins, bin_predictions, calibration_error, suitable_bins
 
 # Bins with fewer images are drawn pale.
 FEW = 5
@@ -23,7 +23,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     if found is None:
         return "No predictions for images that the model has not seen."
     bins = suitable_bins(len(found))
-    table, ece = binned(found.sure, found.right, bins), calibration_error(found.sure, found.right, bins)
+    table, ece = bin_predictions(found.sure, found.right, bins), calibration_error(found.sure, found.right, bins)
     mean, share = float(found.sure.mean()), float(found.right.mean())
     return {
         "chart": chart(table, ece),

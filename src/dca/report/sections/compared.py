@@ -7,11 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dca.core.paired import HOW
-from dca.model.comparison import Compared, Comparison
+from dca.model.comparison import Comparison, ModelResult
 from dca.report.page import Section, signed
 from dca.report.sections.headline import Accuracy, chart
 from dca.report.svg import Scale, drawing, line, rect, short, words
+from dca.stats.paired import HOW
 
 
 def build(comparison: Comparison) -> Mapping[str, Any]:
@@ -33,7 +33,7 @@ def build(comparison: Comparison) -> Mapping[str, Any]:
     }
 
 
-def differences(models: list[Compared]) -> Markup:
+def differences(models: list[ModelResult]) -> Markup:
     """One line per model: its difference to the first with the interval, zero marked."""
     found = [model.difference for model in models if model.difference is not None]
     reach = 1.1 * max([0.01, *(abs(end) for one in found for end in (one.low, one.high))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dca.core.wording import seconds_text
+from dca.core.text import format_seconds
 from dca.model.comparison import TIMED, Comparison
 from dca.report.page import Section
 
@@ -17,7 +17,7 @@ def build(comparison: Comparison) -> Mapping[str, Any]:
             "name": model.name,
             "parameters": f"{model.cost.parameters:,}",
             "milliseconds": f"{model.cost.milliseconds:.2f}",
-            "fit": "–" if model.cost.fit_seconds is None else seconds_text(model.cost.fit_seconds),
+            "fit": "–" if model.cost.fit_seconds is None else format_seconds(model.cost.fit_seconds),
             "ece": f"{model.evaluation.ece:.3f}",
         }
         for model in comparison.models

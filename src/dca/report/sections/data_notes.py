@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dca.core.actions import render
 from dca.core.errors import UserError
-from dca.core.progress import of_stage
-from dca.data.check.folder import check_dataset
-from dca.data.check.public import Report
-from dca.data.sources.folder import load_folder
+from dca.core.hints import render
+from dca.core.progress import stage_progress
+from dca.datasets.check import CheckReport, check_dataset
+from dca.datasets.folder import load_folder
 from dca.model.findings import findings
 from dca.report.page import Section
 from dca.report.subject import Subject
@@ -34,7 +33,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     return {"notes": notes, "findings": rows, "facts": facts}
 
 
-def check(subject: Subject) -> Report | None:
+def check(subject: Subject) -> CheckReport | None:
     """Look at all images of the data: every part of a folder, or the part that was measured."""
     dataset, place = subject.dataset, Path(subject.data or "in memory").expanduser()
     if dataset is None:
@@ -44,7 +43,7 @@ def check(subject: Subject) -> Report | None:
             dataset = load_folder(place)
         except UserError:  # enough to measure on, but not to learn from
             place = Path("one part")
-    return check_dataset(dataset, place, progress=of_stage(subject.progress, "checking images"))
+    return check_dataset(dataset, place, progress=stage_progress(subject.progress, "checking images"))
 
 
 SECTION = Section("data_notes", "Notes on the data", build)

@@ -1,4 +1,7 @@
-"""The accuracy with its interval, next to zero-shot CLIP and a linear probe: measured on test images, or estimated."""
+"""A linear probe on the images of a page: what the training images tell without the names of their classes.
+
+The accuracy with its interval, next to zero-shot CLIP and a linear probe: measured on test images, or estimated.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from markupsafe import Markup
+from numpy.typing import NDArray
 
-from dca.core.calibration import wilson
-from dca.core.paired import paired_difference
-from dca.core.wording import counted
+from dca.core.text import pluralize
+from dca.methods.linear_probe import LinearProbeOptions, solve
 from dca.report.page import Section, percent
-from dca.report.probe import probe_is_right
 from dca.report.subject import Subject
 from dca.report.svg import Scale, drawing, element, line, rect, short, words
+from dca.stats.calibration import wilson_interval
+from dca.stats.paired import paired_difference
+
+# Training images times classes up to which it is solved: 100 classes of 16 images take about a second.
+MOST = 200_000
+
+
+def probe_is_right(subject: Subject) -> NDArray[np.bool_] | None:
+    """Whether a linear probe over frozen features is right about each test image, (N,).
+
+    It is fitted on the features in the model's gallery with the c of CLIP's authors. None where there are no test
+    images or no gallery, where a class has no training image, where the test images are of other classes, or where it
+    would take long.
+    """
+    found, gallery, classes = subject.predictions, subject.gallery, list(map(str, subject.model.classes_.tolist()))
+    if found is None or not found.tested or gallery is None or subject.labels != classes:
+        return None
+    if len(gallery) * len(classes) > MOST or len(set(gallery.labels)) < len(classes):
+        return None
+    features = subject.features(range(len(found)))
+    if features is None:
+        return None
+    options, labels = LinearProbeOptions(), torch.tensor(gallery.labels)
+    weight, bias = solve(
+        gallery.features.double().cpu(), labels, len(classes), options.default_c, iterations=options.iterations
+    )
+    answer = (features.double().cpu() @ weight.T + bias).argmax(dim=-1)
+    right: NDArray[np.bool_] = answer.numpy() == found.truth
+    return right
+
 
 PROBE = "linear probe"
 
@@ -66,7 +100,7 @@ def accuracies(subject: Subject) -> list[Accuracy]:
 
 
 def _measured(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
-    return Accuracy(name, share, *wilson(share, n), basis, main)
+    return Accuracy(name, share, *wilson_interval(share, n), basis, main)
 
 
 def _recorded(subject: Subject) -> list[Accuracy]:
@@ -75,7 +109,7 @@ def _recorded(subject: Subject) -> list[Accuracy]:
     if not rows or subject.model.lineage_:
         return []
     row, method = rows[0], subject.model.method_.name
-    n, basis = row["test_images"], f"{counted(row['test_images'], 'test image')} of {row['name']}, by the fit"
+    n, basis = row["test_images"], f"{pluralize(row['test_images'], 'test image')} of {row['name']}, by the fit"
     return [
         _measured("zero-shot CLIP", row["zero_shot_accuracy"], n, basis),
         _measured(method, row["accuracy"], n, basis, main=True),
@@ -87,7 +121,7 @@ def _estimated(subject: Subject) -> list[Accuracy]:
     found = subject.model.estimate_
     if found is None:
         return []
-    basis = f"{found.how} on {counted(found.n, 'training image')}"
+    basis = f"{found.how} on {pluralize(found.n, 'training image')}"
     own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis)
     if found.zero_shot_accuracy is None:
         return [own, own]

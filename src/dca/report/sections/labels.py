@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dca.core.wording import printable
+from dca.core.text import to_printable
 from dca.model.findings import ODDS, doubtful_labels
 from dca.report.page import Section
 from dca.report.subject import Subject
@@ -25,7 +25,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     for row in rows[:MOST]:
         drawn = model.draw_[row["image"]]
         picture = subject.training_thumbnail(known.get(drawn["sha256"], -1), SIDE)
-        shown.append({**row, "name": printable(drawn["name"]), "picture": picture})
+        shown.append({**row, "name": to_printable(drawn["name"]), "picture": picture})
     return {"rows": shown, "count": len(rows), "odds": f"{ODDS:g}", "gallery": gallery is not None}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dca.methods.uncertainty import CurvePoint
+from dca.methods.base import CurvePoint
 from dca.report.page import Section, percent
 from dca.report.subject import Subject
 from dca.report.svg import LogScale, Scale, drawing, element, percent_axis, words

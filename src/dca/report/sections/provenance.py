@@ -11,8 +11,8 @@ import numpy
 import torch
 
 import dca
-from dca.core.files import digest_of, read_json
-from dca.core.wording import seconds_text
+from dca.core.files import json_digest, read_json
+from dca.core.text import format_seconds
 from dca.methods.registry import DEFAULT_METHOD
 from dca.model.checkpoint import CONFIG, SPEC
 from dca.report.page import Section
@@ -35,13 +35,13 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
         ("this page", f"dca {dca.__version__}, torch {torch.__version__}, numpy {numpy.__version__}, {_system()}"),
     ]
     if seconds := model.results_.get("seconds"):
-        facts.insert(0, ("time of the fit", seconds_text(seconds)))
+        facts.insert(0, ("time of the fit", format_seconds(seconds)))
     return {"command": command(spec) if spec else "", "facts": facts, "lineage": _changes(model.lineage_)}
 
 
 def draw_hash(draw: list[dict[str, Any]]) -> str:
     """Hash of the training images and their classes, the same as in the run's `spec.json`."""
-    return digest_of([[row["label"], row["sha256"]] for row in draw])
+    return json_digest([[row["label"], row["sha256"]] for row in draw])
 
 
 def command(spec: Mapping[str, Any]) -> str:

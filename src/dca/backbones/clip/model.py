@@ -1,0 +1,382 @@
+"""The text tower beside the image tower: on a GPU, its kernels run while those of the image tower do.
+
+What a prompt method gives to the text tower are its own parameters, which are there before a step begins; so the text
+tower need not wait for the image tower, although a step calls it later.
+
+CLIP: the two towers, the logit scale, and the tokenizer and preprocessing of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dca.backbones.clip.blocks import Update, updates_of_tower
+from dca.backbones.clip.config import CLIPConfig
+from dca.backbones.clip.preprocess import Preprocess
+from dca.backbones.clip.text import TextTower
+from dca.backbones.clip.tokenizer import Tokenizer
+from dca.backbones.clip.vision import ExtraTokens, Tap, VisionTower
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class _Side:
+    stream: torch.cuda.Stream
+    began: torch.cuda.Event
+
+
+_SIDE: ContextVar[_Side | None] = ContextVar("side", default=None)
+
+
+@contextmanager
+def towers_beside() -> Iterator[None]:
+    """Let the text tower begin where this context began, instead of where it is called; on a GPU only.
+
+    Parameters must not be changed inside.
+    """
+    began = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    began.record()
+    token = _SIDE.set(_Side(torch.cuda.Stream(), began))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        _SIDE.reset(token)
+
+
+def beside(inputs: Iterable[Tensor], work: Callable[[], Tensor]) -> Tensor:
+    """`work()`, on a stream of its own inside `towers_beside`, if all its inputs were there when that began.
+
+    inputs: all tensors with gradients that `work` reads. One that is no leaf was computed since.
+    """
+    side = _SIDE.get()
+    if side is None or not all(tensor.is_leaf for tensor in inputs):
+        return work()
+    main = torch.cuda.current_stream()
+    side.stream.wait_event(side.began)
+    with torch.cuda.stream(side.stream):
+        found = work()
+    main.wait_stream(side.stream)
+    found.record_stream(main)
+    return found
+
+
+Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
+
+
+class CLIP(nn.Module):
+    """A dual encoder with its tokenizer and preprocessing.
+
+    Encoding changes nothing in the object: extra tokens, updates of layers and the compute type are
+    arguments of one call, so several methods and threads can share a CLIP. Features are float32 and not
+    normalised. Weights are float32; the towers calculate in `dtype` (autocast).
+
+    Args:
+        config: Sizes of the two towers.
+        tokenizer: Turns text into ids.
+        preprocess: Turns images into pixels.
+        source: Short name, hub id or folder name, for display and for finding the weights again.
+
+    Attributes:
+        visual, text: The two towers.
+        logit_scale: log τ, ().
+
+    Example:
+        >>> from PIL import Image
+        >>> from dca import CLIP
+        >>> clip = CLIP.from_pretrained("mini")
+        >>> image = clip.encode_image([Image.new("RGB", (64, 64))])
+        >>> texts = clip.encode_text(["a photo of a cat.", "a photo of a dog."])
+        >>> image.shape == (1, clip.config.embed_dim), texts.shape == (2, clip.config.embed_dim)
+        (True, True)
+    """
+
+    def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, source: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = tokenizer
+        self.preprocess = preprocess
+        self.source = source
+        self.visual = VisionTower(config.vision, config.embed_dim)
+        self.text = TextTower(config.text, config.embed_dim)
+        self.logit_scale = nn.Parameter(torch.zeros(()))
+        self._dtype = torch.float32
+        self._tau: float | None = None
+        # A list, so that objects made by `with_dtype` share the digest whichever of them computes it.
+        self._digest: list[str] = []
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
+        """Load a frozen CLIP.
+
+        Args:
+            source: A short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
+            revision: Branch, tag or commit of the hub repository.
+            cache_dir: Where files from the hub are kept; the hub's own cache by default.
+
+        Returns:
+            The backbone on the CPU, frozen, with compute type float32.
+
+        Raises:
+            UserError: If there is no such source, or its files are missing or do not fit together.
+        """
+        from dca.backbones.clip.weights import load
+
+        return load(source, revision=revision, cache_dir=cache_dir)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.logit_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the towers calculate unless a call asks for another one."""
+        return self._dtype
+
+    @property
+    def tau(self) -> float:
+        """exp(logit_scale), the scale of the softmax; read once if the weights are frozen."""
+        if self._tau is None or self.logit_scale.requires_grad:
+            self._tau = float(self.logit_scale.detach().exp())
+        return self._tau
+
+    @property
+    def digest(self) -> str:
+        """sha256 of weights, tokenizer and preprocessing: the identity of this backbone.
+
+        Computed once if the weights are frozen; `load` has already done so.
+        """
+        if self._digest and not any(p.requires_grad for p in self.parameters()):
+            return self._digest[0]
+        self._digest[:] = [compute_digest(self)]
+        return self._digest[0]
+
+    def freeze(self) -> CLIP:
+        """Switch gradients off for every weight and set evaluation mode; returns self."""
+        return self.requires_grad_(False).eval()
+
+    def with_dtype(self, dtype: torch.dtype) -> CLIP:
+        """Another CLIP with the same weight tensors and another compute type; this one is unchanged.
+
+        Args:
+            dtype: Type in which the towers calculate: torch.float32 or torch.bfloat16.
+
+        Returns:
+            The other CLIP; this one if it has that type already.
+        """
+        if dtype == self._dtype:
+            return self
+        other = copy.copy(self)
+        other._dtype = dtype
+        return other
+
+    def on(self, device: torch.device | str) -> CLIP:
+        """This CLIP if its weights are on `device`, else a copy there; this one stays where it is.
+
+        Args:
+            device: A device or its name.
+
+        Returns:
+            A CLIP whose weights are on the device.
+        """
+        target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        if target == self.device:
+            return self
+        # Entries of `memo` replace what deepcopy would copy: each weight goes to the device once, and the
+        # immutable parts are shared.
+        memo: dict[int, object] = {id(part): part for part in (self.config, self.tokenizer, self.preprocess)}
+        for parameter in self.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to(target), parameter.requires_grad)
+        return copy.deepcopy(self, memo)
+
+    def encode_image(
+        self,
+        images: Sequence[Image.Image] | Tensor,
+        *,
+        tokens: ExtraTokens | None = None,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Image features.
+
+        Args:
+            images: PIL images, or normalised pixels (B, 3, S, S).
+            tokens: Rows that a method adds to those of the image.
+            updates: What is added to the outputs of layers: "visual.0.q" (tower, block, one of q, k, v, out, fc, proj,
+                ln_1, ln_2), "visual.ln_pre" or "visual.ln_post" -> a function from the input of that linear layer
+                or norm to what is added to its output. Names of the text tower are ignored.
+            dtype: Compute type of this call; `self.dtype` by default.
+            tap: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
+
+        Returns:
+            Features (B, D), float32, not normalised.
+
+        Raises:
+            ValueError: If the name of an update is not that of a layer.
+        """
+        pixels = images if isinstance(images, Tensor) else self.preprocess(images)
+        own = updates_of_tower(updates, "visual", self.config.vision.layers)
+        with self._autocast(dtype):
+            features: Tensor = self.visual(pixels.to(self.device), tokens, own, tap)
+        return features.float()
+
+    def image_rows(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """The rows that enter the last block of the image tower.
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Rows (B, T, W), float32.
+        """
+        with self._autocast(dtype):
+            return self.visual.until_last(pixels.to(self.device)).float()
+
+    def unprojected_image(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """The vectors that the last layer of the image tower, its projection, maps to features.
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Vectors (B, W), float32, not normalised; `visual.projection` of them is `encode_image`.
+        """
+        with self._autocast(dtype):
+            return self.visual.before_projection(pixels.to(self.device)).float()
+
+    def encode_patches(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Image features, and local features of the patches, from one pass of the image tower.
+
+        Attention in the last block mixes the patches, so local features leave it out. With x the row of a patch that
+        enters this block and v = x + out(value(ln_1 x)), the local feature is ln_post(v + mlp(ln_2 v)).
+
+        Args:
+            pixels: Normalised pixels (B, 3, S, S).
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            The features (B, D) of `encode_image`, and patches (B, P, W) before the projection; both float32.
+        """
+        with self._autocast(dtype):
+            features, patches = self.visual.with_patches(pixels.to(self.device))
+        return features.float(), patches.float()
+
+    def encode_text(
+        self,
+        texts: Texts,
+        *,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Text features.
+
+        Args:
+            texts: N strings, ids (N, T), or N id sequences; ids behind the first EOT are ignored.
+            updates: As in `encode_image`, with names such as "text.0.q" and "text.ln_final".
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (N, D), float32, not normalised.
+
+        Raises:
+            ValueError: If an id sequence has no EOT, or the name of an update is not that of a layer.
+        """
+        with self._autocast(dtype):
+            return self.text.encode_ids(self._sequences(texts), self._text_updates(updates)).float()
+
+    def encode_prompts(
+        self,
+        contexts: Sequence[Tensor] | Tensor,
+        names: Sequence[Sequence[int]],
+        deep: Sequence[Mapping[int, Tensor]] | None = None,
+        *,
+        updates: Mapping[str, Update] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Text features of C class names behind each of M contexts.
+
+        Args:
+            contexts: M embedded contexts, each (L_m, W), or (C, L_m, W) with one per class. Or one tensor
+                (B, L, W) of B contexts; its batch size may be symbolic (torch.export).
+            names: Ids of each class name with EOT and without SOS.
+            deep: For each context, block index -> tokens (L_m, W) or (C, L_m, W) that replace its rows
+                at the input of that block.
+            updates: As in `encode_text`.
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (M, C, D), float32, not normalised.
+
+        Raises:
+            ValueError: If the name of an update is not that of a layer.
+        """
+        learned = [contexts] if isinstance(contexts, Tensor) else list(contexts)
+        learned += [tokens for more in deep or () for tokens in more.values()]
+        with self._autocast(dtype):
+            if updates:
+                return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
+            return beside(learned, lambda: self.text.encode_prompts(contexts, names, deep).float())
+
+    def encode_embedded(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Text features of sequences that are embedded already.
+
+        Args:
+            sequences: N tensors (T_i, W), each from SOS to EOT.
+            dtype: Compute type of this call; `self.dtype` by default.
+
+        Returns:
+            Features (N, D), float32, not normalised.
+        """
+        with self._autocast(dtype):
+            return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
+
+    def _text_updates(self, updates: Mapping[str, Update] | None) -> Mapping[int, Mapping[str, Update]]:
+        return updates_of_tower(updates, "text", self.config.text.layers)
+
+    def _sequences(self, texts: Texts) -> list[list[int]]:
+        """Id sequences, each ending at its first EOT."""
+        if isinstance(texts, Tensor):
+            texts = texts.tolist()
+        if texts and isinstance(texts[0], str):
+            return self.tokenizer([str(t) for t in texts])
+        eot = self.config.text.eot_id
+        rows = [[int(i) for i in row] for row in texts]
+        if missing := [n for n, row in enumerate(rows) if eot not in row]:
+            raise ValueError(f"id sequences {missing[:5]} hold no EOT ({eot})")
+        return [row[: row.index(eot) + 1] for row in rows]
+
+    def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+        """A context in which the towers calculate in `dtype`; autocast is local to the thread."""
+        dtype, kind = dtype or self._dtype, self.device.type
+        if dtype == torch.float32:
+            # Nothing to switch off in the usual case: traced programs stay free of autocast regions.
+            return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        # No cache of cast weights: it is shared by all threads, and frozen weights never enter it.
+        return torch.autocast(kind, dtype=dtype, cache_enabled=False)
+
+
+def compute_digest(clip: CLIP) -> str:
+    """sha256 of the weights as they are now, the tokenizer, the preprocessing and the configuration."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(clip.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    digest.update(clip.tokenizer.digest().encode())
+    digest.update(repr(sorted(clip.preprocess.to_dict().items())).encode())
+    digest.update(repr(clip.config).encode())
+    return digest.hexdigest()

@@ -1,0 +1,165 @@
+"""Extra tokens for the image tower: where they are inserted and what replaces them in deeper blocks.
+
+The image tower: a ViT whose CLS row becomes the image feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dca.backbones.clip.blocks import (
+    NO_UPDATES,
+    OUTSIDE,
+    Block,
+    Blocks,
+    Linear,
+    Rows,
+    TowerUpdates,
+    compute_type,
+    in_type,
+    updated,
+)
+from dca.backbones.clip.config import VisionConfig
+
+Place = Literal["after_first", "end"]
+
+
+@dataclass(frozen=True)
+class ExtraTokens:
+    """Tokens that a method adds to those of the image.
+
+    layers: block index -> (V, W), or (B, V, W) with tokens for each image. The tokens of block l
+        are part of its input; they replace the rows that an earlier block inserted.
+    place: after the first row (CLS), or behind the last one.
+    before_norm: the tokens of block 0 pass through ln_pre with the other rows.
+    """
+
+    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    place: Place = "after_first"
+    before_norm: bool = False
+
+    def insert(self, x: Tensor, layer: int, present: int) -> tuple[Tensor, int]:
+        """Insert the tokens of `layer` into x (B, T, W); returns x and its number of extra rows.
+
+        present: number of extra rows inserted by earlier blocks, which these tokens replace.
+        """
+        tokens = self.layers.get(layer)
+        if tokens is None:
+            return x, present
+        tokens = tokens.to(x.dtype).expand(*x.shape[:-2], -1, -1)
+        if self.place == "end":
+            return torch.cat([x[..., : x.shape[-2] - present, :], tokens], dim=-2), tokens.shape[-2]
+        return torch.cat([x[..., :1, :], tokens, x[..., 1 + present :, :]], dim=-2), tokens.shape[-2]
+
+
+CLS = slice(0, 1)
+NO_TOKENS = ExtraTokens()
+# Called after each block with its name, "visual.0" for the first, and the rows (B, T, W) that leave it.
+Tap = Callable[[str, Tensor], None]
+
+
+def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
+    """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
+    feature: Tensor = projection(ln_post(last(Rows(x), only=CLS).total()[:, 0]))
+    return feature
+
+
+def patch_values(x: Tensor, last: Block, ln_post: nn.Module) -> Tensor:
+    """Rows (B, 1 + P, W) that enter the last block -> patches (B, P, W) that pass it without mixing, after ln_post."""
+    patches: Tensor = ln_post(last.apart(x[:, 1:]))
+    return patches
+
+
+class VisionTower(nn.Module):
+    """Patches and CLS through ln_pre, the blocks, ln_post and the projection."""
+
+    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        size, width = config.patch_size, config.width
+        self.patch_embed = nn.Conv2d(3, width, kernel_size=size, stride=size, bias=False)
+        self.cls = nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(1 + config.patches, width))
+        self.ln_pre = nn.LayerNorm(width, eps=config.eps)
+        self.blocks = Blocks(config)
+        self.ln_post = nn.LayerNorm(width, eps=config.eps)
+        self.projection = Linear(width, embed_dim, bias=False)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, S, S) -> CLS and patches with positions (B, 1 + P, W), before ln_pre."""
+        patches = self._patches(pixels)
+        cls = self.cls.to(patches.dtype).expand(patches.shape[0], 1, -1)
+        return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
+
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """Embedded patches (B, P, W). Patches do not overlap, so the convolution is one matrix product."""
+        size, dtype = self.config.patch_size, compute_type(pixels)
+        side = self.config.image_size // size
+        whole = pixels[..., : side * size, : side * size].to(dtype)
+        cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(
+            cut.reshape(-1, side * side, 3 * size * size), in_type(self.patch_embed.weight, dtype).flatten(1)
+        )
+
+    def until_last(
+        self,
+        pixels: Tensor,
+        tokens: ExtraTokens | None = None,
+        updates: TowerUpdates | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last block."""
+        tokens, updates = tokens or NO_TOKENS, updates or {}
+        x, present = self.embed(pixels), 0
+        if tokens.before_norm:
+            x, present = tokens.insert(x, 0, present)
+        x = updated(self.ln_pre, x, updates.get(OUTSIDE, NO_UPDATES).get("ln_pre"))
+        rows, last = Rows(x), len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            if layer in tokens.layers and (layer or not tokens.before_norm):
+                x, present = tokens.insert(rows.total(), layer, present)
+                rows = Rows(x)
+            if layer < last:
+                rows = block(rows, updates=updates.get(layer, NO_UPDATES))
+                if tap is not None:
+                    tap(f"visual.{layer}", rows.total())
+        return rows.total()
+
+    def before_projection(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, 3, S, S) -> the vectors (B, W) that the projection maps to features."""
+        *_, last = self.blocks
+        return read_out(self.until_last(pixels), last, self.ln_post, nn.Identity())
+
+    def forward(
+        self,
+        pixels: Tensor,
+        tokens: ExtraTokens | None = None,
+        updates: TowerUpdates | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
+        updates = updates or {}
+        x = self.until_last(pixels, tokens, updates, tap)
+        *_, last = self.blocks
+        place = len(self.blocks) - 1
+        # All rows for a tap, which may read any of them.
+        only = CLS if tap is None else None
+        x = last(Rows(x), only=only, updates=updates.get(place, NO_UPDATES)).total()
+        if tap is not None:
+            tap(f"visual.{place}", x)
+        feature: Tensor = self.projection(
+            updated(self.ln_post, x[:, 0], updates.get(OUTSIDE, NO_UPDATES).get("ln_post"))
+        )
+        return feature
+
+    def with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised, and `patch_values` (B, P, W)."""
+        x = self.until_last(pixels)
+        *_, last = self.blocks
+        return read_out(x, last, self.ln_post, self.projection), patch_values(x, last, self.ln_post)

@@ -1,1 +1,0 @@
-"""What the fast implementations cost, beside a plain reference in the same run; `dca bench` prints it."""

@@ -1,1 +1,0 @@
-"""What is wrong with a dataset, and what to do about it."""

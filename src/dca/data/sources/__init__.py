@@ -1,1 +1,0 @@
-"""Where labelled images come from: folders, tables, public datasets, the built-in sample."""

@@ -1,0 +1,460 @@
+"""Checking a public dataset: what is missing or different, and what to do about it.
+
+Checking a folder of images: unreadable files, copies, leaks, label conflicts, names.
+
+Checking any data: a public dataset, a folder, a list or the sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from PIL import Image
+
+from dca.core.errors import UserError
+from dca.core.hints import Audience, Hint, render
+from dca.core.text import pluralize
+from dca.datasets import catalog
+from dca.datasets.classes import NAMES, name_advice, odd_names
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.folder import boundary_of, load_folder, split_folders, unused_names
+from dca.datasets.layouts import CatalogEntry
+from dca.datasets.load import SAMPLE, find_dataset, folder_of_dataset, recognise
+from dca.datasets.splits import draw_few_shot
+from dca.datasets.walk import Boundary, is_named_image, links_besides, list_class_folders, list_files, list_images
+from dca.images.decode import Count, Unreadable, is_image, try_decode_all
+from dca.images.hashing import THUMB, copy_pairs, sha256_of, thumbnail
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Level = Literal["blocker", "warning", "note"]
+PARTS = ("train", "val", "test")
+SHOTS = (1, 2, 4, 8, 16)
+SEEDS = (1, 2, 3)
+MOST_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of problem: how bad, how often, where, and what to do."""
+
+    level: Level
+    what: str
+    count: int = 1
+    examples: tuple[str, ...] = ()
+    advice: Hint = ""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All findings about one dataset; `facts` are its counts, ready for JSON."""
+
+    name: str
+    place: str
+    facts: dict[str, object]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether training can start."""
+        return not any(finding.level == "blocker" for finding in self.findings)
+
+    def describe(self, audience: Audience = "python") -> dict[str, object]:
+        """The report, ready for JSON; advice in the words of `audience`."""
+        worded = [{**asdict(finding), "advice": render(finding.advice, audience)} for finding in self.findings]
+        return {**asdict(self), "findings": worded, "ok": self.ok}
+
+
+def check_public(
+    entry: CatalogEntry, folder: Path, *, open_images: bool = False, progress: Count | None = None
+) -> CheckReport:
+    """Compare a folder with what the catalog knows: files, counts per split, class names.
+
+    open_images: also open every image that is there.
+    """
+    try:
+        dataset = entry.build(folder)
+    except UserError as error:
+        facts: dict[str, object] = {"official": _official(entry), "layout": _layout(entry)}
+        return CheckReport(entry.name, str(folder), facts, (from_error(error),))
+    there = {part: [is_there(item) for item in getattr(dataset, part)] for part in PARTS}
+    draws = _complete_draws(dataset, there)
+    facts = {
+        "official": _official(entry),
+        "listed": dataset.counts(),
+        "present": {part: sum(found) for part, found in there.items()},
+        "whole_parts": [part for part, found in there.items() if found and all(found)],
+        "classes": len(dataset.names),
+        "split": dataset.split,
+        "layout": _layout(entry),
+        "complete_draws": draws,
+    }
+    findings = [
+        *_missing_images(dataset, there, draws),
+        *_wrong_counts(entry, dataset),
+        *_wrong_classes(entry, dataset),
+        *_empty_classes(entry, dataset),
+    ]
+    if "not the public split" in dataset.split:
+        findings.append(Finding("warning", f"the split is {dataset.split}: numbers will not compare with papers"))
+    if open_images:
+        present = [item for part in PARTS for item, yes in zip(getattr(dataset, part), there[part], strict=True) if yes]
+        outcomes = try_decode_all([item.image for item in present], lambda image: None, progress=progress)
+        findings += unreadable_finding(outcomes, dataset)
+    return CheckReport(entry.name, str(folder), facts, tuple(findings))
+
+
+def from_error(error: UserError) -> Finding:
+    """A problem because of which the dataset cannot be read at all."""
+    return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.steps)
+
+
+def unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Finding]:
+    """The images that cannot be opened, with the reason for each."""
+    faults = [fault for fault in outcomes if isinstance(fault, Unreadable)]
+    if not faults:
+        return []
+    lines = tuple(f"{dataset.path_of(Item(f.image, 0))}: {f.reason}" for f in faults)
+    what = f"{pluralize(len(faults), 'image')} cannot be read"
+    return [Finding("blocker", what, len(faults), lines[:20], "replace or remove these files")]
+
+
+def is_there(item: Item) -> bool:
+    """Whether an item's file exists (an image in memory always does)."""
+    return not isinstance(item.image, Path) or item.image.is_file()
+
+
+def _official(entry: CatalogEntry) -> dict[str, int]:
+    return dict(zip(PARTS, entry.sizes, strict=True))
+
+
+def _layout(entry: CatalogEntry) -> list[str]:
+    """Files and folders that the data root should hold."""
+    return [f"{entry.folder}/{line}" for line in entry.layout.tree()]
+
+
+def _complete_draws(dataset: Dataset, there: dict[str, list[bool]]) -> list[str]:
+    """The usual draws (K = 1 to 16, seeds 1 to 3) of which every image exists."""
+    present = {
+        id(i) for part in ("train", "val") for i, yes in zip(getattr(dataset, part), there[part], strict=True) if yes
+    }
+    complete = []
+    for shots in SHOTS:
+        for seed in SEEDS:
+            drawn = draw_few_shot(dataset, shots, seed)
+            if drawn.train and all(id(item) in present for item in drawn.train + drawn.val):
+                complete.append(f"shot_{shots}-seed_{seed}")
+    return complete
+
+
+def _missing_images(dataset: Dataset, there: dict[str, list[bool]], draws: Sequence[str]) -> list[Finding]:
+    findings = []
+    for part in PARTS:
+        items: Sequence[Item] = getattr(dataset, part)
+        gone = [dataset.path_of(item) for item, yes in zip(items, there[part], strict=True) if not yes]
+        if not gone:
+            continue
+        what = f"{pluralize(len(gone), f'{part} image', 'are', of=len(items))} missing"
+        harmless = part != "test" and len(draws) == len(SHOTS) * len(SEEDS)
+        level: Level = "warning" if harmless else "blocker"
+        advice = _ENOUGH if harmless else _NOT_ENOUGH
+        findings.append(Finding(level, what, len(gone), tuple(gone[:MOST_EXAMPLES]), advice))
+    return findings
+
+
+_ENOUGH = (
+    "every image that the public draws (K = 1, 2, 4, 8, 16; seeds 1, 2, 3) take is here; other draws, "
+    "and training on all images, need the rest"
+)
+_NOT_ENOUGH = "copy the missing files into place, or check that the images are where the split expects them"
+
+
+def _wrong_counts(entry: CatalogEntry, dataset: Dataset) -> list[Finding]:
+    """Parts whose list differs from the official size."""
+    wrong = [
+        f"{part}: {len(getattr(dataset, part)):,} listed, {official:,} official"
+        for part, official in zip(PARTS, entry.sizes, strict=True)
+        if len(getattr(dataset, part)) != official
+    ]
+    if not wrong:
+        return []
+    wrong += _uneven(entry, dataset)
+    advice = f"this is not the official split of {entry.title}; accuracies will not compare with papers"
+    return [Finding("warning", "the split sizes differ from the official ones", len(wrong), tuple(wrong), advice)]
+
+
+def _uneven(entry: CatalogEntry, dataset: Dataset) -> list[str]:
+    """The first classes whose test images are not as many as they should be."""
+    if not entry.test_per_class:
+        return []
+    have = Counter(item.label for item in dataset.test)
+    lines = [
+        f"test, {key} ({words}): {have[y]} of {entry.test_per_class}"
+        for y, (key, words) in enumerate(entry.class_list())
+        if have[y] != entry.test_per_class
+    ]
+    return lines[:MOST_EXAMPLES]
+
+
+def _wrong_classes(entry: CatalogEntry, dataset: Dataset) -> list[Finding]:
+    official = [words for _, words in entry.class_list()]
+    if not official or tuple(official) == dataset.names:
+        return []
+    wrong = [
+        f"label {y}: '{a}', expected '{b}'"
+        for y, (a, b) in enumerate(zip(dataset.names, official, strict=False))
+        if a != b
+    ]
+    if len(dataset.names) != len(official):
+        wrong.append(f"{pluralize(len(dataset.names), 'class')}, expected {len(official)}")
+    advice = "class names decide the prompts; take the official split file"
+    what = f"{pluralize(len(wrong), 'class', 'are')} wrong"
+    return [Finding("blocker", what, len(wrong), tuple(wrong[:20]), advice)]
+
+
+def _empty_classes(entry: CatalogEntry, dataset: Dataset) -> list[Finding]:
+    """Classes that have no image in a part that should have some of every class."""
+    findings = []
+    titles = [f"{key} ({label})" for key, label in zip(dataset.keys or dataset.labels, dataset.labels, strict=True)]
+    for part, official in zip(PARTS, entry.sizes, strict=True):
+        have = Counter(item.label for item in getattr(dataset, part))
+        empty = [title for y, title in enumerate(titles) if not have[y]]
+        if official and empty:
+            what = f"{pluralize(len(empty), 'class', 'have', of=len(dataset.names))} no {part} images"
+            findings.append(Finding("blocker", what, len(empty), tuple(empty[:MOST_EXAMPLES]), "add their folders"))
+    return findings
+
+
+FEW = 4
+SMALL = 32
+LONG = 4.0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is kept of a readable image."""
+
+    size: tuple[int, int]
+    thumb: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An image with its part, to say where copies are."""
+
+    part: str
+    item: Item
+
+
+def check_folder(path: str | Path, *, open_images: bool = True, progress: Count | None = None) -> CheckReport:
+    """Read a folder or list as `load_folder` does and look for problems.
+
+    open_images: open every image; otherwise only names and counts are checked.
+    """
+    path = Path(path).expanduser()
+    try:
+        dataset = load_folder(path)
+    except UserError as error:
+        return CheckReport(path.name, str(path), {}, (from_error(error),))
+    return check_dataset(dataset, path, open_images=open_images, progress=progress)
+
+
+def check_dataset(
+    dataset: Dataset, path: Path, *, open_images: bool = True, progress: Count | None = None
+) -> CheckReport:
+    """Look for problems in a dataset that could be read."""
+    placed = [_Placed(part, item) for part in ("train", "val", "test") for item in getattr(dataset, part)]
+    findings = [*_few_images(dataset), *_names(dataset), *_unused_names(dataset), *_left_out(dataset, path)]
+    if open_images:
+        findings = [*_images(dataset, placed, progress), *findings]
+    have = Counter(item.label for item in dataset.train)
+    facts: dict[str, object] = {
+        "classes": len(dataset.labels),
+        **dataset.counts(),
+        "fewest_per_class": min(have.values(), default=0),
+        "most_per_class": max(have.values(), default=0),
+        "split": dataset.split,
+    }
+    order = {"blocker": 0, "warning": 1, "note": 2}
+    return CheckReport(dataset.name, str(path), facts, tuple(sorted(findings, key=lambda f: order[f.level])))
+
+
+def _images(dataset: Dataset, placed: Sequence[_Placed], progress: Count | None) -> list[Finding]:
+    """Findings for which every image is opened."""
+    outcomes = try_decode_all([p.item.image for p in placed], _look, progress=progress)
+    readable = [(p, seen) for p, seen in zip(placed, outcomes, strict=True) if not isinstance(seen, Unreadable)]
+    findings = unreadable_finding(outcomes, dataset)
+    findings += _copies(dataset, [p for p, _ in readable], [seen.thumb for _, seen in readable])
+    for level, what, test, advice in _SHAPES:
+        lines = [f"{dataset.path_of(p.item)}: {s.size[0]}x{s.size[1]}" for p, s in readable if test(s.size)]
+        if lines:
+            text = f"{pluralize(len(lines), 'image', 'are')} {what}"
+            findings.append(Finding(level, text, len(lines), tuple(lines[:MOST_EXAMPLES]), advice))
+    return findings
+
+
+def _look(image: Image.Image) -> _Seen:
+    return _Seen(image.size, thumbnail(image))
+
+
+_SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] = (
+    ("note", f"smaller than {SMALL} px", lambda s: min(s) < SMALL, "larger originals would help"),
+    (
+        "note",
+        f"more than {LONG:.0f} times longer than wide",
+        lambda s: max(s) > LONG * min(s),
+        "only the middle of a long image is seen; crop it to the object",
+    ),
+)
+
+
+def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
+    """Images that occur twice: in train and test, under two labels, or within a part."""
+    content = [sha256_of(p.item.image) for p in placed]
+    same, near = copy_pairs(content, np.stack(thumbs) if thumbs else np.empty((0, THUMB, THUMB, 3), np.uint8))
+    findings = []
+    for pairs, how in ((same, "the same file"), (near, "nearly the same image")):
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for a, b in pairs:
+            first, second = placed[a], placed[b]
+            kind = "leak" if "test" in (first.part, second.part) and first.part != second.part else "copy"
+            kind = "conflict" if first.item.label != second.item.label else kind
+            kinds[kind].append(f"{dataset.path_of(first.item)} ~ {dataset.path_of(second.item)}")
+        for kind, (level, noun, where, advice) in _COPIES.items():
+            if lines := kinds[kind]:
+                text = f"{pluralize(len(lines), noun, 'are')} {how} {where}"
+                findings.append(Finding(level, text, len(lines), tuple(lines[:MOST_EXAMPLES]), advice))
+    return findings
+
+
+_COPIES: dict[str, tuple[Level, str, str, str]] = {
+    "conflict": (
+        "warning",
+        "image pair",
+        "under different labels",
+        "keep each image in one class only",
+    ),
+    "leak": (
+        "warning",
+        "test image",
+        "as a training or validation image",
+        "remove them from one side: the test accuracy will look too good",
+    ),
+    "copy": ("note", "image pair", "within a part", "copies count as one image; remove one of each"),
+}
+
+
+def _few_images(dataset: Dataset) -> list[Finding]:
+    have = Counter(item.label for item in dataset.train)
+    few = [f"{dataset.labels[y]}: {pluralize(n, 'image')}" for y, n in sorted(have.items()) if n < FEW]
+    if not few:
+        return []
+    what = f"{pluralize(len(few), 'class', 'have', of=len(dataset.labels))} fewer than {FEW} training images"
+    return [
+        Finding("warning", what, len(few), tuple(few[:MOST_EXAMPLES]), "a class covariance needs at least 2, better 8")
+    ]
+
+
+def _names(dataset: Dataset) -> list[Finding]:
+    """Class names that CLIP probably does not know."""
+    odd = odd_names(dataset)
+    if not odd:
+        return []
+    text = f"{pluralize(len(odd), 'class name', 'are', of=len(dataset.names))} not words CLIP knows"
+    lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
+    return [Finding("warning", text, len(odd), lines, name_advice(odd[0][0]))]
+
+
+def _unused_names(dataset: Dataset) -> list[Finding]:
+    """Entries of classnames.json without a class: a warning if they are probably misspelled."""
+    unused, misspelled = unused_names(dataset)
+    if not unused:
+        return []
+    text = f"{pluralize(len(unused), 'name')} in {NAMES} without a class"
+    advice = "spell them as the classes are spelled, or remove them"
+    return [Finding("warning" if misspelled else "note", text, len(unused), tuple(unused[:MOST_EXAMPLES]), advice)]
+
+
+def _left_out(dataset: Dataset, path: Path) -> list[Finding]:
+    """Files and links in the folder that are not used."""
+    if not path.is_dir():
+        return []
+    places = list(split_folders(path).values()) or [path]
+    classes = [sub for place in places for sub in list_class_folders(place)]
+    boundary = boundary_of(places)
+    used = {item.image for part in (dataset.train, dataset.val, dataset.test) for item in part}
+    others = [f for sub in classes for f in list_files(sub, boundary) if f not in used and not is_named_image(f)]
+    stray = [file for file in list_images(path, boundary) if file not in used]
+    return [
+        *_not_regular(path, classes, boundary),
+        *_links(path, places, classes, boundary),
+        *_not_named(path, sorted(others)),
+        *_listed(path, stray, "note", "{} in no class and not used", "image", "move them into a class folder"),
+    ]
+
+
+def _not_regular(path: Path, classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+    """Pipes, sockets and devices in the class folders."""
+    special = sorted(file for sub in classes for file in list_files(sub, boundary, "special"))
+    text = "{} not used: not a regular file (a pipe, socket or device)"
+    return _listed(path, special, "warning", text, "file", "replace them by image files, or remove them")
+
+
+def _links(path: Path, places: Sequence[Path], classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+    """Links to folders that are not followed."""
+    links = set(links_besides(path, [*places, *classes]))
+    links |= {link for place in places for link in links_besides(place, classes)}
+    links |= {link for sub in classes for link in list_files(sub, boundary, "link")}
+    text = "{} not followed: they lead to another class or to a folder above"
+    return _listed(path, sorted(links), "warning", text, "link", "remove them, or link to folders outside the dataset")
+
+
+def _listed(path: Path, found: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
+    """One finding about these paths, if there are any."""
+    if not found:
+        return []
+    lines = tuple(str(file.relative_to(path)) for file in found[:MOST_EXAMPLES])
+    return [Finding(level, text.format(pluralize(len(found), noun, "are")), len(found), lines, advice)]
+
+
+def _not_named(path: Path, found: Sequence[Path]) -> list[Finding]:
+    """Files in the class folders that are left out because of their names, images first."""
+    if not found:
+        return []
+    images = [file for file in found if is_image(file)]
+    rest = [file for file in found if file not in images]
+    lines = [f"{file.relative_to(path)} (an image)" for file in images] + [str(f.relative_to(path)) for f in rest]
+    text = f"{pluralize(len(found), 'file', 'are')} not used: no image by the end of the name"
+    if images:
+        advice = "give the images their file extension, e.g. .jpg"
+        return [Finding("warning", text, len(found), tuple(lines[:MOST_EXAMPLES]), advice)]
+    return [Finding("note", text, len(found), tuple(lines[:MOST_EXAMPLES]))]
+
+
+def check_source(
+    source: str | Path,
+    root: str | Path | None = None,
+    *,
+    open_images: bool | None = None,
+    progress: Count | None = None,
+) -> CheckReport:
+    """Check what `find_dataset` would find.
+
+    open_images: whether to open every image; by default only those of folders and lists, not of public datasets.
+    """
+    path = Path(source).expanduser()
+    entry = recognise(path) if root is None and path.exists() else None
+    if entry is None and not (root is None and path.exists()) and isinstance(source, str):
+        entry = catalog.lookup(source)
+        path = folder_of_dataset(entry, root) if entry is not None else path
+    if entry is not None:
+        return check_public(entry, path, open_images=bool(open_images), progress=progress)
+    if str(source) == SAMPLE and not path.exists():
+        return check_dataset(find_dataset(SAMPLE), path, open_images=open_images is not False, progress=progress)
+    return check_folder(path, open_images=open_images is not False, progress=progress)

@@ -1,1 +1,0 @@
-"""How a fit runs: images, steps, the training loop, evaluation. Independent of any method's mathematics."""

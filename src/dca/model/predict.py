@@ -1,0 +1,353 @@
+"""Predictions for any number of images, batch after batch, in their order.
+
+On a CPU, every core decodes and encodes batches of its own: threads that share one matrix product wait for each other
+at its end, all the longer where other work uses the cores, too, and threads that only decode take turns with those that
+encode, which costs both of them their caches. On a GPU, threads decode images ahead of it.
+
+Predictions of any number of images into one file; a killed process continues where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice, tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from dca.backbones.clip.config import VisionConfig
+from dca.core.errors import UserError
+from dca.core.files import atomic_write, exclusive_lock, json_digest
+from dca.core.hints import allow_overwrite, fit_estimate
+from dca.core.progress import Progress, silent
+from dca.core.text import NONE_OF_THESE
+from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decoded
+from dca.model.checkpoint import weights_of
+from dca.model.classifier import Classifier
+from dca.model.prediction_files import WRITERS, Columns, ImageFolders, Journal, require_writable_kind
+from dca.training.features import batch_size
+
+if TYPE_CHECKING:
+    from dca.model.classifier import Classifier
+
+# An image, and its evaluation crop, uint8 (3, S, S).
+Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
+Crop = Callable[[Image.Image], NDArray[np.uint8]]
+# Images that pass the tower at once.
+MOST_ON_CPU = 16
+# Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
+# 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
+# one core per image in batches of 8, and 400 ms in batches of 16.
+LARGEST_ACTIVATION = 2**24
+# Images that are decoded ahead of a GPU.
+AHEAD = 256
+
+
+@dataclass(frozen=True)
+class ImagePrediction:
+    """What a model says about one image.
+
+    image: as it was given. probabilities: (C,). p_value, labels: as in `Answers`; None where there is none.
+    """
+
+    image: ImageLike
+    probabilities: NDArray[np.float64]
+    p_value: float | None
+    labels: list[Any] | None
+
+
+def predict_stream(
+    model: Classifier, images: Iterable[ImageLike], *, coverage: float | None = None, batch: int | None = None
+) -> Iterator[list[ImagePrediction | Unreadable]]:
+    """Predict images in batches; every image has one outcome, in the order given.
+
+    Args:
+        model: A fitted classifier.
+        images: Any number of images; a few batches of them are in memory at a time.
+        coverage: Of the prediction sets; None for no sets.
+        batch: Images per batch; None for a number that suits the device.
+
+    Yields:
+        The outcomes of one batch: an answer, or the reason why the image cannot be read.
+
+    Raises:
+        UserError: As for `Classifier.answers`, but not for images that cannot be read.
+    """
+    clip = model.method_.clip
+    on_cpu = clip.device.type == "cpu"
+    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else batch_size(clip))
+    batches = (_to_decode if on_cpu else _decoded)(images, clip.preprocess.crop, size)
+    threads = torch.get_num_threads()
+    # One thread more than cores, for those that wait for a file.
+    workers = threads + 1 if on_cpu else 1
+    pool = ThreadPoolExecutor(workers, "dca-encode", _use_one_core if on_cpu else None)
+    waiting: deque[Future[list[ImagePrediction | Unreadable]]] = deque()
+    try:
+        for pairs in batches:
+            waiting.append(pool.submit(_answered, model, pairs, coverage))
+            if len(waiting) > (2 * workers if on_cpu else 1):  # one for each thread that has just finished another
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(threads)  # the number of threads that begin later, too
+
+
+def batch_on_cpu(tower: VisionConfig) -> int:
+    """Images that pass an image tower at once on a CPU.
+
+    >>> from dca.backbones.clip import VIT_B_16
+    >>> batch_on_cpu(VIT_B_16.vision)
+    6
+    """
+    floats_per_image = (1 + tower.patches) * tower.hidden
+    return min(MOST_ON_CPU, max(1, LARGEST_ACTIVATION // (4 * floats_per_image)))
+
+
+def _use_one_core() -> None:
+    """Make torch compute in the calling thread alone."""
+    torch.set_num_threads(1)
+
+
+def _to_decode(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
+    """As `_decoded`, but an image is decoded when its pair is asked for, by the thread that asks."""
+    source = iter(images)
+    while some := list(islice(source, batch)):
+        yield ((image, decode_image(image, crop)) for image in some)
+
+
+def _decoded(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
+    """Images with their crops, or the reasons why they cannot be read, in groups of at most `batch`."""
+    ahead, named = tee(images)
+    pairs = zip(named, iter_decoded(ahead, crop, workers=None, ahead=AHEAD), strict=True)
+    while some := list(islice(pairs, batch)):
+        yield some
+
+
+def _answered(model: Classifier, pairs: Iterable[Pair], coverage: float | None) -> list[ImagePrediction | Unreadable]:
+    """The outcomes of images and their crops, uint8 (3, S, S)."""
+    pairs = list(pairs)
+    crops = [crop for _, crop in pairs if not isinstance(crop, Unreadable)]
+    if not crops:
+        return [crop for _, crop in pairs if isinstance(crop, Unreadable)]
+    found = model.answers_for_crops(torch.from_numpy(np.stack(crops)), coverage=coverage)
+    rows = iter(range(len(crops)))
+    outcomes: list[ImagePrediction | Unreadable] = []
+    for image, crop in pairs:
+        if isinstance(crop, Unreadable):
+            outcomes.append(crop)
+            continue
+        n = next(rows)
+        p_value = None if found.p_values is None else float(found.p_values[n])
+        labels = None if found.sets is None else found.sets[n]
+        outcomes.append(ImagePrediction(image, found.probabilities[n], p_value, labels))
+    return outcomes
+
+
+def prediction_row(
+    outcome: ImagePrediction | Unreadable, classes: Sequence[Any], top: int, reject: float | None
+) -> dict[str, Any]:
+    """The plain values of one image, as `--json` prints them; an unreadable one has `path` and `error`.
+
+    top: number of classes to name, best first. reject: the label is "none of these" below this p-value.
+    """
+    if isinstance(outcome, Unreadable):
+        return {"path": str(outcome.image), "error": outcome.reason}
+    p = outcome.probabilities
+    best = [{"label": str(classes[c]), "probability": float(p[c])} for c in (-p).argsort(kind="stable")[:top]]
+    row: dict[str, Any] = {"path": str(outcome.image), **best[0], "top": best}
+    if outcome.p_value is not None:
+        row["p_value"] = outcome.p_value
+        if reject is not None and outcome.p_value < reject:
+            row["label"] = NONE_OF_THESE
+    if outcome.labels is not None:
+        row["set"] = [str(label) for label in outcome.labels]
+    return row
+
+
+# Unreadable images that are kept in memory, to be listed at the end; all of them are in the file.
+MOST_LISTED = 20
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """What is to be known of every image.
+
+    top: number of classes. reject: "none of these" below this p-value. coverage: of sets of classes.
+    """
+
+    top: int = 1
+    reject: float | None = None
+    coverage: float | None = None
+
+
+@dataclass(frozen=True)
+class PredictionSummary:
+    """What was written.
+
+    images: rows of the file. predicted: images of them predicted by this call. seconds: of this call's predictions.
+    unreadable: number of images that cannot be read. listed: "path: reason" of the first of them.
+    """
+
+    images: int
+    predicted: int
+    seconds: float
+    unreadable: int
+    listed: tuple[str, ...]
+
+
+def predict_to_file(
+    model: Classifier,
+    images: Sequence[str],
+    output: Path,
+    wanted: PredictionOptions | None = None,
+    *,
+    copy_to: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> PredictionSummary:
+    """Predict images and write one row per image; the file appears when it is complete.
+
+    Until then the rows are in `output` + ".partial". A call with the same arguments continues a killed one: images
+    that have a row are not opened again. Images that cannot be read have a row with the reason.
+
+    Args:
+        model: A fitted classifier.
+        images: Paths of files; one that is given twice has one row.
+        output: A .csv, .jsonl or .parquet file.
+        wanted: What is to be known of every image.
+        copy_to: Folder where images are copied into one folder per predicted class.
+        overwrite: Replace an existing file, and drop unfinished predictions of another call.
+        progress: Receives the progress, with the rate.
+
+    Returns:
+        How many images were predicted, and which cannot be read.
+
+    Raises:
+        UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
+    """
+    wanted = wanted or PredictionOptions()
+    kind = _require_place(output, overwrite)
+    require_rejecting(model, wanted.reject)
+    paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
+    identity = identity_of(model, wanted, copy_to)
+    with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
+        folders = None if copy_to is None else _folders(copy_to, model, journal)
+        before, now, began = len(journal.paths.intersection(paths)), 0, time.monotonic()
+        for rows in new_rows(model, paths, wanted, journal.paths, folders):
+            journal.append(rows)
+            now += len(rows)
+            progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
+        seconds = time.monotonic() - began
+        found = _finish(journal, set(paths), output, kind, columns_of(model, wanted, copies=copy_to is not None))
+    return found.done(found.rows - before, seconds)
+
+
+def _require_place(output: Path, overwrite: bool) -> str:
+    """The suffix of the output; raises if it cannot be written."""
+    kind = require_writable_kind(output)
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists", hint=[allow_overwrite(), "choose another file"])
+    return kind
+
+
+def columns_of(model: Classifier, wanted: PredictionOptions, *, copies: bool = False) -> Columns:
+    """The columns of a table with what is wanted."""
+    return Columns(min(wanted.top, len(model.classes_)), model.has_p_values, wanted.coverage is not None, copies)
+
+
+def require_rejecting(model: Classifier, reject: float | None) -> None:
+    """Raise if images are to be rejected by a model that cannot tell them."""
+    if reject is not None and not model.has_p_values:
+        raise UserError("the model cannot tell images of none of its classes", hint=fit_estimate())
+
+
+def identity_of(model: Classifier, wanted: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
+    """Plain values that decide the rows."""
+    method = model.method_
+    weights, labels = hashlib.sha256(weights_of(method)).hexdigest(), list(map(str, model.classes_.tolist()))
+    facts = [weights, labels, method.temperature, str(method.options), method.clip.digest, str(method.clip.dtype)]
+    return {
+        "model": json_digest(facts)[:16],
+        "top": wanted.top,
+        "reject": wanted.reject,
+        "set_coverage": wanted.coverage,
+        "copy_to": None if copy_to is None else os.path.abspath(copy_to),
+    }
+
+
+def _folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders:
+    labels = [*map(str, model.classes_.tolist()), NONE_OF_THESE]
+    return ImageFolders(copy_to, labels, (row["copied_to"] for row in journal.rows() if "copied_to" in row))
+
+
+def new_rows(
+    model: Classifier,
+    paths: Sequence[str],
+    wanted: PredictionOptions,
+    known: Collection[str] = (),
+    folders: ImageFolders | None = None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the images that are not known, batch after batch; copies are made before their rows are given."""
+    classes = model.classes_.tolist()
+    # A list of its own: `known` grows while the images are predicted.
+    new = [path for path in paths if path not in known]
+    for outcomes in predict_stream(model, map(Path, new), coverage=wanted.coverage):
+        rows = [prediction_row(outcome, classes, wanted.top, wanted.reject) for outcome in outcomes]
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if folders is not None and isinstance(outcome, ImagePrediction):
+                row["copied_to"] = folders.copy(Path(str(outcome.image)), row["label"])
+        yield rows
+
+
+class Tally:
+    """Rows as they are read, counted.
+
+    Attributes:
+        rows: Number of rows so far.
+        unreadable: How many of them are images that cannot be read.
+        listed: "path: reason" of the first of these.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.unreadable, self.listed = 0, 0, list[str]()
+
+    def counting(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The rows as they are."""
+        for row in rows:
+            self.rows += 1
+            if row.get("error"):
+                self.unreadable += 1
+                if len(self.listed) < MOST_LISTED:
+                    self.listed.append(f"{row['path']}: {row['error']}")
+            yield row
+
+    def add(self, other: Tally) -> None:
+        """Count the rows of another one, too."""
+        self.rows, self.unreadable = self.rows + other.rows, self.unreadable + other.unreadable
+        self.listed = (self.listed + other.listed)[:MOST_LISTED]
+
+    def done(self, predicted: int, seconds: float) -> PredictionSummary:
+        """What was written, all rows counted."""
+        return PredictionSummary(self.rows, predicted, seconds, self.unreadable, tuple(self.listed))
+
+
+def _finish(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Tally:
+    """Write the rows of the wanted images to the output, in one rename, and remove the journal."""
+    tally = Tally()
+    rows = (row for row in journal.rows() if row["path"] in wanted)
+    with atomic_write(output) as unfinished:
+        WRITERS[kind](tally.counting(rows), columns, unfinished)
+    journal.remove()
+    return tally

@@ -1,0 +1,73 @@
+"""The page about one model: `dca report MODEL [DATA]`.
+
+The page about several models on the same images: `dca compare ... -o page.html`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dca.core.progress import Progress, silent
+from dca.core.text import pluralize
+from dca.datasets.dataset import Dataset
+from dca.model.classifier import Classifier
+from dca.model.comparison import Comparison
+from dca.report import page
+from dca.report.page import Section
+from dca.report.sections import SECTIONS, compared, costs, disagreements
+from dca.report.subject import about
+from dca.training.session import Session
+
+
+def model_page(
+    model: Classifier,
+    name: str,
+    session: Session,
+    *,
+    folder: Path | None = None,
+    dataset: Dataset | None = None,
+    data: str = "",
+    progress: Progress = silent,
+) -> str:
+    """One self-contained HTML page about a model.
+
+    Args:
+        model: A fitted classifier.
+        name: What to call it.
+        session: Reads images and features.
+        folder: Folder of the model, for what its run recorded.
+        dataset: Labelled images to measure it on; None for what the fit knows.
+        data: Where these are, as the user named the place.
+        progress: Receives the progress.
+
+    Returns:
+        The HTML.
+
+    Raises:
+        UserError: If a class of the data is not one of the model's, an image cannot be read, or jinja2 is missing.
+    """
+    page.need_jinja()
+    subject = about(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
+    below = f"{model.method_.name} on {model.method_.clip.source}, {pluralize(len(model.classes_), 'class')}"
+    return page.render(SECTIONS, subject, title=name, about=below)
+
+
+COMPARISON_SECTIONS: tuple[Section[Comparison], ...] = (compared.SECTION, disagreements.SECTION, costs.SECTION)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """One self-contained HTML page about a comparison.
+
+    Args:
+        comparison: As `compare` returns it.
+
+    Returns:
+        The HTML.
+
+    Raises:
+        UserError: If jinja2 is missing.
+    """
+    page.need_jinja()
+    title = " and ".join(model.name for model in comparison.models)
+    about = f"{pluralize(len(comparison.models), 'model')} on {pluralize(len(comparison.images), 'image')}"
+    return page.render(COMPARISON_SECTIONS, comparison, title=title, about=f"{about} of {comparison.data}")

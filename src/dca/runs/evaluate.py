@@ -1,0 +1,116 @@
+"""A finished method measured on the targets of a task, beside zero-shot CLIP; nothing is refitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dca.datasets.protocols import ProtocolName, Target, harmonic_mean
+from dca.methods.base import Method
+from dca.methods.zero_shot import ZeroShot
+from dca.training.evaluate import (
+    Evaluation,
+    classify_features,
+    encode_images,
+    evaluate_predictions,
+    predict_probabilities,
+)
+from dca.training.session import Session
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """How a model and zero-shot CLIP did on one target.
+
+    Attributes:
+        name: Name of the target.
+        adapted: Evaluation of the model.
+        zero_shot: Evaluation of zero-shot CLIP.
+        metric: Distance that the head of the model used, if the method has a choice.
+    """
+
+    name: str
+    adapted: Evaluation
+    zero_shot: Evaluation
+    metric: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for files and tables."""
+        return {
+            "name": self.name,
+            "classes": len(self.adapted.labels),
+            "test_images": self.adapted.n,
+            "accuracy": self.adapted.accuracy,
+            "zero_shot_accuracy": self.zero_shot.accuracy,
+            "ece": self.adapted.ece,
+            "metric": self.metric,
+        }
+
+
+def evaluate(
+    method: Method, targets: Sequence[Target], session: Session, features: dict[str, Tensor] | None = None
+) -> tuple[TargetResult, ...]:
+    """Measure a finished method and zero-shot CLIP on every target; nothing is refitted.
+
+    Args:
+        method: The finished method.
+        targets: What it is measured on.
+        session: Loads images and features.
+        features: For a model that is measured with several heads: features (N, D) of its image tower by target. What
+            is not there is added, so that every test image passes the tower once for all heads.
+
+    Returns:
+        One result per target.
+    """
+    return tuple(_evaluate(method, target, session, features) for target in targets)
+
+
+def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetResult:
+    images, stage = [item.image for item in target.test], f"testing on {target.name}"
+    session.progress(stage, 0, len(images), "")
+    moved = retargeted(method, target)
+    session = session.reading(target.dataset, method.problem.selection)
+    zero_shot = ZeroShot.of(moved.clip, moved.problem)
+    if features is None or moved.frozen_images:
+        plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)
+    else:
+        (plain,) = predict_probabilities([zero_shot], images, session, stage=stage)
+        if target.name not in features:
+            features[target.name] = encode_images(moved, images, session, stage=stage)
+        fitted = classify_features(moved, features[target.name])
+    truth = np.array([item.label for item in target.test])
+    return TargetResult(
+        target.name,
+        evaluate_predictions(fitted, truth, target.labels),
+        evaluate_predictions(plain, truth, target.labels),
+        getattr(moved.options, "test_metric", None),
+    )
+
+
+def retargeted(method: Method, target: Target) -> Method:
+    """The finished method for the target's classes; the method itself if it was trained on exactly these."""
+    if target.from_source == tuple(range(len(method.problem.names))):
+        return method
+    problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
+    return method.retarget(problem, target.from_source)
+
+
+def accuracies(protocol: ProtocolName, measured: Sequence[TargetResult]) -> dict[str, Any]:
+    """The figures of a result that the test images decide: of each target, and of the first as the run's own."""
+    rows = [target.to_dict() for target in measured]
+    first: dict[str, Any] = rows[0] if rows and protocol != "cross-dataset" else {}
+    found: dict[str, Any] = {
+        "test_images": first.get("test_images", 0),
+        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
+        "accuracy": first.get("accuracy"),
+        "targets": rows,
+    }
+    if protocol == "base-to-new":
+        base, new = rows
+        found["harmonic_mean"] = harmonic_mean(base["accuracy"], new["accuracy"])
+    return found

@@ -1,0 +1,160 @@
+"""Pictures of how a model did: confusion matrix, mistakes, calibration and accuracy per class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dca import plots
+from dca.core.errors import UserError
+from dca.core.progress import Progress
+from dca.datasets.dataset import Item
+from dca.datasets.protocols import Task
+from dca.images.decode import ImageLike, Unreadable, try_decode_all
+from dca.model import checkpoint
+from dca.model.classifier import Classifier
+from dca.plots.style import need_matplotlib
+from dca.training.evaluate import Evaluation
+
+PICTURES = ("confusion.png", "mistakes.png", "reliability.png", "classes.png")
+# Side in pixels at which images are kept for the grid of mistakes.
+_SIDE = 320
+
+
+@dataclass(frozen=True)
+class EvaluatedImages:
+    """Predictions for N labelled images of C classes.
+
+    images: the images. labels: label of each class. truth, predicted: class index of each image, (N,). probability: of
+    the predicted class, (N,). zero_shot: class that zero-shot CLIP predicts, (N,), where it was measured. what: what
+    the images are, for titles.
+    """
+
+    images: Sequence[ImageLike]
+    labels: Sequence[Any]
+    truth: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    probability: NDArray[np.float64]
+    zero_shot: NDArray[np.int64] | None = None
+    what: str = "test images"
+
+
+def judged_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None) -> EvaluatedImages:
+    """The predictions of an evaluation of these images."""
+    probs = report.probabilities
+    plain = None if zero_shot is None else zero_shot.probabilities.argmax(axis=1)
+    images = [item.image for item in items]
+    return EvaluatedImages(images, report.labels, report.truth, probs.argmax(axis=1), probs.max(axis=1), plain)
+
+
+def judged_training(
+    items: Sequence[Item], draw: Sequence[dict[str, Any]], labels: Sequence[Any]
+) -> EvaluatedImages | None:
+    """The predictions for training images by models that have not seen them; None if there are none.
+
+    draw: the row of each image in the record of a model, see `Classifier.draw_`.
+    """
+    known = [(item, row) for item, row in zip(items, draw, strict=True) if "held_out" in row]
+    if not known:
+        return None
+    return EvaluatedImages(
+        [item.image for item, _ in known],
+        labels,
+        np.array([row["label"] for _, row in known]),
+        np.array([row["held_out"]["label"] for _, row in known]),
+        np.array([row["held_out"]["probability"] for _, row in known]),
+        what="training images, each left out",
+    )
+
+
+def plot_evaluation(judged: EvaluatedImages, folder: Path, model: str) -> list[Path]:
+    """Write all pictures into a folder, which is made; returns their paths in the order of `PICTURES`.
+
+    model: name of the model for titles. Raises UserError if matplotlib is not installed.
+    """
+    names, size = list(map(str, judged.labels)), len(judged.labels)
+    matrix = np.zeros((size, size), dtype=int)
+    np.add.at(matrix, (judged.truth, judged.predicted), 1)
+    right = judged.predicted == judged.truth
+    results = plots.class_results(judged.truth, judged.zero_shot, judged.predicted, names)
+    confusion, mistakes, reliability, classes = (folder / name for name in PICTURES)
+    return [
+        plots.confusion(matrix, names, confusion),
+        _mistakes(judged, names, mistakes),
+        plots.reliability(judged.probability, right, reliability),
+        plots.accuracy_bars(results, classes, label=model, what=judged.what),
+    ]
+
+
+def _mistakes(judged: EvaluatedImages, names: Sequence[str], path: Path) -> Path:
+    """The grid of mistakes; only images that it shows are opened."""
+    truths, said = [names[c] for c in judged.truth], [names[c] for c in judged.predicted]
+    places = plots.telling(truths, said, judged.probability.tolist())
+    opened = try_decode_all([judged.images[k] for k in places], _small)
+    shown = [(k, image) for k, image in zip(places, opened, strict=True) if not isinstance(image, Unreadable)]
+    return plots.prediction_grid(
+        [image for _, image in shown],
+        [truths[k] for k, _ in shown],
+        [said[k] for k, _ in shown],
+        [float(judged.probability[k]) for k, _ in shown],
+        path,
+        counts=(int((judged.predicted != judged.truth).sum()), len(truths)),
+    )
+
+
+def _small(image: Any) -> NDArray[np.uint8]:
+    """An RGB image with its long side at most 320 pixels, as an array (H, W, 3)."""
+    image.thumbnail((_SIDE, _SIDE))
+    return np.asarray(image)
+
+
+def folder_name(name: str) -> str:
+    """A name of data as the name of a folder.
+
+    >>> folder_name("my photos/2024"), folder_name("..")
+    ('my photos_2024', '_')
+    """
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(". ")[:80] or "_"
+
+
+def plot_run(
+    folder: Path, model: Classifier, task: Task, reports: Sequence[tuple[Evaluation, Evaluation]], progress: Progress
+) -> list[str]:
+    """Write the pictures of a finished fit into the folder of its model; returns their paths inside of it.
+
+    They show the test images, or else the training images as predicted by models that have not seen them. Several
+    targets have a folder each. Without matplotlib nothing is drawn.
+
+    reports: evaluations of the model and of zero-shot CLIP on each target of the task.
+    """
+    if not can_draw():
+        return []
+    place = folder / checkpoint.PICTURES
+    judged = {
+        folder_name(target.name): judged_test(target.test, *both)
+        for target, both in zip(task.targets, reports, strict=True)
+    }
+    if not judged:
+        left_out = judged_training(task.source.train, model.draw_, model.classes_.tolist())
+        judged = {} if left_out is None else {"": left_out}
+    drawn: list[Path] = []
+    for number, (name, each) in enumerate(judged.items()):
+        progress("drawing", number, len(judged), "pictures")
+        drawn += plot_evaluation(each, place / name if len(judged) > 1 else place, model.method)
+        progress("drawing", number + 1, len(judged), "pictures")
+    return [path.relative_to(folder).as_posix() for path in drawn]
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        need_matplotlib()
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""Calibration: how well the probability of an answer agrees with how often such answers are right.
+
+A temperature T makes probabilities milder or sharper, softmax(log p / T), and is fitted on predictions for images that
+the model has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+BINS = 15
+# Probabilities are raised to this before their logarithm is taken: the smallest normal float32.
+FLOOR = 2.0**-126
+COLDEST, HOTTEST = 0.05, 20.0
+# The normal quantile of a two-sided 95 % interval.
+Z95 = 1.959963984540054
+
+
+def suitable_bins(n: int) -> int:
+    """Bins for a picture of n predictions: so many that most of them hold several.
+
+    >>> suitable_bins(40), suitable_bins(200), suitable_bins(1000)
+    (5, 10, 15)
+    """
+    return 5 if n < 100 else 10 if n < 300 else BINS
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Predictions in B equal bins of their confidence; empty bins hold zeros.
+
+    count: (B,) predictions. right: (B,) correct ones. confidence: (B,) mean confidence.
+    """
+
+    count: NDArray[np.int64]
+    right: NDArray[np.float64]
+    confidence: NDArray[np.float64]
+
+
+def bin_predictions(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> Bins:
+    """Put N predictions into equal bins of [0, 1].
+
+    Args:
+        confidence: (N,) probability of the predicted class.
+        right: (N,) whether the prediction is correct.
+        bins: Number of bins.
+
+    Returns:
+        Counts and means of each bin.
+
+    Raises:
+        ValueError: If the two lists do not have one length.
+    """
+    sure, hit = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
+    if sure.shape != hit.shape or sure.ndim != 1:
+        raise ValueError(f"need two lists of the same length, got shapes {sure.shape} and {hit.shape}")
+    index = np.clip((sure * bins).astype(int), 0, bins - 1)
+    count = np.bincount(index, minlength=bins)
+    total = np.bincount(index, weights=sure, minlength=bins)
+    right_ones = np.bincount(index, weights=hit, minlength=bins).astype(float)
+    return Bins(count, right_ones, total / np.maximum(1, count))
+
+
+def calibration_error(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> float:
+    """Expected calibration error, ECE = Σ_b (n_b / n) |accuracy_b - confidence_b|; arguments as for `bin_predictions`.
+
+    >>> round(calibration_error([0.9, 0.9, 0.6, 0.6], [True, False, True, True]), 3)
+    0.4
+    """
+    table = bin_predictions(confidence, right, bins)
+    gaps = np.abs(table.right - table.confidence * table.count)
+    return float(gaps.sum() / max(1, table.count.sum()))
+
+
+def apply_temperature(probabilities: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """softmax(log p / T) of probabilities (N, C); the order of the classes stays. Rows of NaN stay NaN.
+
+    >>> apply_temperature(np.array([[0.8, 0.2]]), 0.5).round(3).tolist()
+    [[0.941, 0.059]]
+    """
+    scaled = np.log(np.maximum(probabilities, FLOOR)) / temperature
+    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    found: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return found
+
+
+def log_loss(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Mean of -log p of the right class. probabilities: (N, C), labels: (N,)."""
+    own = probabilities[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(own, FLOOR)).mean())
+
+
+def fit_temperature(
+    probabilities: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    weights: NDArray[np.float64] | None = None,
+    *,
+    prior: float = 0.0,
+) -> float:
+    """The T in [0.05, 20] with the least log-loss of softmax(log p / T).
+
+    The loss is convex in s = 1/T. Its slope, Σ_i w_i (E_q[l_i] - l_i,y) with l = log p and q = softmax(s l), grows
+    with s, so Newton's method inside a shrinking bracket finds its zero.
+
+    Args:
+        probabilities: (N, C) of images that the model has not seen.
+        labels: (N,) their classes.
+        weights: (N,) of the images; all equal if None.
+        prior: Weight of the belief that the second most probable class is the right one, in images and spread over
+            all of them. Without it, predictions that are all correct lead to the lower bound of T.
+
+    Returns:
+        The temperature; 1.0 if there are no images.
+    """
+    if len(labels) == 0:
+        return 1.0
+    logs = np.log(np.maximum(probabilities, FLOOR))
+    weights = np.ones(len(labels)) if weights is None else np.asarray(weights, dtype=float)
+    second = np.sort(logs, axis=1)[:, -2] if logs.shape[1] > 1 else logs[:, 0]
+    extra = prior * weights / weights.sum()
+    target = float((weights * logs[np.arange(len(labels)), labels] + extra * second).sum())
+    low, high, s = 1 / HOTTEST, 1 / COLDEST, 1.0
+    for _ in range(100):
+        slope, curvature = _slope(logs, weights + extra, s)
+        slope -= target
+        low, high = (low, s) if slope > 0 else (s, high)
+        newton = s - slope / curvature if curvature > 0 else low
+        following = newton if low < newton < high else math.sqrt(low * high)
+        if abs(following - s) <= 1e-12 * s:
+            break
+        s = following
+    return float(np.clip(1 / s, COLDEST, HOTTEST))
+
+
+def _slope(logs: NDArray[np.float64], weights: NDArray[np.float64], s: float) -> tuple[float, float]:
+    """First and second derivative of Σ_i w_i log Σ_c exp(s l_ic) in s. logs: (N, C), weights: (N,)."""
+    powers = np.exp(s * (logs - logs.max(axis=1, keepdims=True)))
+    q = powers / powers.sum(axis=1, keepdims=True)
+    mean = (q * logs).sum(axis=1)
+    spread = (q * (logs - mean[:, None]) ** 2).sum(axis=1)
+    return float((weights * mean).sum()), float((weights * spread).sum())
+
+
+def wilson_interval(accuracy: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share that was measured on n images.
+
+    >>> [round(end, 3) for end in wilson_interval(0.9, 100)]
+    [0.826, 0.945]
+    """
+    centre = accuracy + Z95**2 / (2 * n)
+    reach = Z95 * math.sqrt(accuracy * (1 - accuracy) / n + (Z95 / (2 * n)) ** 2)
+    scale = 1 + Z95**2 / n
+    # The formula gives 0 and 1 at the ends; rounding must not exclude them.
+    low = 0.0 if accuracy <= 0 else max(0.0, (centre - reach) / scale)
+    return low, 1.0 if accuracy >= 1 else min(1.0, (centre + reach) / scale)
+
+
+def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+    """Mean of the accuracies of the C classes that have images, and the number of images that it is worth.
+
+    That number, C² / Σ_c 1/n_c, is the size of a balanced sample whose mean varies as much; it is N if all classes
+    have equally many images.
+
+    Args:
+        right: (N,) whether a prediction is correct.
+        labels: (N,) classes of the images; N > 0.
+
+    Returns:
+        The accuracy, and the effective number of images.
+    """
+    hits, classes = np.asarray(right, dtype=float), np.asarray(labels)
+    _, place, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    each = np.bincount(place, weights=hits) / counts
+    return float(each.mean()), float(len(counts) ** 2 / (1 / counts).sum())

@@ -1,0 +1,41 @@
+"""Few-shot accuracy: one table per number of shots, every method by every dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from dca.datasets.catalog import title_of
+from dca.study.report.means import dataset_entries, lines_of, shots_title, with_average
+from dca.study.report.subject import Subject
+from dca.study.report.tables import Part, RunsSection, Table, ranked
+from dca.study.results import Block
+
+NOTE = (
+    "Test accuracy in percent, mean ± standard deviation over seeds. The best of a column is bold, the second "
+    "underlined; "
+    "– was not run. An average needs all of its datasets; its deviation is that of the average over seeds. Each "
+    "method is shown with the settings that it was run with most; other settings are below, under Variants."
+)
+
+
+def build(subject: Subject) -> Part | str:
+    """One table per number of shots and block."""
+    tables = [table for block in subject.of_protocol("few-shot") for table in _tables(subject, block)]
+    return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "No few-shot runs."
+
+
+def _tables(subject: Subject, block: Block) -> Iterator[Table]:
+    variants = subject.methods(block)
+    for shots in block.shots:
+        datasets = [name for name in block.datasets if any(block.runs(v, name, shots) for v in variants)]
+        averaged = [name for name in datasets if name in block.averaged]
+        entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
+        lines = lines_of(variants, subject.names, entries)
+        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
+        name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
+        title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
+        yield Table(name, title, ("method",), with_average(datasets), ranked(lines), notes)
+
+
+SECTION = RunsSection("few_shot", "Few-shot accuracy", build)

@@ -1,0 +1,1 @@
+"""What several test modules share: small images, miniature datasets, made runs."""

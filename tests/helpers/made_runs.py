@@ -1,0 +1,51 @@
+"""Result files of runs that were never made: as many as a table needs, with accuracies as a test wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dca.runs.spec import Spec
+from dca.study.index import RunIndex
+from dca.study.results import Block, blocks_of
+from dca.study.specification import Cell
+
+
+def write_run(
+    runs: Path,
+    accuracy: float | Sequence[float],
+    head: Mapping[str, Any] | None = None,
+    result: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    **spec: Any,
+) -> str:
+    """Write the files of one finished cell; returns its id. accuracy: of each target."""
+    cell = Cell(Spec(**{"data": "eurosat", "shots": 4, **spec}), head or {})
+    own, protocol = cell.spec, cell.spec.protocol
+    values = [accuracy] if isinstance(accuracy, float) else list(accuracy)
+    names = {"base-to-new": ["base", "new"], "few-shot": [own.data]}.get(protocol, [*own.targets])
+    names = names if len(names) == len(values) else [own.data, *names]
+    targets = [{"name": name, "accuracy": value} for name, value in zip(names, values, strict=True)]
+    made = {
+        **{"method": own.method, "protocol": protocol, "shots": own.shots, "seed": own.seed, "public": own.data},
+        **{"accuracy": values[0], "targets": targets, "seconds": 2.0, "trained_parameters": 10, **(result or {})},
+    }
+    if protocol == "base-to-new":
+        made["harmonic_mean"] = 2 * values[0] * values[1] / sum(values)
+    folder = runs / cell.id
+    folder.mkdir(parents=True)
+    spec_record = {"spec": own.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+    if device:
+        spec_record["identity"] = {"device": device}
+    (folder / "spec.json").write_text(json.dumps(spec_record))
+    (folder / "result.json").write_text(json.dumps(made))
+    return cell.id
+
+
+def blocks_under(runs: Path) -> tuple[Block, ...]:
+    """The blocks of a folder of runs."""
+    with RunIndex(runs) as index:
+        index.refresh()
+        return blocks_of(index.rows())

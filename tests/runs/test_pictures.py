@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dca import plots
+from dca.datasets.dataset import Item
+from dca.runs.pictures import PICTURES, judged_test, judged_training, plot_evaluation
+from dca.runs.run import run
+from dca.runs.spec import Spec
+from dca.training.evaluate import evaluate_predictions
+
+
+def items(count: int) -> list[Item]:
+    return [Item(Image.new("RGB", (8, 8), (20 * n, 0, 0)), n % 3) for n in range(count)]
+
+
+def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, Any] = {}
+    for name in ("confusion", "reliability", "accuracy_bars", "prediction_grid"):
+        monkeypatch.setattr(plots, name, lambda *args, _name=name, **_: given.update({_name: args}) or tmp_path)
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
+    report = evaluate_predictions(probabilities, np.array([0, 1, 2]), ["a", "b", "c"])
+    plain = evaluate_predictions(np.eye(3)[[0, 1, 0]], np.array([0, 1, 2]), ["a", "b", "c"])
+    plot_evaluation(judged_test(items(3), report, plain), tmp_path, "m")
+    assert given["confusion"][0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    sure, right = given["reliability"][:2]
+    assert sure.tolist() == [0.7, 0.6, 0.8]
+    assert right.tolist() == [True, False, True]
+    assert given["accuracy_bars"][0] == [("a", 1, 1, 1, None), ("b", 1, 1, 0, None), ("c", 1, 0, 1, None)]
+    images, truths, said, sure = given["prediction_grid"][:4]
+    assert (truths, said, sure) == (["b", "a", "c"], ["a", "a", "c"], [0.6, 0.7, 0.8])
+    assert [int(image[0, 0, 0]) for image in images] == [20, 0, 40]
+
+
+def test_held_out_predictions_of_training_images_are_taken_where_they_are_known():
+    draw = [
+        {"label": n % 3, **({"held_out": {"label": 0, "probability": 0.5, "own": 0.1}} if n else {})} for n in range(4)
+    ]
+    judged = judged_training(items(4), draw, ["a", "b", "c"])
+    assert judged is not None
+    assert judged.truth.tolist() == [1, 2, 0]
+    assert judged.predicted.tolist() == [0, 0, 0]
+    assert len(judged.images) == 3
+    assert judged_training(items(2), [{"label": 0}, {"label": 1}], ["a", "b"]) is None
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+def test_a_fit_leaves_pictures_in_its_folder(photos: Path, tiny_folder: Path, tmp_path: Path, part: str):
+    spec = Spec(data=str(photos / part), backbone=str(tiny_folder))
+    outcome = run(spec, tmp_path / "m.dca", device="cpu", pictures=True)
+    assert outcome.result["pictures"] == [f"pictures/{name}" for name in PICTURES]
+    for name in outcome.result["pictures"]:
+        with Image.open(outcome.folder / name) as image:
+            assert np.asarray(image.convert("L")).std() > 5
+    assert json.loads((outcome.folder / "result.json").read_text())["pictures"] == outcome.result["pictures"]
+    assert run(spec, tmp_path / "m.dca", device="cpu", pictures=True).classifier is None, "finished already"
+    again = run(spec, tmp_path / "m.dca", device="cpu", overwrite=True)
+    assert "pictures" not in again.result
+    assert not (again.folder / "pictures").exists()
+
+
+def test_every_target_has_its_own_folder(photos: Path, tiny_folder: Path, tmp_path: Path):
+    spec = Spec(data=str(photos), backbone=str(tiny_folder), method="zero_shot", shots=1, protocol="base-to-new")
+    outcome = run(spec, tmp_path / "m.dca", device="cpu", pictures=True)
+    folders = {str(Path(name).parent) for name in outcome.result["pictures"]}
+    assert folders == {"pictures/photos base", "pictures/photos new"}
+
+
+def test_the_screen_names_the_pictures_and_no_pictures_leaves_them_out(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
+    said = dca(*arguments, "--pictures")
+    assert f"pictures  {tmp_path / 'm.dca'}/pictures/: {', '.join(PICTURES)}" in said.out
+    said = dca(*arguments, "--no-pictures", "--overwrite")
+    assert "pictures" not in said.out
+    assert not (tmp_path / "m.dca" / "pictures").exists()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = dca(*arguments, "--pictures", "--overwrite")
+    assert said.code == 0
+    assert said.err.count("pip install 'dca-prompt[report]'") == 1
+
+
+def test_a_changed_model_keeps_no_pictures_of_the_old_one(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
+    assert dca(*arguments, "--pictures").code == 0
+    assert dca("remove-class", tmp_path / "m.dca", "fish").code == 0
+    assert not (tmp_path / "m.dca" / "pictures").exists()

@@ -1,0 +1,111 @@
+"""Prediction sets and p-values by their definitions, and how often they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dca.methods.shared.experts import KernelRidge, TextGaussian
+from dca.methods.shared.pool import Experts, LeftOutAnswers, Numbers
+from dca.stats.conformal import jackknife_plus, least_images, p_values, threshold_sets, with_best
+
+NUMBERS = Numbers(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_jackknife_plus_counts_the_models_that_find_a_class_too_strange() -> None:
+    held, without = drawn(19, seed=1), drawn(4, 19, 3, seed=2)
+    found = jackknife_plus(held, without, 0.9)
+    for b in range(4):
+        for y in range(3):
+            stranger = sum(float(held[i]) < float(without[b, i, y]) for i in range(19))
+            assert bool(found[b, y]) == (stranger < 0.9 * 20)
+    one_model = without[:, :1].expand(-1, 19, -1)
+    assert torch.equal(threshold_sets(held, without[:, 0], 0.9), jackknife_plus(held, one_model, 0.9))
+
+
+def test_the_best_class_is_always_in_the_set() -> None:
+    probabilities = torch.tensor([[0.2, 0.8], [0.9, 0.1]])
+    nothing = torch.zeros(2, 2, dtype=torch.bool)
+    assert with_best(nothing, probabilities).tolist() == [[False, True], [True, False]]
+
+
+def test_p_values_count_the_left_out_images_that_are_as_far() -> None:
+    held, found = torch.tensor([1.0, 2.0, 2.0, 4.0]), torch.tensor([0.5, 2.0, 3.0, 9.0])
+    expected = [(1 + sum(h >= f for h in held.tolist())) / 5 for f in found.tolist()]
+    assert p_values(held, found).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
+def test_with_fewer_images_than_needed_a_set_holds_every_class(coverage: float) -> None:
+    least = least_images(coverage)
+    for n, every in ((least - 1, True), (least, False)):
+        strange = torch.full((1, n, 2), torch.inf)
+        assert bool(jackknife_plus(torch.zeros(n), strange, coverage).all()) is every
+
+
+def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[LeftOutAnswers, Tensor, Tensor]:
+    """Answers of a closed form on scattered images, and new images with their labels."""
+    centers = 1.5 * drawn(classes, D, seed=seed)
+    y = torch.arange(classes).repeat_interleave(shots)
+    new_y = torch.arange(classes).repeat_interleave(20)
+    x = torch.nn.functional.normalize(centers[y] + drawn(len(y), D, seed=seed + 1), dim=-1)
+    new = torch.nn.functional.normalize(centers[new_y] + drawn(len(new_y), D, seed=seed + 2), dim=-1)
+    text = torch.nn.functional.normalize(centers + drawn(classes, D, seed=seed + 3), dim=-1)
+    gaussian = TextGaussian.of(x, y, text)
+    kernel = KernelRidge(x, y, classes, gaussian.groups, 2.0)
+    return LeftOutAnswers(Experts(gaussian, 10.0, kernel), NUMBERS, kernel), new, new_y
+
+
+def literal_log_p(answers: LeftOutAnswers, left: int | None, f: Tensor) -> Tensor:
+    """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
+    source, n = answers.experts.gaussian, NUMBERS
+    keep = torch.tensor([i != left for i in range(len(source.x))])
+    x, y = source.x[keep], source.labels[keep]
+    means = torch.stack([x[y == c].mean(0) for c in range(len(source.text))])
+    counts = torch.bincount(y)[:, None].double()
+    m = (n.text_shots * source.moved_text + counts * means) / (n.text_shots + counts)
+    eye = torch.eye(x.shape[1], dtype=torch.float64)
+    ridge = n.ridge * source.residuals.square().sum() / source.nu / x.shape[1]
+    P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge * eye)
+    gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
+    kernel = answers.kernel
+    omega = kernel._root.square()
+    K = kernel.kernel(source.x)
+    lam = n.kernel_ridge * torch.linalg.eigvalsh(omega.sqrt()[:, None] * K * omega.sqrt()).mean()
+    G = torch.linalg.inv(K[keep][:, keep] + lam * torch.diag(1 / omega[keep]))
+    ridge_scores = kernel.kernel(f)[:, keep] @ G @ kernel.targets[keep]
+    logits = n.gaussian * gaussian + n.text * 10.0 * f @ source.text.T + n.kernel * ridge_scores
+    return -logits.log_softmax(-1)
+
+
+def test_the_sets_are_those_of_models_that_are_refitted_without_each_image() -> None:
+    answers, new, _ = make(5, shots=4)
+    source = answers.experts.gaussian
+    held = torch.stack([literal_log_p(answers, i, source.x[i : i + 1])[0, y] for i, y in enumerate(source.labels)])
+    without = torch.stack([literal_log_p(answers, i, new) for i in range(len(source.x))], dim=1)
+    probabilities = literal_log_p(answers, None, new).neg().exp()
+    expected = with_best(jackknife_plus(held, without, 0.8), probabilities)
+    assert torch.equal(answers.sets(new, probabilities, 0.8), expected)
+
+
+def test_sets_and_p_values_hold_as_often_as_they_say() -> None:
+    """Guaranteed is 1 - 2α = 0.8; about 0.9 is usual. A share of about P of known images has a p-value up to P."""
+    covered, rejected = [], []
+    for seed in range(0, 400, 20):
+        answers, new, y = make(seed)
+        probabilities = literal_log_p(answers, None, new).neg().exp()
+        covered.append(answers.sets(new, probabilities, 0.9)[torch.arange(len(y)), y].double().mean())
+        rejected.append((answers.p_values(new) <= 0.1).double().mean())
+    assert torch.stack(covered).mean() > 0.85
+    assert torch.stack(rejected).mean() < 0.15
+
+
+def test_images_far_from_all_classes_have_small_p_values() -> None:
+    answers, new, _ = make(7)
+    opposite = -new
+    assert answers.p_values(opposite).median() < answers.p_values(new).median() / 2

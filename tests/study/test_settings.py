@@ -1,0 +1,36 @@
+"""The options that runs record are those of their cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dca.study.failures import Recorded, differences, recorded, settings_of
+from dca.study.specification import jobs_of, parse_specification
+from dca.study.worker import Worker
+
+
+def test_fits_and_heads_are_told_apart_by_what_they_recorded(tmp_path: Path, photos: Path, tiny_folder: Path) -> None:
+    common = {"data": str(photos), "backbone": str(tiny_folder), "shots": 2, "method": "dca", "options": {"epochs": 1}}
+    grids = [{"head": {}}, {"head": {"gammas": "paper"}}, {"head": {"gammas": "paper", "gamma2": 7}}]
+    cells = parse_specification({"common": common, "grid": grids}, "small").cells
+    worker = Worker(tmp_path / "runs", None, "cpu")
+    for job in jobs_of(cells):
+        assert not [report.error for report in worker.carry_out(job) if report.error]
+    found = [recorded(worker.runs, cell.id) for cell in cells]
+    assert [(one.options["gamma1"], one.options["gamma2"]) for one in found] == [(100, 50), (500, 300), (500, 7)]
+    for place, there in enumerate(found):
+        assert [not differences(there, cell) for cell in cells] == [place == other for other in range(3)]
+
+
+def test_a_difference_names_both_values() -> None:
+    (cell,) = parse_specification({"grid": [{"data": "a", "method": "gda", "options": {"views": 3}}]}, "one").cells
+    assert settings_of(cell)["views"] == 3
+    assert differences(Recorded({"views": 5, "unknown today": 1}), cell) == ["views=5 there, 3 today"]
+
+
+@pytest.mark.parametrize(("classes", "epochs"), [(2, 8000), (100, 160)])
+def test_epochs_may_follow_from_the_number_of_classes(classes: int, epochs: int) -> None:
+    (cell,) = parse_specification({"grid": [{"data": "eurosat", "method": "clip_lora", "shots": 16}]}, "one").cells
+    assert settings_of(cell, classes)["epochs"] == epochs

@@ -1,0 +1,116 @@
+"""The specifications that come with the package."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dca.core.errors import UserError
+from dca.datasets import catalog
+from dca.methods.base import Method
+from dca.methods.dca import PAPER_TABLE
+from dca.methods.registry import all_methods, get_method
+from dca.study.selection import RULE
+from dca.study.specification import load_specification, shipped
+
+ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
+# Name -> cells and fits.
+SIZES = {
+    "paper/few-shot": (11 + 13 * 11 * 5 * 3, 11 + 13 * 11 * 5 * 3),
+    "paper/domain-shift": (1 + 6 * 3, 1 + 6 * 3),
+    "paper/components": (6 * 7 * 3, 6 * 7 * 3),
+    "paper/metric": (9 * 3 * 5 * 3, 4 * 3 * 5 * 3),
+    "paper/intra-loss": (3 * 11 * 2 * 3, 3 * 11 * 2 * 3),
+    "paper/prompts": (6 * 2 * 2 * 3, 6 * 2 * 2 * 3),
+    "paper/alpha-beta": (10 * 2 * 3, 10 * 2 * 3),
+    "paper/gamma": (7 * 7 * 2 * 2 * 3, 2 * 3),
+    "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
+    "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
+    "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
+    "selection": (97 * 3 * 2, 94 * 3 * 2),
+}
+PUBLISHED = [name for name in SIZES if name != "selection"]
+
+
+def test_every_experiment_has_a_specification():
+    assert set(shipped()) == set(SIZES)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_specification_has_its_cells(name: str):
+    study = load_specification(name)
+    assert (len(study.cells), len({cell.spec.id for cell in study.cells})) == SIZES[name]
+    assert study.title
+    assert bool(study.paper) == name.startswith("paper/")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_experiment_is_as_published(name: str):
+    for spec in {cell.spec for cell in load_specification(name).cells}:
+        assert all(catalog.lookup(data) is not None for data in (spec.data, *spec.targets))
+        assert (spec.backbone, spec.selection) == ("vit-b-16", "paper")
+        assert spec.seed in SEEDS
+        assert spec.shots in SHOTS
+        if spec.protocol in ("base-to-new", "cross-dataset", "domain-shift"):
+            assert spec.kind.retarget is not Method.retarget, spec.method
+
+
+def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
+    settings: dict[str, set[tuple[str, str]]] = {}
+    cells = load_specification("selection").cells
+    for cell in cells:
+        assert cell.spec.measured_on == "validation"
+        found = json.dumps(dict(cell.spec.options)), json.dumps(dict(cell.head))
+        settings.setdefault(cell.spec.method, set()).add(found)
+    assert set(settings) == set(all_methods()) - {"blend"}
+    for method, each in settings.items():
+        assert 2 <= len(each) <= 6
+        if get_method(method).trains_on == "images":
+            assert len({options for options, _ in each}) == 3, "fits of each experiment"
+    on_images = {cell.spec for cell in cells if cell.spec.kind.trains_on == "images"}
+    assert len(on_images) == 13 * 3 * 6
+
+
+def test_the_specification_of_the_selection_states_the_rule():
+    text = " ".join(shipped()["selection"].read_text(encoding="utf-8").replace("#", " ").split())
+    assert "larger than one standard error of that mean" in text
+    assert "larger than one standard error of that mean" in RULE
+
+
+def test_the_few_shot_table_has_all_methods_datasets_and_shots():
+    cells = [cell for cell in load_specification("paper/few-shot").cells if cell.spec.method != "zero_shot"]
+    by_row: dict[str, set[tuple[str, Any, int]]] = {}
+    for cell in cells:
+        by_row.setdefault(cell.rows[0], set()).add((cell.spec.data, cell.spec.shots, cell.spec.seed))
+    assert len(by_row) == 13
+    for found in by_row.values():
+        assert found == {(data, shots, seed) for data in ELEVEN for shots in SHOTS for seed in SEEDS}
+
+
+def test_cells_of_two_specifications_are_shared():
+    few, seeds, components, metric = (
+        {cell.id for cell in load_specification(f"paper/{name}").cells}
+        for name in ("few-shot", "seeds", "components", "metric")
+    )
+    assert seeds < few
+    assert len(components & few) == 7 * 3  # the last row is DCA
+    assert len(metric & few) == 2 * 3 * 5 * 3  # DAPT with the cosine, DCA
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_dry_run_needs_no_data(name: str, dca: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DCA_DATA", raising=False)
+    said = dca("sweep", name, "--dry-run", "--json", "--runs", tmp_path / "runs")
+    assert said.code == 0
+    value = json.loads(said.out)
+    assert len(value["cells"]) == SIZES[name][0]
+    data = {place for cell in value["cells"] for place in (cell["data"], *cell["targets"])}
+    assert sum(line.startswith("data ") for line in value["missing"]) == len(data)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="unknown specification 'paper/fewshot'") as raised:
+        load_specification("paper/fewshot")
+    assert set(raised.value.hint.partition("one of: ")[2].split(", ")) == set(shipped())

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dca.core.errors import UserError
+from dca.model.classifier import Classifier
+from dca.runs.run import run
+from dca.runs.tracking import TRACKERS, Tracker
+from dca.study import worker as workers
+from dca.study.specification import Cell, Specification, jobs_of
+from dca.study.worker import Worker
+from dca.training.evaluate import encode_images
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path / "runs", None, "cpu")
+
+
+def heads_of(study: Specification) -> list[Cell]:
+    return [cell for cell in study.cells if cell.head]
+
+
+def test_cells_that_differ_in_the_head_share_one_fit(
+    study: Specification, worker: Worker, photos: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fits: list[str] = []
+    learn = Classifier.learn
+    monkeypatch.setattr(Classifier, "learn", lambda self, *a, **k: fits.append(self.method) or learn(self, *a, **k))
+    (job,) = jobs_of(heads_of(study))
+    assert len(job.cells) == 3
+    reports = list(worker.carry_out(job))
+    assert [(report.id, report.error) for report in reports] == [(cell.id, "") for cell in job.cells]
+    assert fits == ["dca"]
+    model = Classifier.from_pretrained(worker.runs / job.spec.id, backbone=job.spec.backbone, device="cpu")
+    for cell in job.cells:
+        result = json.loads(cell.result_file(worker.runs).read_text())
+        assert result["accuracy"] == model.with_options(**cell.head).evaluate(photos / "test").accuracy
+        assert (result["fit"], result["head"]) == (job.spec.id, dict(cell.head))
+
+
+@pytest.mark.parametrize("finished_before", [False, True])
+def test_a_test_image_passes_the_tower_once_for_all_heads(
+    finished_before: bool, study: Specification, worker: Worker, photos: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (job,) = jobs_of(heads_of(study))
+    if finished_before:
+        run(job.spec, worker.runs / job.spec.id, device="cpu")
+    seen: list[int] = []
+
+    def counted(method: Any, *given: Any, **named: Any) -> Any:
+        seen.append(1)
+        return encode_images(method, *given, **named)
+
+    monkeypatch.setattr("dca.runs.evaluate.encode_images", counted)
+    assert not any(report.error for report in worker.carry_out(job))
+    assert len(seen) == 1
+
+
+def test_heads_of_a_fit_that_was_finished_before_are_the_same(study: Specification, worker: Worker, figures: Any):
+    (job,) = jobs_of(heads_of(study))
+    list(worker.carry_out(job))
+    later = Worker(worker.runs.with_name("later"), None, "cpu")
+    run(job.spec, later.runs / job.spec.id, device="cpu")
+    assert not any(report.error for report in later.carry_out(job))
+    assert figures(later.runs) == figures(worker.runs)
+
+
+def test_every_cell_is_tracked(study: Specification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown: dict[str, tuple[Any, Any]] = {}
+
+    class Recorder(Tracker):
+        def __init__(self, folder: Path, config: Any) -> None:
+            self.folder, self.config = folder, config
+
+        def finish(self, result: Any) -> None:
+            shown[self.folder.name] = self.config, dict(result)
+
+    monkeypatch.setattr("dca.runs.run.require_tracker", lambda name: None)
+    monkeypatch.setattr("dca.runs.tracking.require_tracker", lambda name: None)
+    monkeypatch.setitem(TRACKERS, "wandb", (Recorder, "wandb"))
+    worker = Worker(tmp_path / "runs", None, "cpu", "wandb")
+    for job in jobs_of(study.cells):
+        assert not any(report.error for report in worker.carry_out(job))
+    assert {cell.id for cell in study.cells} == shown.keys()
+    for cell in study.cells:
+        config, result = shown[cell.id]
+        assert result == json.loads(cell.result_file(worker.runs).read_text())
+        assert config == {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+
+
+def test_a_finished_head_is_not_measured_again(study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch):
+    (job,) = jobs_of(heads_of(study))
+    list(worker.carry_out(job))
+    monkeypatch.setattr(workers, "run_finished", lambda *a: pytest.fail("measured again"))
+    assert not any(report.error for report in worker.carry_out(job))
+
+
+def test_an_error_ends_its_cell_and_not_the_others(study: Specification, worker: Worker):
+    (job,) = jobs_of([Cell(heads_of(study)[0].spec, {"gamma1": 0.0, "gamma2": 1e6}), *heads_of(study)])
+    errors = [report.error for report in worker.carry_out(job)]
+    assert "not positive definite" in errors[0]
+    assert errors[1:] == ["", "", ""]
+
+
+def test_an_error_of_the_fit_is_that_of_all_cells(
+    study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch
+):
+    (job,) = jobs_of(heads_of(study))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(workers, "run", fail)
+    reports = list(worker.carry_out(job))
+    assert {report.error for report in reports} == {"ZeroDivisionError: a bug"}
+    assert "in fail" in reports[0].traceback
+    assert not reports[0].memory
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [(MemoryError(), True), (RuntimeError("can't allocate memory"), True), (UserError("no"), False)],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(
+    error: Exception, memory: bool, study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(workers, "run", fail)
+    assert {report.memory for report in worker.carry_out(jobs_of(study.cells)[0])} == {memory}
+
+
+def test_datasets_are_found_under_the_root(study: Specification, worker: Worker, photos: Path):
+    rooted = Worker(worker.runs, photos.parent, "cpu")
+    assert rooted._dataset("photos", False).counts() == worker._dataset(str(photos), False).counts()
