@@ -121,7 +121,7 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
                 order = torch.randperm(len(dataset.names), generator=seeds.generator(seed, "known classes")).tolist()
                 known = sorted(order[: len(order) // 2])
                 task = some_classes(dataset, known, here(dataset.train), dataset.test)
-                source, _ = training_part(task, K, seed, selection="strict", validation="none")
+                source, _ = training_part(task, K, seed, rules="strict", validation="none")
                 model = Classifier("closed_form", seed=seed).fit(source, session=session)
                 test = [item.image for item in dataset.test]
                 new = np.array([item.label not in known for item in dataset.test])
@@ -147,7 +147,7 @@ def labels(datasets: Sequence[Dataset], session: Session) -> None:
     for dataset in datasets:
         shares = []
         for seed in SEEDS:
-            source, _ = training_part(dataset, 16, seed, selection="strict", validation="none")
+            source, _ = training_part(dataset, 16, seed, rules="strict", validation="none")
             rng = np.random.default_rng(seed)
             flipped = rng.choice(len(source.train), round(0.05 * len(source.train)), replace=False)
             items = list(source.train)

@@ -26,7 +26,7 @@ def write_cells(runs: Path, number: int) -> None:
         method, dataset = f"method{n % METHODS}", f"dataset{n // METHODS % DATASETS}"
         shots = SHOTS[n // (METHODS * DATASETS) % len(SHOTS)]
         seed = n // (METHODS * DATASETS * len(SHOTS))
-        spec = {"data": dataset, "method": method, "backbone": "vit-b-16", "selection": "strict"}
+        spec = {"data": dataset, "method": method, "backbone": "vit-b-16", "rules": "strict"}
         result = {
             "method": method,
             "protocol": "few-shot",

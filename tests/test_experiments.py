@@ -34,7 +34,7 @@ def specs(name: str) -> dict[str, Spec]:
 def test_a_specification_is_of_the_embedded_model_and_the_three_datasets(name: str) -> None:
     found = specs(name).values()
     assert {spec.data for spec in found} == THREE
-    assert {(spec.backbone, spec.selection, spec.measured_on) for spec in found} == {("mini", "strict", "test")}
+    assert {(spec.backbone, spec.rules, spec.measured_on) for spec in found} == {("mini", "strict", "test")}
     assert {spec.seed for spec in found} <= {1, 2, 3}
 
 

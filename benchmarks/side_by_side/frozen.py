@@ -18,7 +18,7 @@ from side_by_side.authors import Recorder, Watched, running
 from side_by_side.comparing import Observed, finished_logits, one_step
 from side_by_side.setting import NAMES, SHOTS, VIEWS, Setting
 
-# The authors' configuration file, with the ranges and starting values that our selection `strict` has.
+# The authors' configuration file, with the ranges and starting values that our rules `strict` has.
 TIP_CONFIG: dict[str, Any] = {
     "load_cache": False, "load_pre_feat": False, "search_hp": True, "search_scale": [12, 10], "search_step": [200, 20],
     "init_alpha": 2, "init_beta": 1, "shots": SHOTS, "augment_epoch": VIEWS, "train_epoch": 1,

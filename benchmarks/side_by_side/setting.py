@@ -96,7 +96,7 @@ class Setting:
 
     def problem(self, dataset: str = "") -> Problem:
         """The problem as our methods are given it."""
-        return Problem(names=NAMES, shots=SHOTS, seed=1, dataset=dataset, selection="strict")
+        return Problem(names=NAMES, shots=SHOTS, seed=1, dataset=dataset, rules="strict")
 
     def batch(self, inputs: Tensor | None = None, labels: Tensor | None = None) -> Batch:
         """All training images, or other inputs, as one batch; its random stream is always the same."""

@@ -49,7 +49,7 @@ def test_the_training_side_holds_no_test_image():
     for task in (
         few_shot(dataset, 4, 1),
         few_shot(dataset, None, 1),
-        few_shot(dataset, 4, 1, selection="paper", validation="full"),
+        few_shot(dataset, 4, 1, rules="paper", validation="full"),
         base_to_new(dataset, 4, 1),
         domain_shift(dataset, [toy("shifted")], 4, 1),
         cross_dataset(dataset, [toy("other")], 4, 1),
@@ -60,7 +60,7 @@ def test_the_training_side_holds_no_test_image():
 
 
 @pytest.mark.parametrize(
-    ("selection", "validation", "per_class", "says"),
+    ("rules", "validation", "per_class", "says"),
     [
         ("strict", "few", 4, "strict: 4 validation images per class"),
         ("strict", "full", 4, "strict: 4 validation images per class"),
@@ -71,8 +71,8 @@ def test_the_training_side_holds_no_test_image():
         ("paper", "full", 10, "paper: the full validation split"),
     ],
 )
-def test_what_may_be_tuned_on(selection, validation, per_class, says):
-    task = few_shot(toy(), 8, 1, selection=selection, validation=validation)
+def test_what_may_be_tuned_on(rules, validation, per_class, says):
+    task = few_shot(toy(), 8, 1, rules=rules, validation=validation)
     assert Counter(item.label for item in task.source.val) == {y: per_class for y in range(5) if per_class}
     assert task.selected_on == says
     assert task.source.train == draw_few_shot(toy(), 8, 1).train
@@ -88,7 +88,7 @@ def test_strict_few_shot_is_the_published_draw():
 
 @pytest.mark.parametrize("validation", ["none", "few", "shots", "full"])
 def test_strict_never_selects_on_more_than_four_images_per_class_even_without_shots(validation):
-    task = few_shot(toy(), None, 1, selection="strict", validation=validation)
+    task = few_shot(toy(), None, 1, rules="strict", validation=validation)
     assert len(task.source.train) == 100
     expected = {} if validation == "none" else dict.fromkeys(range(5), 4)
     assert Counter(item.label for item in task.source.val) == expected
@@ -102,7 +102,7 @@ def test_all_training_images_leave_none_to_select_on():
 
 
 def test_paper_selects_on_the_full_split_without_shots():
-    counts = {use: len(few_shot(toy(), None, 1, selection="paper", validation=use).source.val)
+    counts = {use: len(few_shot(toy(), None, 1, rules="paper", validation=use).source.val)
               for use in ("none", "few", "shots", "full")}  # fmt: skip
     assert counts == {"none": 0, "few": 20, "shots": 50, "full": 50}
 
@@ -175,10 +175,10 @@ def test_make_task_is_the_function_of_the_protocol(protocol):
     alone = protocol in ("few-shot", "base-to-new")
     targets = [] if alone else [toy("other")]
     function = getattr(protocols, protocol.replace("-", "_"))
-    given = {"selection": "paper", "validation": "full"}
+    given = {"rules": "paper", "validation": "full"}
     task = make_task(protocol, toy(), targets, 4, 2, **given)
     assert task == (function(toy(), 4, 2, **given) if alone else function(toy(), targets, 4, 2, **given))
-    assert (task.protocol, task.selection, task.selected_on) == (protocol, "paper", "paper: the full validation split")
+    assert (task.protocol, task.rules, task.selected_on) == (protocol, "paper", "paper: the full validation split")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_without_a_test_part_the_same_fifth_is_held_out_for_every_seed(protocol)
 
 def test_unknown_selection_is_named():
     with pytest.raises(UserError, match="Did you mean 'strict'"):
-        few_shot(toy(), 4, 1, selection="strikt")
+        few_shot(toy(), 4, 1, rules="strikt")
 
 
 @given(st.permutations(range(5)), st.integers(1, 5))

@@ -214,15 +214,15 @@ def test_the_recipe_is_the_authors(clip: CLIP) -> None:
 
 
 def test_values_of_a_dataset_are_for_the_selection_of_the_paper(clip: CLIP) -> None:
-    def settled(dataset: str, selection: str) -> tuple[int | None, int | None]:
-        problem = dataclasses.replace(PROBLEM, dataset=dataset, selection=selection)
+    def settled(dataset: str, rules: str) -> tuple[int | None, int | None]:
+        problem = dataclasses.replace(PROBLEM, dataset=dataset, rules=rules)
         chosen = build(clip, problem).options
         return chosen.epochs, chosen.batch_size
 
     datasets = ("eurosat", "sun397", "imagenet", "dtd")
     assert [settled(name, "paper") for name in datasets] == [(200, 10), (200, 128), (50, 128), (200, 32)]
     assert [settled(name, "strict") for name in datasets] == [(200, 32), (200, 32), (50, 32), (200, 32)]
-    problem = dataclasses.replace(PROBLEM, dataset="eurosat", selection="paper")
+    problem = dataclasses.replace(PROBLEM, dataset="eurosat", rules="paper")
     assert build(clip, problem, batch_size=7, epochs=3).options.batch_size == 7
 
 

@@ -31,7 +31,7 @@ EXPECTED: dict[str, dict[ProtocolName, dict[str, Any]]] = {
 
 
 def spec(name: str, protocol: str, **given: Any) -> Spec:
-    return Spec(**{"data": "x", "method": name, "protocol": protocol, "selection": "paper", **given})  # type: ignore[arg-type]
+    return Spec(**{"data": "x", "method": name, "protocol": protocol, "rules": "paper", **given})  # type: ignore[arg-type]
 
 
 def test_recipes_by_protocol_are_those_of_the_authors_files() -> None:
@@ -50,7 +50,7 @@ def test_an_experiment_takes_them_with_the_selection_paper_only(name: str) -> No
         found = spec(name, protocol)
         assert found.settings == wanted
         assert found.options == {}
-        assert spec(name, protocol, selection="strict").settings == {}
+        assert spec(name, protocol, rules="strict").settings == {}
     assert spec(name, "few-shot").settings == {}
 
 
@@ -66,13 +66,11 @@ def test_options_that_are_given_win_even_with_the_value_of_a_default() -> None:
     assert spec("maple", "domain-shift", options=options_of("maple", ())) == spec("maple", "domain-shift")
 
 
-@pytest.mark.parametrize(("selection", "mean"), [("paper", 15.0), ("strict", 0.6)])
-def test_a_run_trains_with_them(
-    selection: str, mean: float, sample: Dataset, tiny_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("rules", "mean"), [("paper", 15.0), ("strict", 0.6)])
+def test_a_run_trains_with_them(rules: str, mean: float, sample: Dataset, tiny_folder: Path, tmp_path: Path) -> None:
     """Few-shot averaging is around epoch 30 of 50, which is 0.6 of one epoch."""
     options = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-    found = spec("promptsrc", "base-to-new", selection=selection, shots=1, backbone=str(tiny_folder), options=options)
+    found = spec("promptsrc", "base-to-new", rules=rules, shots=1, backbone=str(tiny_folder), options=options)
     outcome = run(found, tmp_path / "model", dataset=sample, device="cpu")
     assert outcome.classifier is not None
     chosen = outcome.classifier.method_.options
@@ -83,7 +81,7 @@ def test_a_run_trains_with_them(
 
 def test_the_command_lists_them_with_their_source(dca: Any) -> None:
     shown = " ".join(dca("methods", "show", "maple").out.split())
-    assert "settings of its authors in other protocols, taken with --selection paper:" in shown
+    assert "settings of its authors in other protocols, taken with --rules paper:" in shown
     assert "domain-shift: depth=3 epochs=2 learning_rate=0.0026 (MaPLe's code: configs/trainers/MaPLe/" in shown
     row = json.loads(dca("methods", "show", "promptsrc", "--json").out)
     assert row["protocol_recipes"]["base-to-new"]["options"] == EXPECTED["promptsrc"]["base-to-new"]

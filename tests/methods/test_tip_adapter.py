@@ -19,7 +19,7 @@ CLASSES = ("cat", "dog", "a photo", "x")
 
 
 def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **options: object) -> TipAdapter:
-    problem = Problem(names=CLASSES, shots=3, dataset=dataset, selection=run)
+    problem = Problem(names=CLASSES, shots=3, dataset=dataset, rules=run)
     method = TipAdapter.build(clip, problem, TipAdapterOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
     method.seal()
@@ -71,8 +71,8 @@ def test_without_validation_images_the_first_values_stay(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     assert build(clip, images, "oxford_flowers").alpha_beta.tolist() == [2.0, 1.0]
     assert build(clip, images, "oxford_flowers", "paper").alpha_beta.tolist() == [10.0, 1.0]
-    assert build(clip, images, "oxford_flowers", "paper", selection="strict").alpha_beta.tolist() == [2.0, 1.0]
-    assert build(clip, images, "oxford_flowers", selection="paper").alpha_beta.tolist() == [10.0, 1.0]
+    assert build(clip, images, "oxford_flowers", "paper", rules="strict").alpha_beta.tolist() == [2.0, 1.0]
+    assert build(clip, images, "oxford_flowers", rules="paper").alpha_beta.tolist() == [10.0, 1.0]
     assert build(clip, images, "oxford_flowers", "paper", beta=4.0).alpha_beta.tolist() == [10.0, 4.0]
 
 

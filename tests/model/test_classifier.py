@@ -396,14 +396,14 @@ def test_every_shape_of_model_is_saved_and_loaded_bit_for_bit(
     assert loaded.predict_proba(given).tobytes() == fitted.predict_proba(given).tobytes()
 
 
-def test_paper_selection_takes_what_a_methods_authors_took(sample: Dataset):
+def test_paper_rules_take_what_a_methods_authors_took(sample: Dataset):
     whole = dataclasses.replace(sample, val=sample.test)
     for name, strict, paper in (("gda", 10, 30), ("linear_probe", 10, 10), ("dca", 0, 0)):
         use = get_method(name).validation
-        for selection, count in (("strict", strict), ("paper", paper)):
-            part, words = training_part(whole, 1, 1, selection=selection, validation=use)
+        for rules, count in (("strict", strict), ("paper", paper)):
+            part, words = training_part(whole, 1, 1, rules=rules, validation=use)
             assert len(part.val) == count
-            assert words.startswith(f"{selection}: ")
+            assert words.startswith(f"{rules}: ")
 
 
 def test_a_model_that_was_read_is_fitted_again_with_the_settings_it_was_given(

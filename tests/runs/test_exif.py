@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from conftest import make_clip
-from dca.core.choices import Selection
+from dca.core.choices import Rules
 from dca.datasets.dataset import Dataset, Item
 from dca.features.store import FeatureStore
 from dca.images.decode import open_image
@@ -58,18 +58,18 @@ def session(tmp_path: Path) -> Session:
     return Session(device="cpu", store=FeatureStore(tmp_path / "store"))
 
 
-def outcome(method: str, data: Dataset, selection: Selection, folder: Path, session: Session, tiny: Path) -> Any:
-    spec = Spec(data="x", method=method, selection=selection, backbone=str(tiny), options=OPTIONS[method])
+def outcome(method: str, data: Dataset, rules: Rules, folder: Path, session: Session, tiny: Path) -> Any:
+    spec = Spec(data="x", method=method, rules=rules, backbone=str(tiny), options=OPTIONS[method])
     return run(spec, folder, dataset=data, session=session)
 
 
 @pytest.mark.parametrize("method", ["tip_adapter", "vpt"])
 @pytest.mark.parametrize(
-    ("public", "selection", "twin"),
+    ("public", "rules", "twin"),
     [("eurosat", "paper", as_stored), ("eurosat", "strict", upright), ("", "paper", upright)],
 )
 def test_a_run_reads_pixels_as_its_protocol_says(
-    method: str, public: str, selection: Selection, twin: Any, sample: Dataset, tmp_path: Path, tiny_folder: Path
+    method: str, public: str, rules: Rules, twin: Any, sample: Dataset, tmp_path: Path, tiny_folder: Path
 ) -> None:
     """The twin: the same pixels in files without EXIF data. In training, tests, and when the model is measured."""
     plain, planted = (
@@ -77,8 +77,8 @@ def test_a_run_reads_pixels_as_its_protocol_says(
     )
     plain = dataclasses.replace(plain, public=public)
     session, other = (Session(device="cpu", store=FeatureStore(tmp_path / name)) for name in ("one", "two"))
-    wanted = outcome(method, plain, selection, tmp_path / "plain", session, tiny_folder)
-    found = outcome(method, planted, selection, tmp_path / "planted", other, tiny_folder)
+    wanted = outcome(method, plain, rules, tmp_path / "plain", session, tiny_folder)
+    found = outcome(method, planted, rules, tmp_path / "planted", other, tiny_folder)
     want, got = (one.targets[0].adapted.probabilities for one in (wanted, found))
     np.testing.assert_allclose(got, want, atol=1e-7)
     np.testing.assert_allclose(found.classifier.evaluate(planted).probabilities, want, atol=1e-7)
@@ -111,7 +111,7 @@ def test_a_jpeg_without_a_rotation_is_the_same_content_in_both(
 def test_the_identity_of_a_run_tells_the_readings_apart(sample: Dataset, session: Session, tmp_path: Path) -> None:
     data, clip = written(tmp_path / "turned", sample, turned, "eurosat"), make_clip()
     marks = []
-    for selection in ("strict", "paper"):
-        spec = Spec(data="x", method="gda", selection=selection)  # type: ignore[arg-type]
+    for rules in ("strict", "paper"):
+        spec = Spec(data="x", method="gda", rules=rules)  # type: ignore[arg-type]
         marks.append(identify(spec, task_of(spec, data), session, clip)["training images"])
     assert marks[0] != marks[1]

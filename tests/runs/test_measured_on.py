@@ -33,7 +33,7 @@ def test_the_model_is_that_of_the_test_part_and_no_test_image_is_opened(
     found = run(spec, tmp_path / "validation.dca", device="cpu")
     assert (found.result["measured_on"], usual["measured_on"]) == ("validation", "test")
     assert (found.result["test_images"], usual["test_images"]) == (10, 30)  # 1 of 3 is left per class
-    assert found.result["selection"] == usual["selection"] == "strict: 2 validation images per class"
+    assert found.result["selected_on"] == usual["selected_on"] == "strict: 2 validation images per class"
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("test.dca", "validation.dca"))
     assert one == other
     recorded = json.loads((found.folder / "spec.json").read_text(encoding="utf-8"))["spec"]

@@ -81,10 +81,10 @@ def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int,
 
 def test_the_selection_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     for mode in ("strict", "paper"):
-        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), selection=mode)
+        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), rules=mode)
         outcome = run(spec, tmp_path / mode, device="cpu")
         assert outcome.classifier is not None
-        assert outcome.classifier.method_.options.selection == mode
+        assert outcome.classifier.method_.options.rules == mode
 
 
 def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):

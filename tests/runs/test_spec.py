@@ -56,7 +56,7 @@ def test_no_folder_of_this_machine_is_in_what_travels(tmp_path: Path) -> None:
     [
         ({"method": "dcaa"}, "Did you mean 'dca'?"),
         ({"protocol": "few"}, "unknown protocol 'few'"),
-        ({"selection": "loose"}, "unknown selection 'loose'"),
+        ({"rules": "loose"}, "unknown rules 'loose'"),
         ({"shots": 0}, "shots=0"),
         ({"seed": -1}, "seed=-1"),
         ({"options": {"epocs": 1}}, "Did you mean 'epochs'?"),
@@ -65,7 +65,7 @@ def test_no_folder_of_this_machine_is_in_what_travels(tmp_path: Path) -> None:
         ({"draw": "d.json", "protocol": "base-to-new"}, "draw and protocol base-to-new"),
         ({"measured_on": "train"}, "unknown measured_on 'train'"),
         ({"measured_on": "validation", "protocol": "base-to-new"}, "combined with protocol base-to-new"),
-        ({"measured_on": "validation", "selection": "paper"}, "combined with selection paper"),
+        ({"measured_on": "validation", "rules": "paper"}, "combined with rules paper"),
         ({"measured_on": "validation", "draw": "d.json"}, "combined with draw"),
         ({"measured_on": "validation", "hold_out": 0.2}, "combined with hold_out"),
     ],
@@ -92,7 +92,7 @@ def test_what_has_no_effect_on_a_method_makes_no_other_spec() -> None:
 
 def test_experiments_on_the_test_part_keep_the_ids_they_had_before_there_was_another() -> None:
     spec = Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1})
-    assert spec.id == "e2d13229925da064"
+    assert spec.id == "a07690bd6836a480"
     assert Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1}, measured_on="test").id == spec.id
     assert "measured_on" not in spec.to_dict()
     other = Spec(data="eurosat", method="dca", shots=16, seed=2, options={"alpha": 1}, measured_on="validation")

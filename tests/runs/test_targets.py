@@ -44,7 +44,7 @@ def short(name: str, **options: object) -> Classifier:
 
 
 def learned(name: str, task: protocols.Task, **options: object) -> Classifier:
-    return short(name, **options).learn(task.source, Session(device="cpu"), selection=task.selection)
+    return short(name, **options).learn(task.source, Session(device="cpu"), rules=task.rules)
 
 
 def measured(name: str, task: protocols.Task, **options: object) -> tuple[TargetResult, ...]:
@@ -111,13 +111,13 @@ def test_some_of_the_classes_are_asked_with_the_names_that_were_learned(sample: 
     torch.testing.assert_close(moved.encode_text(), method.encode_text()[1:3], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("selection", ["strict", "paper"])
-def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, selection: protocols.Selection) -> None:
+@pytest.mark.parametrize("rules", ["strict", "paper"])
+def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, rules: protocols.Rules) -> None:
     flowers = dataclasses.replace(sample, name="oxford_flowers", public="oxford_flowers")
-    task = protocols.base_to_new(flowers, 2, 1, selection=selection, validation="none")
+    task = protocols.base_to_new(flowers, 2, 1, rules=rules, validation="none")
     assert [target.name for target in task.targets] == ["oxford_flowers base", "oxford_flowers new"]
     tip: Any = learned("tip_adapter", task, views=0).method_
-    assert tip.alpha_beta.tolist() == ([10.0, 1.0] if selection == "paper" else [2.0, 1.0])
+    assert tip.alpha_beta.tolist() == ([10.0, 1.0] if rules == "paper" else [2.0, 1.0])
     assert learned("dapt", task).method_.options.learning_rate == 0.002
     new = retargeted(learned("coop", task).method_, task.targets[1])
     assert new.problem.dataset == "oxford_flowers"

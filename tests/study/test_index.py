@@ -18,7 +18,7 @@ def write_cell(runs: Path, id: str, head: dict[str, Any] | None = None, **values
     """The files of a finished cell, as far as the index reads them."""
     folder = runs / id
     folder.mkdir(parents=True, exist_ok=True)
-    spec = {"data": "photos", "method": "dca", "backbone": "mini", "selection": "strict"}
+    spec = {"data": "photos", "method": "dca", "backbone": "mini", "rules": "strict"}
     result = {"method": "dca", "protocol": "few-shot", "shots": 1, "seed": 1, "accuracy": 0.5, "seconds": 1.0}
     (folder / "spec.json").write_text(json.dumps({"spec": spec, **({"head": head} if head else {})}))
     (folder / "result.json").write_text(json.dumps({**result, "targets": [{"name": "photos"}], **values}))

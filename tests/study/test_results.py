@@ -9,20 +9,20 @@ from helpers.made_runs import blocks_under, write_run
 def test_runs_are_parted_by_backbone_selection_protocol_and_source(tmp_path: Path) -> None:
     write_run(tmp_path, 0.5, method="gda")
     write_run(tmp_path, 0.6, method="gda", backbone="vit-b-16")
-    write_run(tmp_path, 0.6, method="gda", selection="paper")
+    write_run(tmp_path, 0.6, method="gda", rules="paper")
     write_run(tmp_path, 0.6, method="gda", hold_out=0.2)
     write_run(tmp_path, [0.5, 0.4], method="gda", protocol="base-to-new")
     write_run(tmp_path, [0.5, 0.4], method="gda", protocol="domain-shift", targets=["dtd"])
     write_run(tmp_path, [0.4], method="gda", protocol="cross-dataset", targets=["dtd"])
     found = [(block.context.label, block.protocol, block.source) for block in blocks_under(tmp_path)]
     assert found == [
-        ("mini, selection paper", "few-shot", ""),
-        ("mini, selection strict", "few-shot", ""),
-        ("mini, selection strict", "base-to-new", ""),
-        ("mini, selection strict", "cross-dataset", "eurosat"),
-        ("mini, selection strict", "domain-shift", "eurosat"),
-        ("mini, selection strict, hold_out 0.2", "few-shot", ""),
-        ("vit-b-16, selection strict", "few-shot", ""),
+        ("mini, rules paper", "few-shot", ""),
+        ("mini, rules strict", "few-shot", ""),
+        ("mini, rules strict", "base-to-new", ""),
+        ("mini, rules strict", "cross-dataset", "eurosat"),
+        ("mini, rules strict", "domain-shift", "eurosat"),
+        ("mini, rules strict, hold_out 0.2", "few-shot", ""),
+        ("vit-b-16, rules strict", "few-shot", ""),
     ]
 
 

@@ -97,8 +97,8 @@ def test_which_experiments_have_a_twin(change: dict[str, Any], shared: bool):
 
 
 def test_the_twin_has_the_authors_recipe_of_the_other_protocol():
-    spec = Spec(data="eurosat", method="maple", shots=16, selection="paper", **SHIFTED)
-    twin, usual = few_shot_twin(spec), Spec(data="eurosat", method="maple", shots=16, selection="paper")
+    spec = Spec(data="eurosat", method="maple", shots=16, rules="paper", **SHIFTED)
+    twin, usual = few_shot_twin(spec), Spec(data="eurosat", method="maple", shots=16, rules="paper")
     assert twin is not None
     assert twin.settings == spec.settings != usual.settings
     assert twin.id != usual.id

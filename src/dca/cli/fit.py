@@ -28,7 +28,7 @@ from dca.cli.common import (
     track_option,
 )
 from dca.cli.completion import complete_method
-from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, SELECTIONS
+from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, RULES
 from dca.core.errors import UserError
 from dca.core.text import format_bytes, format_seconds, pluralize
 
@@ -220,8 +220,8 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     "--target", "targets", multiple=True, metavar="DATA", help="Another dataset to test on; repeatable. See --protocol."
 )
 @click.option(
-    "--selection",
-    type=click.Choice(SELECTIONS),
+    "--rules",
+    type=click.Choice(RULES),
     default="strict",
     show_default=True,
     help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "

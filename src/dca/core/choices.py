@@ -8,7 +8,7 @@ from typing import Literal, get_args
 DEFAULT_METHOD = "closed_form"
 ProtocolName = Literal["few-shot", "base-to-new", "cross-dataset", "domain-shift"]
 # "paper" allows values that authors chose per dataset on more images than the draw has; "strict" does not.
-Selection = Literal["strict", "paper"]
+Rules = Literal["strict", "paper"]
 # What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
 # images per class, or the full validation split.
 ValidationUse = Literal["none", "few", "shots", "full"]
@@ -17,6 +17,6 @@ MeasuredOn = Literal["test", "validation"]
 # Where the metrics of runs are shown beside their files.
 TrackerName = Literal["tensorboard", "wandb"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+RULES: tuple[Rules, ...] = get_args(Rules)
 MEASURED_ON: tuple[MeasuredOn, ...] = get_args(MeasuredOn)
 TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)

@@ -3,7 +3,7 @@
 A protocol turns datasets into a `Task`: what may be trained on, and what is tested. The training
 part of a task has no test images, so a method cannot see one.
 
-What a method may choose its settings on depends on the selection. With "strict" (the default) it is
+What a method may choose its settings on depends on the rules of the comparison. With "strict" (the default) it is
 never more than min(K, 4) validation images per class. With "paper" it is what the official code of
 the method used (K per class, or the full validation split); a search on test images, which some
 official code does, is not offered. `Task.selected_on` says in words which images were used.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 from dca.core import hints
-from dca.core.choices import PROTOCOLS, SELECTIONS, ProtocolName, Selection, ValidationUse
+from dca.core.choices import PROTOCOLS, RULES, ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import omit
 from dca.core.seeds import derive
@@ -36,9 +36,9 @@ from dca.datasets.task import Target, Task, make_target
 
 __all__ = [
     "PROTOCOLS",
-    "SELECTIONS",
+    "RULES",
     "ProtocolName",
-    "Selection",
+    "Rules",
     "Target",
     "Task",
     "ValidationUse",
@@ -62,7 +62,7 @@ def make_task(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
     """The task of any protocol.
@@ -71,7 +71,7 @@ def make_task(
         protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
         dataset: What to train on.
         targets: What else to test on, for "cross-dataset" and "domain-shift" only.
-        shots, seed, selection, validation: As for `few_shot`.
+        shots, seed, rules, validation: As for `few_shot`.
 
     Returns:
         The task.
@@ -95,11 +95,11 @@ def make_task(
                 hint=["leave out the targets", hints.choose_protocol("cross-dataset", "domain-shift")],
             )
         alone = few_shot if protocol == "few-shot" else base_to_new
-        return alone(dataset, shots, seed, selection=selection, validation=validation)
+        return alone(dataset, shots, seed, rules=rules, validation=validation)
     if not targets:
         raise UserError(f"{protocol} needs at least one other dataset to test on.", hint=hints.choose_targets())
     onto = cross_dataset if protocol == "cross-dataset" else domain_shift
-    return onto(dataset, targets, shots, seed, selection=selection, validation=validation)
+    return onto(dataset, targets, shots, seed, rules=rules, validation=validation)
 
 
 def few_shot(
@@ -107,7 +107,7 @@ def few_shot(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
     """Train on K images per class, test on the whole test part.
@@ -118,7 +118,7 @@ def few_shot(
         dataset: What to train and test on.
         shots: Training images per class, K; None for all. A class with fewer images gives all it has.
         seed: Seed of the draw.
-        selection: Which validation images may be used: "strict" or "paper"; see `training_part`.
+        rules: Which validation images may be used: "strict" or "paper"; see `training_part`.
         validation: Which ones the official code of the method uses: "none", "few", "shots" or "full".
 
     Returns:
@@ -136,8 +136,8 @@ def few_shot(
         (20, 'strict: 2 undrawn training images per class')
     """
     dataset = hold_out(dataset)
-    source, words = training_part(dataset, shots, seed, selection=selection, validation=validation)
-    return Task("few-shot", selection, words, shots, seed, source, (make_target(dataset, dataset),))
+    source, words = training_part(dataset, shots, seed, rules=rules, validation=validation)
+    return Task("few-shot", rules, words, shots, seed, source, (make_target(dataset, dataset),))
 
 
 def base_to_new(
@@ -145,7 +145,7 @@ def base_to_new(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
     """Train on the first half of the classes, test on each half among its own classes.
@@ -156,7 +156,7 @@ def base_to_new(
 
     Args:
         dataset: What to train and test on; at least 2 classes.
-        shots, seed, selection, validation: As for `few_shot`.
+        shots, seed, rules, validation: As for `few_shot`.
 
     Returns:
         The task, with the targets "NAME base" and "NAME new".
@@ -172,7 +172,7 @@ def base_to_new(
         ('butterfly', 'cactus', 'fish', 'guitar', 'hot air balloon')
     """
     dataset = hold_out(dataset)
-    drawn, words = training_part(dataset, shots, seed, selection=selection, validation=validation)
+    drawn, words = training_part(dataset, shots, seed, rules=rules, validation=validation)
     trained = sorted({item.label for item in dataset.train})
     middle = (len(trained) + 1) // 2
     base, new = trained[:middle], trained[middle:]
@@ -183,7 +183,7 @@ def base_to_new(
     source = subset(drawn, base)
     halves = {"base": subset(dataset, base), "new": subset(dataset, new)}
     targets = tuple(make_target(source, half, f"{dataset.name} {which}") for which, half in halves.items())
-    return Task("base-to-new", selection, words, shots, seed, source, targets)
+    return Task("base-to-new", rules, words, shots, seed, source, targets)
 
 
 def cross_dataset(
@@ -192,7 +192,7 @@ def cross_dataset(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
     """Train on one dataset, test on others with their own class names; nothing is refitted.
@@ -200,7 +200,7 @@ def cross_dataset(
     Args:
         source: What to train on.
         targets: What to test on.
-        shots, seed, selection, validation: As for `few_shot`.
+        shots, seed, rules, validation: As for `few_shot`.
 
     Returns:
         The task, with one target for each dataset of `targets`.
@@ -216,9 +216,9 @@ def cross_dataset(
         >>> task.targets[0].labels, task.targets[0].from_source
         (('guitar', 'cactus'), (3, 1))
     """
-    trained, words = training_part(source, shots, seed, selection=selection, validation=validation)
+    trained, words = training_part(source, shots, seed, rules=rules, validation=validation)
     found = tuple(make_target(source, target, by_key=False) for target in targets)
-    return Task("cross-dataset", selection, words, shots, seed, trained, found)
+    return Task("cross-dataset", rules, words, shots, seed, trained, found)
 
 
 def domain_shift(
@@ -227,7 +227,7 @@ def domain_shift(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> Task:
     """Train on one dataset, test on it and on shifted versions of it.
@@ -237,7 +237,7 @@ def domain_shift(
     Args:
         source: What to train on.
         targets: What else to test on; their classes must be classes of `source`.
-        shots, seed, selection, validation: As for `few_shot`.
+        shots, seed, rules, validation: As for `few_shot`.
 
     Returns:
         The task; the first target is the test part of `source`, if it has one.
@@ -253,7 +253,7 @@ def domain_shift(
         >>> [len(target.labels) for target in task.targets]
         [10, 2]
     """
-    trained, words = training_part(source, shots, seed, selection=selection, validation=validation)
+    trained, words = training_part(source, shots, seed, rules=rules, validation=validation)
     found = [make_target(source, source)] if source.test else []
     found += [make_target(source, target) for target in targets]
     unknown = [
@@ -268,7 +268,7 @@ def domain_shift(
             details=unknown,
             hint=["give a target with the same classes", hints.choose_protocol("cross-dataset")],
         )
-    return Task("domain-shift", selection, words, shots, seed, trained, tuple(found))
+    return Task("domain-shift", rules, words, shots, seed, trained, tuple(found))
 
 
 def harmonic_mean(base: float, new: float) -> float:
@@ -328,7 +328,7 @@ def training_part(
     shots: int | None,
     seed: int,
     *,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     validation: ValidationUse = "few",
 ) -> tuple[Dataset, str]:
     """Draw training and validation images; test images are left out.
@@ -339,7 +339,7 @@ def training_part(
         dataset: What to draw from.
         shots: Training images per class, K; None for all. A class with fewer images gives all it has.
         seed: Seed of the draw.
-        selection: With "strict", `validation` "shots" and "full" count as "few".
+        rules: With "strict", `validation` "shots" and "full" count as "few".
         validation: Validation images that the official code of the method chooses its settings on:
             "none", "few" (min(K, 4) per class), "shots" (K per class) or "full" (the whole validation part).
 
@@ -357,15 +357,15 @@ def training_part(
         >>> drawn.counts(), words
         ({'train': 10, 'val': 0, 'test': 0}, 'strict: no validation images')
     """
-    if selection not in get_args(Selection):
-        raise unknown_name("selection", selection, get_args(Selection))
+    if rules not in get_args(Rules):
+        raise unknown_name("rules", rules, get_args(Rules))
     if validation not in get_args(ValidationUse):
         raise unknown_name("use of validation images", validation, get_args(ValidationUse))
-    if selection == "strict" and validation in ("shots", "full"):
+    if rules == "strict" and validation in ("shots", "full"):
         validation = "few"
     drawn = draw_few_shot(dataset, shots, seed)
     val, words = _validation(dataset, drawn, shots, seed, validation)
-    return replace(drawn, val=val, test=()), f"{selection}: {words}"
+    return replace(drawn, val=val, test=()), f"{rules}: {words}"
 
 
 def _validation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dca.core.choices import ProtocolName, Selection
+from dca.core.choices import ProtocolName, Rules
 from dca.core.errors import UserError
 from dca.core.hints import hold_out
 from dca.datasets.classes import match_keys, match_labels
@@ -47,7 +47,7 @@ class Task:
 
     Attributes:
         protocol: Name of the protocol.
-        selection: "strict" or "paper".
+        rules: "strict" or "paper".
         selected_on: Which validation images settings may be chosen on, in words.
         shots: Training images per class; None for all.
         seed: Seed of the draw.
@@ -56,7 +56,7 @@ class Task:
     """
 
     protocol: ProtocolName
-    selection: Selection
+    rules: Rules
     selected_on: str
     shots: int | None
     seed: int

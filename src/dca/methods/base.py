@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.core import options, seeds
-from dca.core.choices import ProtocolName, Selection, ValidationUse
+from dca.core.choices import ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError
 from dca.core.hints import change_label_only, set_option, show_method, then
 from dca.core.options import opt
@@ -114,7 +114,7 @@ class Problem:
         seed: Seed of all random numbers of the method.
         dataset: Name of a public dataset, or "".
         template: Zero-shot sentence with `{}` for the class name.
-        selection: "paper" allows values that authors chose per dataset, "strict" does not.
+        rules: "paper" allows values that authors chose per dataset, "strict" does not.
     """
 
     names: tuple[str, ...]
@@ -122,7 +122,7 @@ class Problem:
     seed: int = 0
     dataset: str = ""
     template: str = "a photo of a {}."
-    selection: Selection = "strict"
+    rules: Rules = "strict"
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ __all__ = [
     "HeldOutPredictions",
     "Method",
     "Problem",
-    "Selection",
+    "Rules",
     "Step",
     "Steps",
     "Support",
@@ -472,18 +472,18 @@ class Method(nn.Module, ABC):
         return chosen
 
     @classmethod
-    def recipe_for(cls, protocol: ProtocolName, selection: Selection) -> dict[str, Any]:
+    def recipe_for(cls, protocol: ProtocolName, rules: Rules) -> dict[str, Any]:
         """Values that take the place of the defaults in an experiment; options that are given win over them.
 
         Args:
             protocol: The protocol of the experiment.
-            selection: "strict" has one recipe for all protocols; "paper" takes that of the authors.
+            rules: "strict" has one recipe for all protocols; "paper" takes that of the authors.
 
         Returns:
             Values by name; none where the defaults are used.
         """
         own = cls.protocol_recipes.get(protocol)
-        return dict(own.options) if own and selection == "paper" else {}
+        return dict(own.options) if own and rules == "paper" else {}
 
     @classmethod
     def validation_for(cls, chosen: Any) -> ValidationUse:
@@ -844,7 +844,7 @@ class Method(nn.Module, ABC):
             Lines by heading.
         """
         found = {
-            "settings of its authors in other protocols, taken with --selection paper": [
+            "settings of its authors in other protocols, taken with --rules paper": [
                 f"{protocol}: {own.text()}" for protocol, own in cls.protocol_recipes.items()
             ],
             "defaults that are not those chosen on validation images": [

@@ -37,7 +37,7 @@ from dca.methods.shared.frozen import shape_problems
 from dca.methods.shared.prompts import name_ids, require_room, start_context
 
 BATCH = 32
-# The authors' batch sizes of single datasets, used with the selection "paper" only.
+# The authors' batch sizes of single datasets, used with the rules "paper" only.
 PAPER_BATCHES = {"eurosat": 10, "sun397": 128, "imagenet": 128}
 
 
@@ -50,7 +50,7 @@ class GalLoPOptions(TrainingOptions):
     )
     batch_size: int | None = opt(
         None,
-        "images per step; auto: 32, with selection paper EuroSAT 10, SUN397 and ImageNet 128",
+        "images per step; auto: 32, with rules paper EuroSAT 10, SUN397 and ImageNet 128",
         low=1,
         source="GalLoP's code",
     )
@@ -146,7 +146,7 @@ class GalLoP(TrainedMethod):
     @classmethod
     def resolve(cls, chosen: GalLoPOptions, problem: Problem) -> GalLoPOptions:
         """Epochs by dataset, and the authors' batch sizes where these are asked for."""
-        batch = PAPER_BATCHES.get(problem.dataset, BATCH) if problem.selection == "paper" else BATCH
+        batch = PAPER_BATCHES.get(problem.dataset, BATCH) if problem.rules == "paper" else BATCH
         return chosen.settled(epochs=50 if problem.dataset == "imagenet" else 200, batch_size=batch)
 
     def __init__(self, clip: CLIP, problem: Problem, chosen: GalLoPOptions) -> None:

@@ -9,7 +9,7 @@ normalised; the values L (N, C) are their labels, one-hot:
 up to, not including, the end of its range; of equal values the first wins. Where there are no
 validation images they keep their starting values.
 
-With `selection` = paper the range and the starting values depend on the dataset, as published, and the
+With `rules` = paper the range and the starting values depend on the dataset, as published, and the
 search uses the whole validation split, as the authors' code does (on ImageNet theirs used the test set).
 With `strict`, and for datasets that are not in the table, they are the medians of that table, and the
 search uses the validation images of the draw.
@@ -62,19 +62,19 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 class TipAdapterOptions(FrozenOptions):
     """Settings of Tip-Adapter, symbols as in the paper. The training recipe is not used."""
 
-    selection: Literal["paper", "strict"] | None = opt(
+    rules: Literal["paper", "strict"] | None = opt(
         None,
         "range and start of α and β: by dataset, or one for all; auto: that of the run",
     )
     views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
     crop_low: float = crop_option()
-    alpha: float | None = opt(None, "α, weight of the cache; auto: by selection, then searched", low=0)
+    alpha: float | None = opt(None, "α, weight of the cache; auto: by rules, then searched", low=0)
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
-def settings(problem: Problem, selection: str | None) -> tuple[float, float, float]:
+def settings(problem: Problem, rules: str | None) -> tuple[float, float, float]:
     """Initial α, and the ends of the ranges of β and α."""
-    return PAPER_TABLE.get(problem.dataset, MEDIANS) if selection == "paper" else MEDIANS
+    return PAPER_TABLE.get(problem.dataset, MEDIANS) if rules == "paper" else MEDIANS
 
 
 def grid(end: float, steps: int) -> list[float]:
@@ -134,8 +134,8 @@ class TipAdapter(FrozenMethod):
 
     @classmethod
     def resolve(cls, chosen: Any, problem: Problem) -> Any:
-        """The selection of the run."""
-        return chosen.settled(selection=problem.selection)
+        """The rules of the run."""
+        return chosen.settled(rules=problem.rules)
 
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
@@ -145,7 +145,7 @@ class TipAdapter(FrozenMethod):
 
     def strengths(self, validation: Support | None) -> tuple[float, float]:
         """α and β: the options, the best on validation images, or the starting values."""
-        first, beta_end, alpha_end = settings(self.problem, self.options.selection)
+        first, beta_end, alpha_end = settings(self.problem, self.options.rules)
         alpha, beta = self.options.alpha, self.options.beta
         if validation is None:
             return first if alpha is None else alpha, 1.0 if beta is None else beta

@@ -96,7 +96,7 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
     faults += [
         f"labels: {label!r} is not text or a number" for label in labels if type(label) not in (str, int, float, bool)
     ]
-    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "selection": str}
+    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "rules": str}
     faults += [f"problem.{k}: a {v.__name__} expected" for k, v in kinds.items() if type(problem.get(k)) is not v]
     return faults + [f"problem.{k}: unknown" for k in problem if k not in {*kinds, "names"}]
 

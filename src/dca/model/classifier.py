@@ -23,7 +23,7 @@ from dca.core.hints import fit_estimate
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.protocols import Selection, training_part
+from dca.datasets.protocols import Rules, training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
 from dca.methods.base import Method
@@ -302,7 +302,7 @@ class Classifier:
         require_learnable(dataset)
         require_shots(dataset, shots)
         uses = kind.validation_for(kind.choose(self.settings))
-        source, _ = training_part(dataset, shots, seed, selection="strict", validation=uses)
+        source, _ = training_part(dataset, shots, seed, rules="strict", validation=uses)
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
             return self.learn(source, session, folder=None if folder is None else Path(folder))
@@ -312,7 +312,7 @@ class Classifier:
         source: Dataset,
         session: Session,
         *,
-        selection: Selection = "strict",
+        rules: Rules = "strict",
         folder: Path | None = None,
         follow: EpochCallback | None = None,
     ) -> Self:
@@ -321,7 +321,7 @@ class Classifier:
         Args:
             source: Training and validation images; test images are ignored.
             session: Loads backbones, images and features.
-            selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
+            rules: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
             folder: Folder that keeps the state of training.
             follow: Receives the row of metrics of each epoch.
 
@@ -334,10 +334,10 @@ class Classifier:
         require_learnable(source)
         kind = get_method(self.method)
         chosen = kind.choose(self.settings)
-        own, session = session, session.reading(source.public, selection)
+        own, session = session, session.reading(source.public, rules)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
-        shared: dict[str, Any] = {"seed": int(self.seed), "selection": selection, "folder": folder}
+        shared: dict[str, Any] = {"seed": int(self.seed), "rules": rules, "folder": folder}
         estimate = bool(self.estimate)
         fits = count_fits(kind, source, estimate=estimate)
         nested = NestedFits(source, session, clip, **shared)
@@ -846,7 +846,7 @@ class Classifier:
         self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
     ) -> NDArray[np.float64]:
         with default_progress(progress, len(images)) as receiver:
-            session = self._session.with_progress(receiver).reading(public, method.problem.selection)
+            session = self._session.with_progress(receiver).reading(public, method.problem.rules)
             return predict_probabilities([method], images, session, stored=stored)[0]
 
     def _count_seen(self, images: Sequence[ImageLike]) -> int:

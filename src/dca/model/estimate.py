@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dca.backbones.clip import CLIP
 from dca.core.text import pluralize
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Selection
+from dca.datasets.protocols import Rules
 from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
 from dca.stats.calibration import apply_temperature, fit_temperature, macro_accuracy, wilson_interval
@@ -110,7 +110,7 @@ def assess(
     clip: CLIP,
     *,
     seed: int,
-    selection: Selection,
+    rules: Rules,
     folder: Path | None,
     estimate: bool,
     calibrate: bool,
@@ -124,7 +124,7 @@ def assess(
         return nothing
     session.progress("estimating", 0, 1, "accuracy on training images that are left out")
     try:
-        held = held_out(method, chosen, source, session, clip, seed=seed, selection=selection, folder=folder)
+        held = held_out(method, chosen, source, session, clip, seed=seed, rules=rules, folder=folder)
     except NothingHeldOutError as error:
         if estimate:
             log.warning("the accuracy is not estimated: %s", error.problem)

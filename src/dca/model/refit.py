@@ -76,7 +76,7 @@ class Refitter:
             calibrate=model.calibrate,
             **model.settings,
         )
-        other.learn(self._source(examples), self._session, selection=method.problem.selection)
+        other.learn(self._source(examples), self._session, rules=method.problem.rules)
         other.gallery_ = self._gallery(examples).of_draw(other.draw_)
         return other
 

@@ -74,7 +74,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
-    session = session.reading(target.dataset, method.problem.selection)
+    session = session.reading(target.dataset, method.problem.rules)
     zero_shot = ZeroShot.of(moved.clip, moved.problem)
     if features is None or moved.frozen_images:
         plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)

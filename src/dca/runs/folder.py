@@ -37,14 +37,14 @@ TEST = "test images"
 def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
-    session = session.reading(source.public, spec.selection)
-    problem = problem_of(source, spec.seed, spec.selection)
+    session = session.reading(source.public, spec.rules)
+    problem = problem_of(source, spec.seed, spec.rules)
     resolved = kind.resolve(kind.choose(spec.settings), problem)
     return {
         "version": dca.__version__,
         "method": spec.method,
         "protocol": spec.protocol,
-        "selection": spec.selection,
+        "rules": spec.rules,
         "shots": spec.shots,
         "seed": spec.seed,
         "hold_out": spec.hold_out,

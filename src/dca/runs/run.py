@@ -246,11 +246,9 @@ def _task_of(spec: Spec, dataset: Dataset, targets: Sequence[Dataset]) -> Task:
     require_shots(dataset, spec.shots)
     validation = spec.kind.validation_for(spec.kind.choose(spec.settings))
     if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
-        source, words = training_part(dataset, spec.shots, spec.seed, selection=spec.selection, validation=validation)
-        return Task("few-shot", spec.selection, words, spec.shots, spec.seed, source, ())
-    task = make_task(
-        spec.protocol, dataset, targets, spec.shots, spec.seed, selection=spec.selection, validation=validation
-    )
+        source, words = training_part(dataset, spec.shots, spec.seed, rules=spec.rules, validation=validation)
+        return Task("few-shot", spec.rules, words, spec.shots, spec.seed, source, ())
+    task = make_task(spec.protocol, dataset, targets, spec.shots, spec.seed, rules=spec.rules, validation=validation)
     require_transferable(spec, task)
     return task
 
@@ -298,10 +296,10 @@ def _drawn_by_file(spec: Spec, dataset: Dataset) -> Task:
     """The few-shot task of the images that `spec.draw` lists."""
     assert spec.draw is not None
     source = import_draw(spec.draw, dataset)
-    words = f"{spec.selection}: the validation images of {Path(spec.draw).name}"
+    words = f"{spec.rules}: the validation images of {Path(spec.draw).name}"
     whole = dataclasses.replace(source, test=())
-    found = make_task("few-shot", source, (), None, spec.seed, selection="strict", validation="none").targets
-    return Task("few-shot", spec.selection, words, None, spec.seed, whole, found if dataset.test else ())
+    found = make_task("few-shot", source, (), None, spec.seed, rules="strict", validation="none").targets
+    return Task("few-shot", spec.rules, words, None, spec.seed, whole, found if dataset.test else ())
 
 
 def _fit(
@@ -320,7 +318,7 @@ def _fit(
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
     try:
-        model.learn(task.source, session, selection=spec.selection, folder=partial, follow=follow)
+        model.learn(task.source, session, rules=spec.rules, folder=partial, follow=follow)
     except (UserError, KeyboardInterrupt):
         place.abandon()
         raise
@@ -348,7 +346,7 @@ def _read_images(spec: Spec, task: Task, session: Session) -> None:
     session.require_readable(clip, images_of(task))
     if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
         first = task.targets[0]
-        ahead = session.reading(first.dataset, spec.selection)
+        ahead = session.reading(first.dataset, spec.rules)
         ahead.read_ahead([item.image for item in first.test], clip)
 
 
@@ -370,7 +368,7 @@ def _result(
         "corrections": _count_corrections(spec, task),
         "held_out": spec.hold_out,
         "seed": spec.seed,
-        "selection": task.selected_on,
+        "selected_on": task.selected_on,
         "measured_on": spec.measured_on,
         **accuracies(spec.protocol, measured),
         "estimate": model.estimate_.to_dict() if model.estimate_ else None,

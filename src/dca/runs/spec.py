@@ -14,7 +14,7 @@ from dca.core.choices import MEASURED_ON, MeasuredOn
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import json_digest
 from dca.core.hints import omit, write_draw
-from dca.datasets.protocols import PROTOCOLS, SELECTIONS, ProtocolName, Selection
+from dca.datasets.protocols import PROTOCOLS, RULES, ProtocolName, Rules
 from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.model.classifier import Classifier
@@ -34,7 +34,7 @@ class Spec:
         seed: Decides the draw and the initial values.
         backbone: A short name, a hub id or a path.
         precision: "auto", "fp32" or "bf16".
-        selection: "strict" selects on at most 4 validation images per class; "paper" on what the authors' code used,
+        rules: "strict" selects on at most 4 validation images per class; "paper" on what the authors' code used,
             with their settings for the protocol, and without the EXIF rotation of public images.
         measured_on: "test", or "validation": the validation images that no method selects on take the place of the test
             images, to choose settings with; few-shot only.
@@ -43,7 +43,7 @@ class Spec:
         corrections: A model folder; images whose labels were corrected in `dca serve` are training images, too.
         estimate: Estimate the accuracy on the training images; methods that need no time for it always do.
         calibrate: Fit a temperature on the predictions that the estimate is made of.
-        options: Options of the method by name; those with their default values are dropped. With the selection
+        options: Options of the method by name; those with their default values are dropped. With the rules
             "paper" the defaults of a protocol are those of the method's authors, where they have published some.
 
     Raises:
@@ -64,7 +64,7 @@ class Spec:
     seed: int = 1
     backbone: str = "mini"
     precision: str = "auto"
-    selection: Selection = "strict"
+    rules: Rules = "strict"
     measured_on: MeasuredOn = "test"
     hold_out: float = 0.0
     draw: str | None = None
@@ -82,7 +82,7 @@ class Spec:
             "draw": None if self.draw is None else str(self.draw),
             "corrections": None if self.corrections is None else str(self.corrections),
             "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
-            "options": changed_options(kind, self.options, kind.recipe_for(self.protocol, self.selection)),
+            "options": changed_options(kind, self.options, kind.recipe_for(self.protocol, self.rules)),
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
             "seed": whole_number("seed", self.seed, 0),
             "hold_out": float(self.hold_out),
@@ -96,7 +96,7 @@ class Spec:
 
     def _check(self) -> None:
         """Raise if a word is unknown or arguments contradict each other."""
-        for name, known in (("protocol", PROTOCOLS), ("selection", SELECTIONS), ("measured_on", MEASURED_ON)):
+        for name, known in (("protocol", PROTOCOLS), ("rules", RULES), ("measured_on", MEASURED_ON)):
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
         if self.measured_on == "validation":
@@ -108,7 +108,7 @@ class Spec:
         """Raise if the validation part is selected on, or is not what this experiment would measure."""
         others = {
             f"protocol {self.protocol}": self.protocol != "few-shot",
-            "selection paper, in which methods may select on the whole validation part": self.selection == "paper",
+            "rules paper, in which methods may select on the whole validation part": self.rules == "paper",
             "draw": self.draw is not None,
             "hold_out": bool(self.hold_out),
         }
@@ -143,7 +143,7 @@ class Spec:
     @property
     def settings(self) -> dict[str, Any]:
         """The method's options that differ from its own defaults: the authors' for this protocol, and `options`."""
-        return {**self.kind.recipe_for(self.protocol, self.selection), **self.options}
+        return {**self.kind.recipe_for(self.protocol, self.rules), **self.options}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""

@@ -33,7 +33,7 @@ class RunRecord:
 
     Attributes:
         id: Name of its folder.
-        method, protocol, shots, seed, selection, accuracy, zero_shot_accuracy, harmonic_mean, seconds,
+        method, protocol, shots, seed, rules, accuracy, zero_shot_accuracy, harmonic_mean, seconds,
         evaluation_seconds, trained_parameters: As in `result.json` and `spec.json`; None where they are not there.
         dataset: Name of the public dataset, else the name of the data.
         backbone: As in the spec.
@@ -51,7 +51,7 @@ class RunRecord:
     shots: int | None
     seed: int
     backbone: str
-    selection: str
+    rules: str
     measured_on: str
     device: str | None
     accuracy: float | None
@@ -182,7 +182,7 @@ def _values(folder: Path) -> tuple[Any, ...] | None:
             "id": folder.name,
             "dataset": result.get("public") or spec["data"],
             "backbone": spec["backbone"],
-            "selection": spec["selection"],
+            "rules": spec["rules"],
             "measured_on": spec.get("measured_on", "test"),
             "device": _device(folder, record, result),
             "evaluation_seconds": result.get("evaluation_seconds", 0.0),

@@ -1,7 +1,7 @@
 """The finished cells of a folder of runs, arranged for tables: blocks of comparable runs, variants, cells.
 
 A *variant* is what was run apart from data, shots and seed: a method, its changed options, and the changed options of
-its head. A *block* holds the runs whose numbers may stand in one table: same protocol, backbone and selection, and for
+its head. A *block* holds the runs whose numbers may stand in one table: same protocol, backbone and rules, and for
 runs that are tested on other datasets the same source. A run tested on several targets is a run of each of them.
 Seconds can be compared on one kind of device only: in a block, runs have them if they used the device of most runs.
 
@@ -79,21 +79,21 @@ def short_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """What runs must share to be compared: backbone, selection, and fields of the spec that are rarely changed."""
+    """What runs must share to be compared: backbone, rules, and fields of the spec that are rarely changed."""
 
     backbone: str
-    selection: str
+    rules: str
     others: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
         """The context in words."""
-        return ", ".join([self.backbone, f"selection {self.selection}", *(f"{n} {v}" for n, v in self.others)])
+        return ", ".join([self.backbone, f"rules {self.rules}", *(f"{n} {v}" for n, v in self.others)])
 
     @property
     def slug(self) -> str:
         """The context as a part of file names."""
-        parts = [self.backbone, self.selection, *(f"{n}-{v}" for n, v in self.others)]
+        parts = [self.backbone, self.rules, *(f"{n}-{v}" for n, v in self.others)]
         return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(parts)).strip("-").lower()
 
 
@@ -117,7 +117,7 @@ class Block:
     """Runs whose numbers may stand in one table.
 
     Attributes:
-        context: Backbone and selection.
+        context: Backbone and rules.
         protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
         source: What was trained on, for runs that are tested on other datasets; else empty.
         cells: Runs by variant, dataset and shots, one per seed, sorted by seed.
@@ -207,7 +207,7 @@ def blocks_of(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
         rows: Rows of the index, sorted by id.
 
     Returns:
-        The blocks: by backbone and selection, then in the order of the protocols.
+        The blocks: by backbone and rules, then in the order of the protocols.
     """
     blocks: dict[tuple[Context, str, str], Block] = {}
     rows = list(rows)
@@ -245,7 +245,7 @@ def _shots_order(item: tuple[tuple[Variant, str, Shots], Any]) -> tuple[bool, in
 def _context(row: RunRecord) -> Context:
     others = {name: row.spec.get(name, usual) for name, usual in _FIXED.items()}
     changed = tuple((name, value) for name, value in others.items() if value != _FIXED[name])
-    return Context(row.backbone, row.selection, changed)
+    return Context(row.backbone, row.rules, changed)
 
 
 def _tested(row: RunRecord) -> list[tuple[str, Run]]:

@@ -14,7 +14,7 @@ from dca.backbones.clip import CLIP
 from dca.core.files import explain_write_errors
 from dca.core.progress import Progress, silent
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Selection
+from dca.datasets.protocols import Rules
 from dca.methods.base import Method, Nested, Problem, TrainedMethod, TrainingOptions
 from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import FOLDS, STATE, EpochCallback, EpochMetrics, write_metrics
@@ -24,7 +24,7 @@ from dca.training.training_images import TrainingImages
 log = logging.getLogger(__name__)
 
 
-def problem_of(dataset: Dataset, seed: int, selection: Selection = "strict") -> Problem:
+def problem_of(dataset: Dataset, seed: int, rules: Rules = "strict") -> Problem:
     """The problem that a drawn dataset poses; its shots are the mean number of images per class."""
     return Problem(
         names=dataset.names,
@@ -32,7 +32,7 @@ def problem_of(dataset: Dataset, seed: int, selection: Selection = "strict") -> 
         seed=seed,
         dataset=dataset.public,
         template=dataset.template,
-        selection=selection,
+        rules=rules,
     )
 
 
@@ -44,7 +44,7 @@ def fit(
     clip: CLIP,
     *,
     seed: int,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     folder: Path | None = None,
     nested: Nested | None = None,
     fits: int = 1,
@@ -62,7 +62,7 @@ def fit(
         session: Loads images and features, and receives progress.
         clip: The backbone.
         seed: Decides initial values, the order of images and augmentation.
-        selection: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
+        rules: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
         folder: Where the state of training is kept, so that an interrupted fit continues.
         nested: Fits other methods for one that is made of others; see `engine.nested`.
         fits: Number of fits of this length to come, this one included, for the notice that training takes long.
@@ -74,7 +74,7 @@ def fit(
     Raises:
         UserError: If options do not fit the problem, an image cannot be read, or training diverges.
     """
-    problem = problem_of(source, seed, selection)
+    problem = problem_of(source, seed, rules)
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
     images = TrainingImages(source.train, session, clip, seed, validation, nested)
     tried = kind.candidates(chosen, problem) if validation and issubclass(kind, TrainedMethod) else [chosen]

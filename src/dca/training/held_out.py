@@ -25,7 +25,7 @@ from dca.core.errors import UserError
 from dca.core.files import explain_write_errors, json_digest, write_bytes
 from dca.core.progress import Progress, silent
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Selection
+from dca.datasets.protocols import Rules
 from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit, prefix_progress
@@ -51,7 +51,7 @@ def held_out(
     clip: CLIP,
     *,
     seed: int,
-    selection: Selection = "strict",
+    rules: Rules = "strict",
     folder: Path | None = None,
 ) -> HeldOutPredictions:
     """Predictions for all training images of `source` by models that have not seen them.
@@ -63,7 +63,7 @@ def held_out(
         session: Loads images and features, and receives progress.
         clip: The backbone.
         seed: Decides the folds and their training.
-        selection: As for `fit`.
+        rules: As for `fit`.
         folder: Where the folds are kept until the fit is finished, so that an interrupted one continues.
 
     Returns:
@@ -77,7 +77,7 @@ def held_out(
     images = TrainingImages(source.train, session, clip, seed, validation)
     found = method.held_out(images)
     if found is None:
-        each = Folds(type(method), method.settled(chosen), source, session, clip, seed, selection, folder)
+        each = Folds(type(method), method.settled(chosen), source, session, clip, seed, rules, folder)
         found = each.predictions(images)
     if not found.known.any():
         raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
@@ -147,7 +147,7 @@ class Folds:
     session: Session
     clip: CLIP
     seed: int
-    selection: Selection
+    rules: Rules
     folder: Path | None
 
     def predictions(self, images: TrainingImages, most: int = MOST_FOLDS) -> HeldOutPredictions:
@@ -186,7 +186,7 @@ class Folds:
                 place.mkdir(parents=True, exist_ok=True)
         session.progress("fitting", 0, 1, "")
         part = dataclasses.replace(self.source, train=rest)
-        shared: dict[str, Any] = {"seed": self.seed, "selection": self.selection}
+        shared: dict[str, Any] = {"seed": self.seed, "rules": self.rules}
         method, _ = fit(self.kind, self.chosen, part, session, self.clip, folder=place, fits=fits, **shared)
         (found,) = predict_probabilities([method], images, session, stage="predicting")
         if place:
@@ -225,7 +225,7 @@ class NestedFits:
     session: Session
     clip: CLIP
     seed: int
-    selection: Selection = "strict"
+    rules: Rules = "strict"
     folder: Path | None = None
 
     def fit(self, kind: type[Method], chosen: TrainingOptions) -> Method:
@@ -238,7 +238,7 @@ class NestedFits:
             session,
             self.clip,
             seed=self.seed,
-            selection=self.selection,
+            rules=self.rules,
             folder=self.folder,
         )
         return method
@@ -250,7 +250,7 @@ class NestedFits:
         own = None if kind.held_out is Method.held_out else self.fit(kind, chosen).held_out(images)
         if own is not None:
             return own
-        each = Folds(kind, chosen, self.source, session, self.clip, self.seed, self.selection, self.folder)
+        each = Folds(kind, chosen, self.source, session, self.clip, self.seed, self.rules, self.folder)
         return each.predictions(images, folds)
 
     def _named(self, kind: type[Method]) -> Session:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.backbones.clip import CLIP
-from dca.core.choices import DEFAULT_METHOD, Selection
+from dca.core.choices import DEFAULT_METHOD, Rules
 from dca.core.device import compute_dtype, resolve_device, start_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.files import json_digest
@@ -157,7 +157,7 @@ class Session:
         other.progress = progress
         return other
 
-    def reading(self, public: str, selection: Selection) -> Self:
+    def reading(self, public: str, rules: Rules) -> Self:
         """The same session for the images of one dataset, with or without their EXIF rotation.
 
         The official loaders of the public datasets ignore it, so those are read as they are stored where an
@@ -165,13 +165,13 @@ class Session:
 
         Args:
             public: Name of the public dataset, or "".
-            selection: "paper" or "strict".
+            rules: "paper" or "strict".
 
         Returns:
             A session that shares everything else with this one.
         """
         other = copy.copy(self)
-        other.upright = not (public and selection == "paper")
+        other.upright = not (public and rules == "paper")
         return other
 
     def backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:

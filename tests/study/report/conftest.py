@@ -59,7 +59,7 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 script.write_cell(folder, cell, script.result_of(cell))
     write_run(folder, 0.75, data="my photos & <more>", method="closed_form", shots=None)
     write_run(folder, 0.99, data="eurosat", method="gda", measured_on="validation")
-    spec = Spec(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", selection="paper")
+    spec = Spec(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", rules="paper")
     gammas = {"gamma1": GAMMAS[0], "gamma2": 600.0, "center": "text"}
     record_failure(folder, Cell(replace(spec, options={"recipe": "paper"}), gammas), "not positive definite", "")
     return folder

@@ -60,7 +60,7 @@ def test_tables_of_the_paper_have_its_shape_and_numbers(report: Path) -> None:
 
 
 def test_averages_over_the_same_datasets_are_compared_with_published_ones(tmp_path: Path) -> None:
-    spec = {"backbone": "vit-b-16", "selection": "paper", "shots": 16}
+    spec = {"backbone": "vit-b-16", "rules": "paper", "shots": 16}
     for data in paper_datasets():
         write_run(tmp_path / "runs", 0.8, method="gda", data=data, **spec)
         write_run(tmp_path / "runs", 0.9, method="dca", data=data, options={"recipe": "paper"}, **spec)

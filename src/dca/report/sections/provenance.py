@@ -53,7 +53,7 @@ def command(spec: Mapping[str, Any]) -> str:
         "--seed": spec["seed"] if spec["seed"] != 1 else None,
         "--backbone": spec["backbone"] if spec["backbone"] != "mini" else None,
         "--protocol": spec["protocol"] if spec["protocol"] != "few-shot" else None,
-        "--selection": spec["selection"] if spec["selection"] != "strict" else None,
+        "--rules": spec["rules"] if spec["rules"] != "strict" else None,
         "--hold-out": spec["hold_out"] or None,
         "--draw": spec["draw"],
     }

@@ -1,4 +1,4 @@
-"""Published numbers beside measured ones, where backbone, protocol and selection agree."""
+"""Published numbers beside measured ones, where backbone, protocol and rules agree."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dca.study.published_numbers import AVERAGE, PublishedNumber, published_numb
 from dca.study.report.tables import Line, TableCell
 from dca.study.results import ACCURACY, Block, Context, Shots
 
-PAPER, SELECTION = "dca", "paper"
+PAPER = "dca"
 Find = Callable[[int], PublishedNumber | None]
 Key = tuple[str, str, str, str, Shots, str]
 
 
 def comparable(context: Context) -> bool:
-    """Whether there are published numbers for this backbone and selection."""
+    """Whether there are published numbers for this backbone and these rules."""
     known = {number.backbone for number in published_numbers()}
-    return context.backbone in known and (context.selection, context.others) == (SELECTION, ())
+    return context.backbone in known and (context.rules, context.others) == ("paper", ())
 
 
 def agreement(blocks: Iterable[Block]) -> str:
@@ -26,11 +26,11 @@ def agreement(blocks: Iterable[Block]) -> str:
     if any(comparable(block.context) for block in blocks):
         return (
             "Numbers of the paper, of other sources for methods that it lacks, and differences to them are shown where "
-            "backbone, protocol and selection (the authors') agree, and for averages the 11 datasets. Marks: m "
+            "backbone, protocol and rules (the authors') agree, and for averages the 11 datasets. Marks: m "
             "misprint, c printed differently elsewhere, d doubtful, u not seen in the source."
         )
     return (
-        "Published numbers are for ViT-B/16 with the authors' selection (selection = paper). No runs here have both, "
+        "Published numbers are for ViT-B/16 under the authors' rules (rules = paper). No runs here have both, "
         "so none stand beside them."
     )
 

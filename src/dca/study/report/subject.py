@@ -50,7 +50,7 @@ class Subject:
 
     @cached_property
     def contexts(self) -> tuple[Context, ...]:
-        """The backbones and selections."""
+        """The backbones and rules."""
         return tuple(dict.fromkeys(block.context for block in self.blocks))
 
     def of_protocol(self, *protocols: str) -> list[Block]:
@@ -72,11 +72,11 @@ class Subject:
         return sorted(block.main.values(), key=order)
 
     def where(self, block: Block) -> str:
-        """The backbone and selection of a block, for titles; empty if all blocks share them."""
+        """The backbone and rules of a block, for titles; empty if all blocks share them."""
         return "" if len(self.contexts) == 1 else f", {block.context.label}"
 
     def slug(self, block: Block) -> str:
-        """What to add to the file names of a block; empty if all blocks share its backbone and selection."""
+        """What to add to the file names of a block; empty if all blocks share its backbone and rules."""
         return "" if len(self.contexts) == 1 else f"-{block.context.slug}"
 
 

@@ -186,7 +186,7 @@ def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 COLUMNS = ("column", "kind", "value", "std", "low", "high", "n", "mark", "text", "note", "runs")
 RUN_COLUMNS = (
-    *("id", "method", "dataset", "protocol", "shots", "seed", "backbone", "selection", "accuracy", "harmonic_mean"),
+    *("id", "method", "dataset", "protocol", "shots", "seed", "backbone", "rules", "accuracy", "harmonic_mean"),
     *("seconds", "trained_parameters"),
 )
 

@@ -16,7 +16,7 @@ UNITS = {SECONDS: " s", PARAMETERS: " parameters", LOG_SECONDS: " (log2)"}
 
 
 def build(subject: Subject) -> Part | str:
-    """Per backbone and selection one table of claims, and one of the comparisons behind them."""
+    """Per backbone and rules one table of claims, and one of the comparisons behind them."""
     notes, tables = [RULE], []
     for context, judged in subject.judged.items():
         counts = Counter(one.outcome for one in judged)

@@ -69,8 +69,8 @@ def _failed(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Sh
     found: dict[tuple[str, Settings, str, Shots], dict[Place, str]] = defaultdict(dict)
     for one in subject.failed:
         variant = Variant.of(one.spec["method"], one.spec["options"], one.head)
-        where = one.spec["protocol"], one.spec["backbone"], one.spec["selection"]
-        own = where == (block.protocol, block.context.backbone, block.context.selection)
+        where = one.spec["protocol"], one.spec["backbone"], one.spec["rules"]
+        own = where == (block.protocol, block.context.backbone, block.context.rules)
         if own and has_both_gammas(variant):
             grid, place = _parted(variant)
             found[(*grid, one.spec["data"], one.spec["shots"])][place] = one.error

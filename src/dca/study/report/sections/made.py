@@ -25,7 +25,7 @@ def build(subject: Subject) -> Part:
     facts = [
         ("runs", f"{len(subject.rows):,} measured on test images"),
         ("protocols", ", ".join(f"{name}: {number:,}" for name, number in sorted(protocols.items()))),
-        ("backbone, selection", "; ".join(context.label for context in subject.contexts)),
+        ("backbone, rules", "; ".join(context.label for context in subject.contexts)),
         ("ids of the runs (sha256)", json_digest(sorted(row.id for row in subject.rows))),
         ("this report", f"dca {dca.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"),
     ]
