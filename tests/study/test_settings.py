@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dca.study.failures import Recorded, differences, recorded, settings_of
+from dca.study.failures import differences, settings_of
+from dca.study.index import read_results
 from dca.study.specification import jobs_of, parse_specification
 from dca.study.worker import Worker
 
@@ -18,16 +19,19 @@ def test_fits_and_heads_are_told_apart_by_what_they_recorded(tmp_path: Path, pho
     worker = Worker(tmp_path / "runs", None, "cpu")
     for job in jobs_of(cells):
         assert not [report.error for report in worker.carry_out(job) if report.error]
-    found = [recorded(worker.runs, cell.id) for cell in cells]
+    records = {record.id: record for record in read_results(worker.runs).records}
+    found = [records[cell.id] for cell in cells]
     assert [(one.options["gamma1"], one.options["gamma2"]) for one in found] == [(100, 50), (500, 300), (500, 7)]
     for place, there in enumerate(found):
-        assert [not differences(there, cell) for cell in cells] == [place == other for other in range(3)]
+        assert [not differences(there.options, cell, there.classes) for cell in cells] == [
+            place == other for other in range(3)
+        ]
 
 
 def test_a_difference_names_both_values() -> None:
     (cell,) = parse_specification({"grid": [{"data": "a", "method": "gda", "options": {"views": 3}}]}, "one").cells
     assert settings_of(cell)["views"] == 3
-    assert differences(Recorded({"views": 5, "unknown today": 1}), cell) == ["views=5 there, 3 today"]
+    assert differences({"views": 5, "unknown today": 1}, cell) == ["views=5 there, 3 today"]
 
 
 @pytest.mark.parametrize(("classes", "epochs"), [(2, 8000), (100, 160)])

@@ -8,8 +8,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.study import sweep as sweeps
-from dca.study.failures import failures
-from dca.study.index import RunIndex
+from dca.study.index import RunIndex, read_failures
 from dca.study.specification import Cell, Specification, parse_specification
 from dca.study.sweep import SweepCounts, missing, plan, sweep
 from dca.study.worker import CellResult, SweepEvent, Worker
@@ -132,4 +131,4 @@ def test_a_damaged_record_of_a_failure_is_an_error_that_names_the_file(tmp_path:
     (tmp_path / "failed").mkdir()
     (tmp_path / "failed" / "0123.json").write_text('{"error": "no"}')
     with pytest.raises(UserError, match=r"0123\.json: no record of a failed cell"):
-        failures(tmp_path)
+        read_failures(tmp_path)

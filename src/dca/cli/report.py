@@ -71,10 +71,10 @@ def command(
     dca report runs/ -o report/ --spec my.toml
     """
     from dca.report.page import need_jinja
-    from dca.study.report.subject import is_runs_folder
+    from dca.study.index import is_results_file, is_runs_folder
 
     need_jinja()
-    if is_runs_folder(model):
+    if is_results_file(model) or is_runs_folder(model):
         _refuse({"DATA": data, "--backbone": backbone}, f"{model} is a folder of runs")
         page = write_runs(model, output, specifications, selection)
     else:

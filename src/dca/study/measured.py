@@ -11,7 +11,7 @@ from dca.core.errors import UserError
 from dca.core.hints import finish_sweep
 from dca.core.text import pluralize
 from dca.datasets import catalog
-from dca.study.index import RunIndex, RunRecord
+from dca.study.index import RunRecord, read_results
 from dca.study.specification import Cell, Specification
 
 
@@ -21,7 +21,7 @@ def measured_accuracies(study: Specification, runs: Path, *, shots: int = 16) ->
     Args:
         study: A study with few-shot cells of methods on public datasets. Of a method with several settings those that
             come first count.
-        runs: Folder of the results.
+        runs: Folder of runs, or results file.
         shots: Only cells with this number of images per class, and those of zero-shot CLIP.
 
     Returns:
@@ -32,9 +32,7 @@ def measured_accuracies(study: Specification, runs: Path, *, shots: int = 16) ->
         UserError: If there are no such cells, or no method is finished.
     """
     cells = _first_settings(study.cells, shots)
-    with RunIndex(runs) as index:
-        index.refresh()
-        rows = {row.id: row for row in index.rows(measured_on="test")}
+    rows = {row.id: row for row in read_results(runs).records if row.measured_on == "test"}
     lacking = [cell for cell in cells if cell.id not in rows]
     left_out = {cell.spec.method for cell in lacking}
     cells = [cell for cell in cells if cell.spec.method not in left_out]

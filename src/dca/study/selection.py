@@ -21,9 +21,8 @@ from dca.core.hints import finish_sweep
 from dca.core.options import as_json
 from dca.core.text import pluralize
 from dca.methods.registry import get_method
-from dca.model.checkpoint import SPEC
-from dca.study.failures import Recorded, differences, failures, recorded, resolved
-from dca.study.index import RunIndex, RunRecord
+from dca.study.failures import differences, resolved
+from dca.study.index import Results, RunRecord, read_results
 from dca.study.specification import Cell, Specification
 from dca.training.loop import DIVERGED
 
@@ -83,7 +82,7 @@ def select(study: Specification, runs: Path) -> dict[str, Any]:
 
     Args:
         study: Experiments that are measured on validation images; each method has several settings.
-        runs: Folder of the results.
+        runs: Folder of runs, or results file.
 
     Returns:
         Plain values without dates or paths: the rule, the experiments, and for each method its settings with their
@@ -186,20 +185,19 @@ def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
 
     The run of a cell is the one that recorded the same data and the same options, or that has its id and recorded none.
     """
-    with RunIndex(runs) as index:
-        index.refresh()
-        rows = [row for row in index.rows(measured_on="validation") if row.accuracy is not None]
-    at: dict[str, list[tuple[RunRecord, Recorded]]] = {}
-    for row in rows:
-        at.setdefault(json_digest(_without_options(row.spec)), []).append((row, recorded(runs, row.id)))
+    results = read_results(runs)
+    records = [row for row in results.records if row.measured_on == "validation" and row.accuracy is not None]
+    alike: dict[str, list[RunRecord]] = {}
+    for row in records:
+        alike.setdefault(json_digest(_without_options(row.spec)), []).append(row)
     found = {}
     for cell in study.cells:
-        for row, there in at.get(json_digest(_place(cell)), []):
-            same = not differences(there, cell) if there.options else row.id == cell.id
+        for row in alike.get(json_digest(_place(cell)), []):
+            same = not differences(row.options, cell, row.classes) if row.options else row.id == cell.id
             if same and row.accuracy is not None and (cell.id not in found or row.id == cell.id):
                 found[cell.id] = row.id, row.accuracy
-    found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _diverged(cell, runs)}
-    lacking = [_lacking(cell, runs) for cell in study.cells if cell.id not in found]
+    found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _diverged(cell, results)}
+    lacking = [_lacking(cell, results) for cell in study.cells if cell.id not in found]
     if lacking:
         problem = (
             f"{pluralize(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
@@ -208,25 +206,26 @@ def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _lacking(cell: Cell, runs: Path) -> str:
+def _lacking(cell: Cell, results: Results) -> str:
     """A cell that is not finished, and why where that is known."""
-    why = [_error(cell, runs)]
-    if (runs / cell.id / SPEC).is_file():
-        why = differences(recorded(runs, cell.id), cell)
+    why = [_error(cell, results)]
+    for row in results.records:
+        if row.id == cell.id:
+            why = differences(row.options, cell, row.classes)
     return f"{cell.id}  {cell.label}" + (f": {', '.join(why)}" if any(why) else "")
 
 
-def _diverged(cell: Cell, runs: Path) -> bool:
+def _diverged(cell: Cell, results: Results) -> bool:
     """Whether training of a cell ended since its loss was not finite."""
-    return _error(cell, runs).startswith(DIVERGED)
+    return _error(cell, results).startswith(DIVERGED)
 
 
-def _error(cell: Cell, runs: Path) -> str:
+def _error(cell: Cell, results: Results) -> str:
     """Why a cell failed in the last sweep, or nothing."""
-    for failure in failures(runs):
-        there = Recorded(failure.options)
-        same = there.options and _without_options(failure.spec) == _place(cell) and not differences(there, cell)
-        if same or (not there.options and failure.id == cell.id):
+    for failure in results.failures:
+        options = failure.options
+        same = options and _without_options(failure.spec) == _place(cell) and not differences(options, cell)
+        if same or (not options and failure.id == cell.id):
             return failure.error
     return ""
 

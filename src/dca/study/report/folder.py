@@ -15,6 +15,7 @@ from dca.core.text import pluralize
 from dca.report import page
 from dca.report.page import Section
 from dca.report.svg import standalone
+from dca.study.index import is_results_file
 from dca.study.report.figures import anchor
 from dca.study.report.sections import SECTIONS
 from dca.study.report.subject import Subject
@@ -30,7 +31,7 @@ from dca.study.report.tables import (
     markdown_report,
 )
 
-INDEX, MANIFEST = "index.html", "files.json"
+INDEX, MARKDOWN, LATEX, MANIFEST = "index.html", "report.md", "tables.tex", "files.json"
 
 
 @dataclass(frozen=True)
@@ -58,31 +59,35 @@ def _named(part: Part) -> Part:
     return replace(part, tables=tables, figures=tuple(replace(f, name=file_name(f.name)) for f in part.figures))
 
 
-def write_runs_report(subject: Subject, folder: Path) -> Path:
+def write_runs_report(subject: Subject, folder: Path, *, text_only: bool = False) -> Path:
     """Write the report.
 
     Args:
         subject: The runs.
         folder: Where it goes; files that an earlier report left there and that are not made again are removed.
+        text_only: Write only report.md and tables/*.csv: what is small and can be compared line by line.
 
     Returns:
-        The page.
+        The page, or report.md.
 
     Raises:
         UserError: If jinja2 is missing, or the folder cannot be written.
     """
-    page.need_jinja()
     built = build(subject)
-    files = files_of(subject, built, _relative(subject.runs, folder))
+    if text_only:
+        files = text_files(subject, built)
+    else:
+        page.need_jinja()
+        files = all_files(subject, built, _relative(subject.runs, folder))
     with explain_write_errors(folder):
-        for name in ("tables", "figures"):
+        for name in {str(Path(file).parent) for file in files}:
             (folder / name).mkdir(parents=True, exist_ok=True)
     for name in sorted(_earlier(folder) - set(files)):
         (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
         write_bytes(folder / name, encode_utf8(text))
     write_json(folder / MANIFEST, {"files": sorted(files)})
-    return folder / INDEX
+    return folder / (MARKDOWN if text_only else INDEX)
 
 
 def _earlier(folder: Path) -> set[str]:
@@ -93,39 +98,53 @@ def _earlier(folder: Path) -> set[str]:
         return set()
     kinds = {"tables": (".csv", ".tex"), "figures": (".svg",)}
     parts = {name: Path(name).parts for name in listed if isinstance(name, str)}
-    return {name for name, own in parts.items() if len(own) == 2 and own[1].endswith(kinds.get(own[0], ("\0",)))}
+    inside = {name for name, own in parts.items() if len(own) == 2 and own[1].endswith(kinds.get(own[0], ("\0",)))}
+    return inside | ({INDEX, LATEX, MARKDOWN} & parts.keys())
 
 
-def _relative(runs: Path, folder: Path) -> str:
-    """The address of the runs, seen from the report."""
-    return quote(Path(os.path.relpath(runs.resolve(), folder.resolve())).as_posix())
+def _relative(runs: Path, folder: Path) -> str | None:
+    """The address of the folder of runs, seen from the report; None for a results file, which has no file per run."""
+    return None if is_results_file(runs) else quote(Path(os.path.relpath(runs.resolve(), folder.resolve())).as_posix())
 
 
-def files_of(subject: Subject, built: Built, base: str) -> dict[str, str]:
+def _title(subject: Subject) -> str:
+    runs = subject.runs.resolve()
+    return f"Report about {runs.stem if is_results_file(runs) else runs.name}"
+
+
+def text_files(subject: Subject, built: Built) -> dict[str, str]:
+    """The report in Markdown and its tables as CSV, by name."""
+    tables = [table for _, part in built.parts for table in part.tables]
+    return {
+        **{f"tables/{table.name}.csv": csv_table(table) for table in tables},
+        "tables/runs.csv": csv_runs(subject.rows, subject.names),
+        MARKDOWN: markdown_report(_title(subject), built.parts, built.left_out, text_only=True),
+    }
+
+
+def all_files(subject: Subject, built: Built, base: str | None) -> dict[str, str]:
     """All files of a report by name; base: address of the folder of runs, seen from the report."""
-    title = f"Report about {subject.runs.resolve().name}"
     tables = [table for _, part in built.parts for table in part.tables]
     figures = [figure for _, part in built.parts for figure in part.figures]
     return {
-        **{f"tables/{table.name}.csv": csv_table(table) for table in tables},
+        **text_files(subject, built),
         **{f"tables/{table.name}.tex": latex_table(table) for table in tables},
         **{
             f"figures/{figure.name}.svg": standalone(figure.svg, page.chart_style(), f"../{INDEX}")
             for figure in figures
         },
-        "tables/runs.csv": csv_runs(subject.rows, subject.names),
-        "tables.tex": latex_document([table.name for table in tables]),
-        "report.md": markdown_report(title, built.parts, built.left_out),
-        INDEX: _page(subject, built, title, base),
+        LATEX: latex_document([table.name for table in tables]),
+        MARKDOWN: markdown_report(_title(subject), built.parts, built.left_out),
+        INDEX: _page(subject, built, _title(subject), base),
     }
 
 
-def _page(subject: Subject, built: Built, title: str, base: str) -> str:
+def _page(subject: Subject, built: Built, title: str, base: str | None) -> str:
     """The HTML page: every section, and the lists of runs that numbers and marks lead to."""
     groups = {anchor(runs): runs for _, part in built.parts for runs in part.groups}
 
     def link(runs: Sequence[str]) -> str:
-        return f"{base}/{runs[0]}/result.json" if len(runs) == 1 else f"#{anchor(runs)}"
+        return f"#{anchor(runs)}" if base is None or len(runs) > 1 else f"{base}/{runs[0]}/result.json"
 
     def values(part: Part) -> Mapping[str, Any]:
         return {"part": part, "link": link, "said": _said}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,10 +10,8 @@ from pathlib import Path
 
 from dca.core.errors import UserError
 from dca.core.hints import finish_sweep
-from dca.model.checkpoint import CONFIG, RESULT
 from dca.study.claims import JudgedClaim, claims, judge
-from dca.study.failures import Failure, failures
-from dca.study.index import RunIndex, RunRecord
+from dca.study.index import FailedCell, RunRecord, read_results
 from dca.study.results import OURS, ZERO_SHOT, Block, Context, RowNames, Variant, blocks_of, row_names
 from dca.study.specification import Specification, load_specification
 
@@ -23,10 +20,10 @@ SELECTION = "selection.json"
 
 @dataclass(frozen=True)
 class Subject:
-    """A folder of runs.
+    """A folder of runs, or a results file.
 
     Attributes:
-        runs: The folder.
+        runs: The folder or the file.
         rows: Finished cells that were measured on test images, sorted by id.
         validation: Number of finished cells that were measured on validation images; they are in no table.
         names: What rows are called.
@@ -41,7 +38,7 @@ class Subject:
     names: RowNames = field(default_factory=RowNames)
     studies: tuple[Specification, ...] = ()
     selection: tuple[str, str] | None = None
-    failed: tuple[Failure, ...] = ()
+    failed: tuple[FailedCell, ...] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -80,19 +77,11 @@ class Subject:
         return "" if len(self.contexts) == 1 else f"-{block.context.slug}"
 
 
-def is_runs_folder(folder: Path) -> bool:
-    """Whether a folder holds finished runs, each in a folder of its own, and is no model itself."""
-    if not folder.is_dir() or (folder / CONFIG).exists():
-        return False
-    with os.scandir(folder) as entries:
-        return any(os.path.isfile(os.path.join(entry.path, RESULT)) for entry in entries)
-
-
 def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Path | None = None) -> Subject:
-    """Read a folder of runs.
+    """Read a folder of runs, or a results file.
 
     Args:
-        runs: The folder.
+        runs: The folder or the file.
         specifications: TOML files or names of specifications that come with the package: they give rows their names
             and say which cells there should be.
         selection: File with the frozen options; by default `selection.json` in the folder, where it is there.
@@ -104,9 +93,8 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
         UserError: If there is no finished run that was measured on test images, or a file or specification cannot be
             read.
     """
-    with RunIndex(runs) as index:
-        index.refresh()
-        rows = index.rows()
+    results = read_results(runs)
+    rows = results.records
     tested = [row for row in rows if row.measured_on == "test"]
     if not tested:
         there = f"{len(rows)} measured on validation images only" if rows else "no result files in its folders"
@@ -116,7 +104,7 @@ def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Pat
     given = None if selection is None else (selection.name, _sha256(selection))
     studies = tuple(load_specification(source) for source in specifications)
     names = row_names(studies)
-    return Subject(runs, tested, len(rows) - len(tested), names, studies, given, failures(runs))
+    return Subject(runs, tested, len(rows) - len(tested), names, studies, given, results.failures)
 
 
 def _sha256(path: Path) -> str:

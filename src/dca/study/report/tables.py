@@ -351,34 +351,38 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii")
 
 
-def markdown_report(title: str, parts: Sequence[tuple[RunsSection, Part]], left_out: Sequence[tuple[str, str]]) -> str:
-    """The whole report."""
+def markdown_report(
+    title: str,
+    parts: Sequence[tuple[RunsSection, Part]],
+    left_out: Sequence[tuple[str, str]],
+    *,
+    text_only: bool = False,
+) -> str:
+    """The whole report; text_only: without links to figures and LaTeX."""
     lines = [f"# {_markdown_text(title)}", ""]
     for section, part in parts:
-        lines += [f"## {section.title}", "", *_markdown_part(part)]
+        lines += [f"## {section.title}", "", *_markdown_part(part, text_only)]
     if left_out:
         lines += ["## Left out", "", *(f"- {name}: {reason}" for name, reason in left_out), ""]
     return "\n".join(lines)
 
 
-def _markdown_part(part: Part) -> Iterator[str]:
+def _markdown_part(part: Part, text_only: bool) -> Iterator[str]:
     for note in part.notes:
         yield from (_markdown_text(note), "")
     if part.facts:
         yield from (*(f"- {name}: {_markdown_text(value)}" for name, value in part.facts), "")
-    for figure in part.figures:
+    for figure in () if text_only else part.figures:
         yield from (f"![{_markdown_text(figure.title)}](figures/{figure.name}.svg)", "")
     for table in part.tables:
-        yield from (*markdown_table(table), "")
+        yield from (*markdown_table(table, text_only=text_only), "")
 
 
-def markdown_table(table: Table) -> Iterator[str]:
+def markdown_table(table: Table, *, text_only: bool = False) -> Iterator[str]:
     """One table, its title above it."""
+    latex = "" if text_only else f", [LaTeX](tables/{table.name}.tex)"
     n = f" (n = {table.usual_n} unless noted)" if table.usual_n else ""
-    yield from (
-        f"**{_markdown_text(table.title)}**{n}; [CSV](tables/{table.name}.csv), [LaTeX](tables/{table.name}.tex)",
-        "",
-    )
+    yield from (f"**{_markdown_text(table.title)}**{n}; [CSV](tables/{table.name}.csv){latex}", "")
     yield _row([*table.heads, *table.columns])
     yield _row([*("---" for _ in table.heads), *("---:" for _ in table.columns)])
     for line in table.lines:

@@ -10,12 +10,17 @@ import numpy
 import dca
 from dca.core.files import json_digest
 from dca.core.text import pluralize
+from dca.study.index import is_results_file
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection
 
-NOTE = (
+OF_FOLDER = (
     "Every number comes from the files result.json of the runs. A number with one run links to its file; one with "
     "several links to the list of its runs at the end of the page. The files tables/*.csv have a column with their ids."
+)
+OF_FILE = (
+    "Every number comes from lines of the results file, one per run. It links to the list of its runs at the end of "
+    "the page. The files tables/*.csv have a column with their ids."
 )
 
 
@@ -39,7 +44,7 @@ def build(subject: Subject) -> Part:
     if subject.selection is not None:
         name, digest = subject.selection
         facts.append(("selection of the options", f"{name}, sha256 {digest}"))
-    return Part(notes=(NOTE,), facts=tuple(facts))
+    return Part(notes=(OF_FILE if is_results_file(subject.runs) else OF_FOLDER,), facts=tuple(facts))
 
 
 SECTION = RunsSection("made", "How it was made", build)
