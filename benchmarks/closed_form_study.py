@@ -156,12 +156,9 @@ def labels(datasets: Sequence[Dataset], session: Session) -> None:
                 items[i] = Item(items[i].image, other + (other >= items[i].label))
             wrong = dataclasses.replace(source, train=tuple(items), val=())
             model = Classifier("closed_form", seed=seed).fit(wrong, session=session)
-            order = sorted(
-                (i for i, row in enumerate(model.draw_) if "held_out" in row),
-                key=lambda i: model.draw_[i]["held_out"]["own"],
-            )
-            shares.append(len({*order[: 2 * len(flipped)]} & {*flipped.tolist()}) / len(flipped))
-            listed = len(doubtful_labels(model.draw_, model.classes_.tolist()))
+            order = sorted((image.held_out.own, i) for i, image in enumerate(model.training_images_) if image.held_out)
+            shares.append(len({i for _, i in order[: 2 * len(flipped)]} & {*flipped.tolist()}) / len(flipped))
+            listed = len(doubtful_labels(model.training_images_, model.classes_.tolist()))
         found = ", ".join(f"{100 * share:.0f}" for share in shares)
         click.echo(f"{dataset.name}: {found} % of {len(flipped)} flipped labels; the last fit lists {listed} labels")
 

@@ -35,7 +35,7 @@ from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.pool import Experts, Numbers, PooledHead, choose, left_out_logits
-from dca.stats.calibration import macro_accuracy
+from dca.stats.intervals import macro_accuracy
 
 
 def drawn(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw: int, neighbours: bool) -> Dataset:

@@ -48,7 +48,7 @@ def measured(given: argparse.Namespace, places: Sequence[tuple[str, str]], folde
             for spec in specs(given, seed, precision):
                 outcome = run(spec, folder / device / spec.id, dataset=dataset, session=session)
                 assert outcome.classifier is not None
-                drawn = json_digest([row["sha256"] for row in outcome.classifier.draw_])
+                drawn = json_digest([image.sha256 for image in outcome.classifier.training_images_])
                 result = outcome.result
                 place = f"{device} {precision}"
                 rows.append({"method": spec.method, "seed": seed, "place": place, "draw": drawn, **kept(result)})

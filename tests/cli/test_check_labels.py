@@ -10,22 +10,19 @@ from PIL import Image
 from rich.cells import cell_len
 
 from dca.cli.check_labels import summary, table
-from dca.model.estimate import Estimate
-from dca.model.findings import LabelCheck
+from dca.model.findings import DoubtfulLabel, LabelCheck, LabelConflict
+from dca.model.records import Estimate
 
 
-def row(number: int, image: str = "", given: str = "cat") -> dict[str, Any]:
-    image = image or f"photos/cat/{number}.jpg"
-    return {
-        "image": image, "label": given, "suggested": "dog", "probability": 0.95, "own": 0.01 * number, "number": number,
-    }  # fmt: skip
+def row(number: int, image: str = "", given: str = "cat") -> DoubtfulLabel:
+    return DoubtfulLabel(number, image or f"photos/cat/{number}.jpg", given, "dog", 0.95, 0.01 * number)
 
 
 def check(doubtful: int, not_checked: int = 0, conflicts: int = 0) -> LabelCheck:
-    pairs = [{"images": [f"a{k}", f"b{k}"], "labels": ["cat", "dog"]} for k in range(conflicts)]
-    alone = [f"photos/emu/{k}.jpg" for k in range(not_checked)]
+    pairs = tuple(LabelConflict((f"a{k}", f"b{k}"), ("cat", "dog")) for k in range(conflicts))
+    alone = tuple(f"photos/emu/{k}.jpg" for k in range(not_checked))
     estimate = Estimate("leave-one-out", 0.9, 0.8, 0.95, 50)
-    return LabelCheck(50 + not_checked, [row(k) for k in range(doubtful)], pairs, alone, estimate)
+    return LabelCheck(50 + not_checked, tuple(row(k) for k in range(doubtful)), pairs, alone, estimate)
 
 
 def test_the_summary_counts_and_says_that_these_are_candidates():

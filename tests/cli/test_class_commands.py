@@ -38,9 +38,9 @@ def test_a_class_is_added_in_place(dca: Any, model: Path, zebras: Path):
     assert sorted(path.name for path in model.parent.iterdir()) == ["model.dca", "zoo"], "nothing else is left"
     record = read_record(model)
     assert record.labels[-1] == "zebra"
-    assert [row["name"] for row in record.draw[-3:]] == [f"zebra/{n}.jpg" for n in range(3)]
+    assert [image.name for image in record.training_images[-3:]] == [f"zebra/{n}.jpg" for n in range(3)]
     assert "accuracy" not in record.results
-    assert record.lineage[0]["before"]["results"]["accuracy"] is not None
+    assert (record.lineage[0].before.results or {})["accuracy"] is not None
     assert "added 'zebra' with 3 images" in (model / "README.md").read_text(encoding="utf-8")
     assert str(model.parent) not in (model / "config.json").read_text(encoding="utf-8")
     assert dca("predict", model, zebras).code == 0
@@ -56,7 +56,7 @@ def test_the_three_commands_print_json(dca: Any, model: Path, zebras: Path):
     removed = json.loads(dca("remove-class", model, "SKU-1", "--json").out)
     assert (removed["change"], removed["label"], removed["name"]) == ("removed", "SKU-1", "zebra")
     assert len(removed["classes"]) == 10
-    assert [row["change"] for row in read_record(model).lineage] == ["added", "renamed", "removed"]
+    assert [change.kind for change in read_record(model).lineage] == ["added", "renamed", "removed"]
 
 
 def test_removing_what_was_added_gives_the_old_probabilities(dca: Any, model: Path, zebras: Path, photos: Path):
@@ -125,7 +125,7 @@ def test_a_fit_does_not_take_a_changed_model_for_its_own(
     assert "added 'zebra' with 3 images" in said.err
     assert "--overwrite" in said.err
     assert dca(*line, "--overwrite").code == 0
-    assert read_record(tmp_path / "m.dca").lineage == []
+    assert read_record(tmp_path / "m.dca").lineage == ()
 
 
 def test_wrong_arguments_leave_the_model_as_it_is(dca: Any, model: Path, zebras: Path, tmp_path: Path):

@@ -122,7 +122,7 @@ def test_a_pickle_predicts_the_same_and_has_no_backbone(model: Classifier, photo
     again = pickle.loads(data)
     assert again.get_params() == model.get_params()
     assert np.array_equal(again.predict_proba(photos / "test"), model.predict_proba(photos / "test"))
-    assert again.draw_ == model.draw_
+    assert again.training_images_ == model.training_images_
     assert again.score(photos) == model.score(photos)
 
 
@@ -139,9 +139,9 @@ def test_copies_share_the_backbone_and_nothing_that_changes(model: Classifier):
     deep, flat = copy.deepcopy(model), copy.copy(model)
     assert deep.method_.clip is flat.method_.clip is model.method_.clip
     deep.set_params(shots=3, views=1)
-    deep.draw_.clear()
+    deep.history_.append({"epoch": 1.0})
     assert (model.shots, model.settings) == (None, {"views": 0})
-    assert model.draw_
+    assert model.history_ != deep.history_
 
 
 def test_an_unfitted_classifier_can_be_pickled():

@@ -71,11 +71,11 @@ def test_the_product_of_two_models_that_are_fitted_alone(trained: str, sample: D
 @pytest.mark.usefixtures("worth")
 def test_held_out_predictions_are_the_product_of_both(sample: Dataset, tiny: CLIP) -> None:
     model = fitted(sample, tiny)
-    first = Classifier("closed_form", seed=3, backbone=tiny, device="cpu").fit(sample).draw_
+    first = Classifier("closed_form", seed=3, backbone=tiny, device="cpu").fit(sample).training_images_
     assert model.estimate_ is not None
     assert model.estimate_.how == "leave-one-out and 2-fold cross-validation"
     assert model.method_.temperature == 1.0
-    assert [row["held_out"] for row in model.draw_] != [row["held_out"] for row in first]
+    assert [image.held_out for image in model.training_images_] != [image.held_out for image in first]
     assert model.method_.prediction_sets(torch.zeros(1, 32), 0.9) is None
     assert model.method_.notes()[-1] == (
         "dca brought +2.0 points and a log-loss that is 0.100 lower, for training images that were left out "

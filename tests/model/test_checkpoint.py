@@ -27,6 +27,7 @@ from dca.core.errors import UserError
 from dca.model import checkpoint
 from dca.model.card import model_card
 from dca.model.classifier import Classifier
+from dca.model.records import TrainingImage
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -59,7 +60,7 @@ def resign(model: Path) -> None:
     weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
     def edit(raw: dict[str, Any]) -> None:
-        raw["sha256"] = {"weights": weights, "classes": checkpoint._classes_hash(raw)}
+        raw["sha256"] = {"weights": weights, "classes": checkpoint._hash_classes(raw)}
 
     edit_config(model, edit)
 
@@ -279,7 +280,7 @@ def test_the_card_names_a_hub_id_or_none(model: Path):
     record = checkpoint.read_record(model)
     assert "base_model" not in model_card(record), "a local folder is no hub id"
     for source, base in (("vit-b-16", "openai/clip-vit-base-patch16"), ("me/clip", "me/clip"), ("mini", None)):
-        text = model_card(dataclasses.replace(record, backbone={**record.backbone, "source": source}))
+        text = model_card(dataclasses.replace(record, backbone=dataclasses.replace(record.backbone, source=source)))
         assert (f"base_model: {base}\n" in text) == (base is not None)
         assert ("base_model" in text) == (base is not None)
 
@@ -287,10 +288,11 @@ def test_the_card_names_a_hub_id_or_none(model: Path):
 def test_the_card_of_many_classes_is_written_at_once(model: Path):
     """It counted the images of each class anew: 0.9 s for 2,100 classes."""
     record = checkpoint.read_record(model)
-    labels = [f"class {n}" for n in range(5000)]
-    draw = [{"label": n, "name": "x", "sha256": "0"} for n in range(5000) for _ in range(4)]
+    labels = tuple(f"class {n}" for n in range(5000))
+    images = tuple(TrainingImage(n, "x", "0") for n in range(5000) for _ in range(4))
+    many = dataclasses.replace(record, labels=labels, training_images=images)
     began = time.perf_counter()
-    assert "4 training images per class" in model_card(dataclasses.replace(record, labels=labels, draw=draw))
+    assert "4 training images per class" in model_card(many)
     assert time.perf_counter() - began < 0.5
 
 
@@ -335,26 +337,26 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw["problem"].update(names="cat"), "at least two names"),
         (lambda raw: raw["problem"]["names"].append("owl"), "labels: 11 expected, one per class name"),
         (lambda raw: raw["labels"].__setitem__(0, None), "labels: None is not text or a number"),
-        (lambda raw: raw["given"].update(options={"seed": 1}), "unknown option 'seed'"),
-        (lambda raw: raw["given"].pop("options"), "given.options: a JSON object expected"),
-        (lambda raw: raw["given"].update(estimate=1), "given.estimate: true or false expected"),
-        (lambda raw: raw["given"].update(speed=1), "given.speed: unknown"),
+        (lambda raw: raw["fit_arguments"].update(options={"seed": 1}), "unknown option 'seed'"),
+        (lambda raw: raw["fit_arguments"].pop("options"), "fit_arguments.options: a JSON object expected"),
+        (lambda raw: raw["fit_arguments"].update(estimate=1), "fit_arguments.estimate: true or false expected"),
+        (lambda raw: raw["fit_arguments"].update(speed=1), "fit_arguments.speed: unknown"),
         (lambda raw: raw.update(temperature="warm"), "temperature: a JSON number expected"),
         (lambda raw: raw.update(temperature=0.0), "temperature: a number above 0 expected"),
         (lambda raw: raw.update(temperature=float("nan")), "temperature: a number above 0 expected"),
         (lambda raw: raw.update(estimate={"how": "by ear"}), "estimate.accuracy: another type expected"),
-        (lambda raw: raw["draw"][0].update(held_out={"label": 1}), "draw: label, probability and own"),
-        (lambda raw: raw.update(format=1), "format 1 is of an early version"),
+        (lambda raw: raw["training_images"][0].update(held_out={"predicted": 1}), "predicted, probability and own"),
+        (lambda raw: raw.update(format=0), "its format is 0"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "the list of classes has changed"),
         (lambda raw: raw["problem"]["names"].reverse(), "the list of classes has changed"),
         (lambda raw: raw.update(sha256="0"), "sha256: a JSON object expected"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\ud800"), "is not a readable name"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\x1b[2J"), "is not a readable name"),
-        (lambda raw: raw["problem"].update(shots=2.5), "problem.shots: a int expected"),
+        (lambda raw: raw["problem"].update(shots=2.5), "problem.shots: a whole number expected"),
         (lambda raw: raw["problem"].update(colour="red"), "problem.colour: unknown"),
         (lambda raw: raw["backbone"].update(digest=5), "backbone.digest: a text expected"),
-        (lambda raw: raw.update(draw=5), "draw: a JSON array expected"),
-        (lambda raw: raw.update(draw=[5]), "draw: label, name and sha256"),
+        (lambda raw: raw.update(training_images=5), "training_images: a JSON array expected"),
+        (lambda raw: raw.update(training_images=[5]), "training_images: label, name and sha256"),
         (lambda raw: raw.update(results=[1]), "results: a JSON object expected"),
         (lambda raw: raw.update(package=5), "package: a JSON string expected"),
         (lambda raw: raw["results"].update(accuracy="high"), "results.accuracy: a number expected"),

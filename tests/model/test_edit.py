@@ -18,6 +18,7 @@ from dca.datasets.dataset import Dataset
 from dca.model import checkpoint
 from dca.model.card import model_card
 from dca.model.classifier import Classifier
+from dca.model.records import ClassAdded, ClassRenamed, HeldOutPrediction, ModelBefore, OptionsChanged
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
 METHODS = ["dca", "coop"]
@@ -68,22 +69,25 @@ def test_a_changed_model_is_saved_and_loaded_as_it_is(name: str, sample: Dataset
     assert np.array_equal(changed.predict_proba(images), loaded.predict_proba(images))
     assert loaded.classes_.tolist() == [*sample.labels[:4], *sample.labels[5:], "a cat", "dog"]
     assert loaded.lineage_ == changed.lineage_
-    assert [row["change"] for row in loaded.lineage_] == ["added", "removed", "renamed", "added"]
-    assert (loaded.draw_, loaded.method_.problem) == (changed.draw_, changed.method_.problem)
+    assert [change.kind for change in loaded.lineage_] == ["added", "removed", "renamed", "added"]
+    assert (loaded.training_images_, loaded.method_.problem) == (changed.training_images_, changed.method_.problem)
     assert model.classes_.tolist() == list(sample.labels), "the model itself stays as it is"
-    assert model.lineage_ == []
+    assert model.lineage_ == ()
 
 
 def test_the_draw_follows_the_classes(sample: Dataset, tiny: CLIP) -> None:
     model = fitted("coop", sample, tiny)
-    model.draw_[0]["held_out"] = {"label": 4}
+    first, *others = model.training_images_
+    model.training_images_ = (dataclasses.replace(first, held_out=HeldOutPrediction(4, 0.9, 0.1)), *others)
     left = model.remove_class(sample.labels[4])
-    assert "held_out" not in left.draw_[0], "figures of another model"
-    assert [row["label"] for row in left.draw_] == [c for c in range(9) for _ in range(4)]
-    assert {row["sha256"] for row in left.draw_} == {row["sha256"] for row in model.draw_ if row["label"] != 4}
+    assert left.training_images_[0].held_out is None, "figures of another model"
+    assert [image.label for image in left.training_images_] == [c for c in range(9) for _ in range(4)]
+    assert {image.sha256 for image in left.training_images_} == {
+        image.sha256 for image in model.training_images_ if image.label != 4
+    }
     again = left.add_class(sample.names[4], images_of(sample, 4), label=sample.labels[4])
-    assert [row["label"] for row in again.draw_][-4:] == [9] * 4
-    assert {row["sha256"] for row in again.draw_} == {row["sha256"] for row in model.draw_}
+    assert [image.label for image in again.training_images_][-4:] == [9] * 4
+    assert {image.sha256 for image in again.training_images_} == {image.sha256 for image in model.training_images_}
     order = [*range(4), *range(5, 10), 4]
     images = [item.image for item in sample.test]
     np.testing.assert_allclose(again.predict_proba(images), model.predict_proba(images)[:, order], atol=1e-6)
@@ -98,9 +102,10 @@ def test_the_lineage_says_what_was_done_to_which_weights(sample: Dataset, tiny: 
     weights = hashlib.sha256((tmp_path / "m.dca" / "model.safetensors").read_bytes()).hexdigest()
     added = Classifier.from_pretrained(tmp_path / "m.dca", backbone=tiny).add_class("sea_lion", images_of(sample, 0))
     (done,) = added.lineage_
-    assert (done["change"], done["label"], done["name"]) == ("added", "sea_lion", "sea lion")
-    assert [image["sha256"] for image in done["images"]] == [row["sha256"] for row in model.draw_[:4]]
-    assert done["before"] == {"weights": weights, "results": model.results_, "estimate": {}}
+    assert isinstance(done, ClassAdded)
+    assert (done.label, done.name) == ("sea_lion", "sea lion")
+    assert [image.sha256 for image in done.images] == [image.sha256 for image in model.training_images_[:4]]
+    assert done.before == ModelBefore(weights, model.results_, None)
     assert added.results_ == {"dataset": "animals"}, "its accuracy is not known"
     card = model_card(added.record())
     assert "accuracy has not been measured since" in card
@@ -116,8 +121,9 @@ def test_another_label_keeps_probabilities_and_figures(sample: Dataset, tiny: CL
     assert renamed.method_.problem.names == sample.names
     assert renamed.results_ == {"accuracy": 0.9}
     assert np.array_equal(renamed.predict_proba(sample.test[0].image), model.predict_proba(sample.test[0].image))
-    assert renamed.lineage_[0]["new_label"] == 1671
-    assert renamed.lineage_[0]["new_name"] == sample.names[1]
+    (change,) = renamed.lineage_
+    assert isinstance(change, ClassRenamed)
+    assert (change.new_label, change.new_name) == (1671, sample.names[1])
     assert "measured since" not in model_card(renamed.record())
     with pytest.raises(UserError, match="cannot read another name"):
         model.rename_class(sample.labels[1], "zebra")
@@ -162,7 +168,7 @@ def test_two_classes_stay(sample: Dataset, tiny: CLIP) -> None:
         model.remove_class(sample.labels[8])
 
 
-def test_a_model_without_lineage_is_read_and_a_wrong_one_is_not(sample: Dataset, tiny: CLIP, tmp_path: Path) -> None:
+def test_a_wrong_lineage_is_not_read(sample: Dataset, tiny: CLIP, tmp_path: Path) -> None:
     model = Classifier("zero_shot", backbone=tiny).fit(sample).add_class("zebra").rename_class("zebra", "cat")
     model.save_pretrained(tmp_path / "m.dca")
     raw = json.loads((tmp_path / "m.dca" / "config.json").read_text())
@@ -178,14 +184,24 @@ def test_a_model_without_lineage_is_read_and_a_wrong_one_is_not(sample: Dataset,
             return list(error.details)
         return []
 
-    assert problems(None) == []
+    assert problems(None) == ["lineage: a JSON array expected"]
     assert problems(raw["lineage"]) == []
     assert problems({}) == ["lineage: a JSON array expected"]
     added, renamed = raw["lineage"]
-    options = {"change": "options", "options": {"gamma1": [1.0, 2.0]}, "version": "1", "before": {}}
+    options = {"change": "options", "options": {"gamma1": [1.0, 2.0]}, "version": "1", "before": {"weights": "0"}}
     assert problems([options]) == []
     assert len(problems([{**options, "options": {"gamma1": 2.0}}, {**options, "options": [1, 2]}])) == 2
-    for n, wrong in enumerate([3, {}, {**added, "change": "sold"}, {**added, "images": [3]}, {**added, "before": {}}]):
+    for n, wrong in enumerate(
+        [
+            3,
+            {},
+            {**added, "change": "sold"},
+            {**added, "images": [3]},
+            {**added, "before": {}},
+            {**options, "before": {}},
+            {**added, "before": {"weights": "0", "estimate": {"n": 1}}},
+        ]
+    ):
         assert problems([wrong]) == ["lineage[0]: a change of a class or of options expected"], n
     assert problems([added, {**renamed, "new_name": 3}]) == ["lineage[1]: a change of a class or of options expected"]
 
@@ -204,7 +220,9 @@ def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLI
     other.save_pretrained(tmp_path / "m.dca")
     again = Classifier.from_pretrained(tmp_path / "m.dca", backbone=tiny)
     assert np.array_equal(again.predict_proba(images), other.predict_proba(images))
-    assert again.lineage_[-1]["options"] == {"gamma1": [100.0, 300.0], "gamma2": [50.0, 20.0]}
+    assert again.lineage_[-1] == other.lineage_[-1]
+    assert isinstance(again.lineage_[-1], OptionsChanged)
+    assert again.lineage_[-1].options == {"gamma1": (100.0, 300.0), "gamma2": (50.0, 20.0)}
     assert "set gamma1=300.0 (was 100.0), gamma2=20.0 (was 50.0)" in model_card(again.record())
     assert model.with_options(gamma1=100) is model
 

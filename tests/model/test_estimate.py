@@ -14,8 +14,10 @@ from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
 from dca.model.classifier import Classifier
-from dca.model.estimate import Estimate, estimate_of, held_out_rows
-from dca.stats.calibration import log_loss, macro_accuracy, wilson_interval
+from dca.model.estimate import estimate_accuracy, held_out_predictions
+from dca.model.records import Estimate, HeldOutPrediction
+from dca.stats.calibration import log_loss
+from dca.stats.intervals import macro_accuracy, wilson_interval
 from dca.training.session import Session
 
 HELD = HeldOutPredictions(np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan], [0.4, 0.6]]), "leave-one-out")
@@ -24,7 +26,7 @@ LABELS = np.array([0, 0, 1, 1])
 
 def test_an_estimate_is_the_macro_accuracy_of_known_rows_with_its_interval():
     zero_shot = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.9, 0.1]])
-    found = estimate_of(HELD, LABELS, zero_shot)
+    found = estimate_accuracy(HELD, LABELS, zero_shot)
     assert (found.accuracy, found.n, found.how) == (0.75, 3, "leave-one-out")
     assert found.zero_shot_accuracy == 0.5, "over the same images"
     accuracy, worth = macro_accuracy([True, False, True], [0, 0, 1])
@@ -39,10 +41,12 @@ def test_an_estimate_is_said_in_one_line():
 
 
 def test_rows_say_what_is_predicted_and_what_is_thought_of_the_own_class():
-    rows = held_out_rows(HELD, LABELS, 1.0)
-    assert rows[1] == {"held_out": {"label": 1, "probability": pytest.approx(0.8), "own": pytest.approx(0.2)}}
-    assert rows[2] == {}
-    assert held_out_rows(HELD, LABELS, 2.0)[1]["held_out"]["own"] == pytest.approx(1 / 3)
+    rows = held_out_predictions(HELD, LABELS, 1.0)
+    assert rows[1] == HeldOutPrediction(1, pytest.approx(0.8), pytest.approx(0.2))  # type: ignore[arg-type]
+    assert rows[2] is None
+    milder = held_out_predictions(HELD, LABELS, 2.0)[1]
+    assert milder is not None
+    assert milder.own == pytest.approx(1 / 3)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +63,8 @@ def test_nothing_is_estimated_unless_asked_for_or_for_free(sample: Dataset, clip
     plain = fitted(sample, clip, session)
     assert plain.estimate_ is None
     assert plain.method_.temperature == 1.0
-    assert not any("held_out" in row for row in plain.draw_)
-    assert plain.record().estimate == {}
+    assert not any(image.held_out for image in plain.training_images_)
+    assert plain.record().estimate is None
     free = fitted(sample, clip, session, "zero_shot")
     assert free.estimate_ is not None
     assert free.estimate_.how == "zero-shot predictions"
@@ -80,7 +84,7 @@ def test_a_temperature_changes_no_prediction_and_lowers_the_held_out_log_loss(
     assert (ours.argmax(1) == theirs.argmax(1)).all()
     assert np.abs(ours - theirs).max() > 1e-3
     assert model.evaluate(sample).accuracy == raw.evaluate(sample).accuracy
-    own = [np.array([[row["held_out"]["own"]] for row in m.draw_]) for m in (model, raw)]
+    own = [np.array([[image.held_out.own] for image in m.training_images_ if image.held_out]) for m in (model, raw)]
     losses = [log_loss(p, np.zeros(len(p), dtype=int)) for p in own]
     assert losses[0] < losses[1]
 
@@ -95,7 +99,7 @@ def test_a_saved_model_keeps_temperature_estimate_and_held_out_rows(
     assert loaded.predict_proba(images).tobytes() == model.predict_proba(images).tobytes()
     assert loaded.method_.temperature == model.method_.temperature
     assert loaded.estimate_ == model.estimate_
-    assert loaded.draw_ == model.draw_
+    assert loaded.training_images_ == model.training_images_
     assert loaded.get_params()["estimate"] is True
     assert f"Estimated accuracy {model.estimate_}." in (tmp_path / "m.dca" / "README.md").read_text()
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from dca import Classifier, UserError
 from dca.datasets.dataset import Dataset
-from dca.model.gallery import GALLERY, Gallery, jpeg_of
+from dca.model.gallery import GALLERY, Gallery, encode_jpeg
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_a_saved_gallery_is_read_as_it_was(model: Classifier, tmp_path: Path) ->
     )  # fmt: skip
     loaded = Classifier.from_pretrained(tmp_path / "model").gallery()
     assert loaded is not None
-    assert loaded.sha256 == tuple(row["sha256"] for row in model.draw_)
+    assert loaded.sha256 == tuple(image.sha256 for image in model.training_images_)
 
 
 def test_features_are_those_of_the_images(model: Classifier, sample: Dataset) -> None:
@@ -58,7 +58,7 @@ def test_nearest_by_cosine(model: Classifier) -> None:
 def test_thumbnails_are_small_jpegs_without_metadata() -> None:
     photo = Image.new("RGB", (640, 320), "red")
     photo.info.update(comment=b"secret", exif=b"Exif\0\0secret")
-    with Image.open(io.BytesIO(jpeg_of(photo))) as small:
+    with Image.open(io.BytesIO(encode_jpeg(photo))) as small:
         assert (small.format, small.size) == ("JPEG", (128, 64))
         assert not {"comment", "exif"} & set(small.info)
 

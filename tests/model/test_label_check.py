@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dca.core.errors import UserError
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
 from dca.model.classifier import Classifier
-from dca.model.findings import check_labels, doubtful_labels
+from dca.model.findings import LabelConflict, check_labels, doubtful_labels
 from dca.training.session import Session
 
 COLOURS = {"red": (200, 30, 30), "blue": (30, 30, 200)}
@@ -38,22 +39,20 @@ def squares(tmp_path: Path) -> Path:
 
 def test_an_image_in_the_wrong_folder_is_found_with_its_path_and_class(squares: Path, clip: CLIP):
     found = check_labels(load_dataset(squares), Session(device="cpu"), backbone=clip, odds=2)
-    assert (found.images, found.not_checked, found.conflicts) == (17, [], [])
+    assert (found.images, found.not_checked, found.conflicts) == (17, (), ())
     (row,) = found.doubtful
-    assert (row["image"], row["label"], row["suggested"]) == (str(squares / "blue" / "wrong.png"), "blue", "red")
-    assert row["probability"] >= 2 * row["own"]
-    assert "number" not in found.to_dict()["doubtful"][0]
+    assert (row.image, row.label, row.suggested) == (str(squares / "blue" / "wrong.png"), "blue", "red")
+    assert row.probability >= 2 * row.own
+    assert "index" not in found.to_dict()["doubtful"][0]
 
 
 def test_the_rows_are_those_of_a_fit_of_the_default(sample: Dataset, clip: CLIP):
     session = Session(device="cpu")
     found = check_labels(sample, session, backbone=clip, odds=1)
     model = Classifier(backbone=clip).fit(sample, session=session)
-    expected = doubtful_labels(model.draw_, sample.labels, 1)
-    keys = ("label", "suggested", "probability", "own")
-    assert [[row[k] for k in keys] for row in found.doubtful] == [[row[k] for k in keys] for row in expected]
+    expected = doubtful_labels(model.training_images_, sample.labels, 1)
+    assert found.doubtful == tuple(dataclasses.replace(row, image=f"image {row.index}") for row in expected)
     assert found.estimate == model.estimate_
-    assert [row["image"] for row in found.doubtful] == [f"image {row['number']}" for row in found.doubtful]
 
 
 def test_copies_under_two_labels_are_named(squares: Path, clip: CLIP):
@@ -63,17 +62,16 @@ def test_copies_under_two_labels_are_named(squares: Path, clip: CLIP):
     busy.resize((48, 48)).save(squares / "red" / "other.png")
     found = check_labels(load_dataset(squares), Session(device="cpu"), backbone=clip)
     (row,) = found.conflicts
-    assert row == {
-        "images": [str(squares / "blue" / "one.png"), str(squares / "red" / "other.png")],
-        "labels": ["blue", "red"],
-    }
+    paths = (str(squares / "blue" / "one.png"), str(squares / "red" / "other.png"))
+    assert row == LabelConflict(paths, ("blue", "red"))
+    assert found.to_dict()["conflicts"] == [{"images": list(paths), "labels": ["blue", "red"]}]
 
 
 def test_an_image_that_is_alone_in_its_class_is_not_checked(squares: Path, clip: CLIP):
     (squares / "green").mkdir()
     square("red", 7).save(squares / "green" / "alone.png")
     found = check_labels(load_dataset(squares), Session(device="cpu"), backbone=clip)
-    assert found.not_checked == [str(squares / "green" / "alone.png")]
+    assert found.not_checked == (str(squares / "green" / "alone.png"),)
     assert found.to_dict()["checked"] == 17
 
 

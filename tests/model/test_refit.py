@@ -13,7 +13,7 @@ from dca.datasets.dataset import Dataset, Item
 from dca.datasets.sample import load_sample
 from dca.images.decode import StoredImage, open_image
 from dca.model.classifier import Classifier
-from dca.model.gallery import jpeg_of
+from dca.model.gallery import encode_jpeg
 from dca.model.refit import LabelledFeatures, Refitter
 from dca.training.session import Session
 
@@ -35,7 +35,7 @@ def examples_of(model: Classifier, items: list[tuple[Item, str]]) -> list[Labell
     features, hashes = session.frozen_features(clip, images), session.sha256_all(images)
     rows = zip(items, hashes, features, strict=True)
     return [
-        LabelledFeatures(StoredImage(sha256, "x", jpeg_of(open_image(item.image))), label, row)
+        LabelledFeatures(StoredImage(sha256, "x", encode_jpeg(open_image(item.image))), label, row)
         for (item, label), sha256, row in rows
     ]
 
@@ -52,9 +52,11 @@ def test_a_refit_equals_a_fit_on_the_images(method: str, drawn: Dataset, tiny_fo
     assert refitted.classes_.tolist() == expected.classes_.tolist()
     images = [item.image for item in drawn.test]
     np.testing.assert_allclose(refitted.predict_proba(images), expected.predict_proba(images), atol=1e-4)
-    assert [row["sha256"] for row in refitted.draw_] == [row["sha256"] for row in expected.draw_]
+    assert [image.sha256 for image in refitted.training_images_] == [
+        image.sha256 for image in expected.training_images_
+    ]
     assert refitted.gallery() is not None
-    assert sorted(refitted.gallery().sha256) == sorted(row["sha256"] for row in refitted.draw_)
+    assert sorted(refitted.gallery().sha256) == sorted(image.sha256 for image in refitted.training_images_)
 
 
 def test_without_examples_a_refit_is_the_model(drawn: Dataset, tiny_folder: Path, tmp_path: Path):
@@ -67,8 +69,8 @@ def test_an_example_replaces_the_training_image_of_the_same_content(drawn: Datas
     model = loaded(drawn, tiny_folder, tmp_path, "closed_form")
     (example,) = examples_of(model, [(drawn.train[0], str(drawn.labels[5]))])
     refitted = Refitter(model).refit([example])
-    assert len(refitted.draw_) == len(model.draw_)
-    assert [row["label"] for row in refitted.draw_ if row["sha256"] == example.image.sha256] == [5]
+    assert len(refitted.training_images_) == len(model.training_images_)
+    assert [image.label for image in refitted.training_images_ if image.sha256 == example.image.sha256] == [5]
 
 
 def test_methods_that_need_pixels_say_so(fitted: Path, drawn: Dataset, tiny_folder: Path, tmp_path: Path):

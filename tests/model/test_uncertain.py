@@ -66,7 +66,7 @@ def test_other_methods_answer_by_their_held_out_predictions(sample: Dataset, cli
             call(images)
         assert "estimate" in caught.value.hint
     known = Classifier("gda", shots=4, views=0, backbone=clip, device="cpu", estimate=True).fit(sample)
-    held = [row["held_out"]["probability"] for row in known.draw_]
+    held = [image.held_out.probability for image in known.training_images_ if image.held_out]
     top = known.predict_proba(images).max(axis=1)
     expected = [(1 + sum(h <= t for h in held)) / (len(held) + 1) for t in top]
     assert known.p_values(images) == pytest.approx(expected)

@@ -17,7 +17,6 @@ from PIL import Image
 from dca import plots
 from dca.core.errors import UserError
 from dca.plots import ClassResult, charts, class_bars, image_grid
-from dca.plots.stats import wilson
 from dca.stats.calibration import calibration_error
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
@@ -245,19 +244,6 @@ def test_class_results_count_a_second_model():
     found = plots.class_results([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
     assert found == [ClassResult("cat", 2, 1, 2, 1), ClassResult("dog", 1, 0, 1, 1)]
     assert class_bars.everything(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
-
-
-def test_wilson_agrees_with_a_value_worked_by_hand():
-    # Newcombe (1998), Statistics in Medicine 17, table I: 81 of 263.
-    assert np.allclose(wilson(81, 263), (0.2553, 0.3662), atol=5e-5)
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("count", [1, 5, 200])
-def test_wilson_holds_the_share_and_stays_in_range(count):
-    for right in range(count + 1):
-        low, high = wilson(right, count)
-        assert 0 <= low <= right / count <= high <= 1
 
 
 def figure_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> Figure:

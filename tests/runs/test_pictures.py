@@ -11,6 +11,7 @@ from PIL import Image
 
 from dca import plots
 from dca.datasets.dataset import Item
+from dca.model.records import HeldOutPrediction, TrainingImage
 from dca.runs.pictures import PICTURES, judged_test, judged_training, plot_evaluation
 from dca.runs.run import run
 from dca.runs.spec import Spec
@@ -40,15 +41,14 @@ def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_held_out_predictions_of_training_images_are_taken_where_they_are_known():
-    draw = [
-        {"label": n % 3, **({"held_out": {"label": 0, "probability": 0.5, "own": 0.1}} if n else {})} for n in range(4)
-    ]
-    judged = judged_training(items(4), draw, ["a", "b", "c"])
+    held_out = HeldOutPrediction(0, 0.5, 0.1)
+    images = [TrainingImage(n % 3, "", "", held_out if n else None) for n in range(4)]
+    judged = judged_training(items(4), images, ["a", "b", "c"])
     assert judged is not None
     assert judged.truth.tolist() == [1, 2, 0]
     assert judged.predicted.tolist() == [0, 0, 0]
     assert len(judged.images) == 3
-    assert judged_training(items(2), [{"label": 0}, {"label": 1}], ["a", "b"]) is None
+    assert judged_training(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("part", ["", "train"])

@@ -45,7 +45,7 @@ found = {"draw": draw_record(drawn, shots, seed)["hash"], "fits": []}
 for given in json.loads(sys.argv[5]):
     spec = Spec(**given, data=str(place / "photos"), draw=str(place / "draw.json"))
     outcome = run(spec, place / "runs" / spec.id, device="cpu")
-    images = [row["sha256"] for row in outcome.classifier.draw_]
+    images = [image.sha256 for image in outcome.classifier.training_images_]
     found["fits"].append([spec.id, images, outcome.result["accuracy"]])
 print(json.dumps(found))
 """

@@ -207,7 +207,7 @@ def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: Spec
     for name in ("estimate", "temperature", "accuracy"):
         assert results[0][name] == results[1][name]
     assert straight.result["estimate"]["how"] == "3-fold cross-validation"
-    drawn = [json.loads((folder / "config.json").read_text())["draw"] for folder in (killed, whole)]
+    drawn = [json.loads((folder / "config.json").read_text())["training_images"] for folder in (killed, whole)]
     assert drawn[0] == drawn[1]
     assert "held_out" in drawn[0][0]
 
@@ -560,7 +560,7 @@ def test_a_run_on_pictures_in_memory_needs_no_files(sample: Dataset, clip: CLIP)
     from dca.model.classifier import Classifier
 
     model = Classifier("dca", shots=1, backbone=clip, epochs=1).fit(sample)
-    assert {row["name"] for row in model.draw_} == {"in memory"}
+    assert {image.name for image in model.training_images_} == {"in memory"}
     assert len(model.history_) == 1
 
 
@@ -581,7 +581,9 @@ def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_pat
     common = {"data": str(photos), "backbone": str(tiny_folder), "method": "zero_shot"}
     outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
     assert outcome.classifier is not None
-    assert [row["name"] for row in outcome.classifier.draw_] == ["/".join(i.image.parts[-2:]) for i in few.train]  # type: ignore[union-attr]
+    assert [image.name for image in outcome.classifier.training_images_] == [
+        "/".join(i.image.parts[-2:]) for i in few.train
+    ]  # type: ignore[union-attr]
     for other in ({"shots": 2}, {"hold_out": 0.2}):
         with pytest.raises(UserError, match=r"cannot be combined: .*x\.json") as caught:
             run(Spec(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]

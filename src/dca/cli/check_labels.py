@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from dca.core.text import pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset
-    from dca.model.findings import LabelCheck
+    from dca.model.findings import DoubtfulLabel, LabelCheck
 
 MOST = 40
 MOST_OTHERS = 5
@@ -116,7 +117,7 @@ def summary(found: LabelCheck, odds: float, most: int) -> list[str]:
         lines.append(
             f"copies under two labels, of which at least one is wrong: {pluralize(len(found.conflicts), 'pair')}"
         )
-        lines += _some([f"{_both(row['images'])} ({_both(row['labels'])})" for row in found.conflicts], most)
+        lines += _some([f"{_join_pair(one.images)} ({_join_pair(one.labels)})" for one in found.conflicts], most)
     if found.not_checked:
         only = "the only image of its class, or a copy of it, cannot be left out"
         lines.append(f"not checked: {pluralize(len(found.not_checked), 'image')} ({only})")
@@ -126,14 +127,14 @@ def summary(found: LabelCheck, odds: float, most: int) -> list[str]:
     return lines
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: Sequence[DoubtfulLabel]) -> list[str]:
     """One line per image with a line of titles; nothing without rows."""
     if not rows:
         return []
     cells = [["image", "given", "suggested", "probability", "of the given"]]
     for row in rows:
-        words = [to_printable(str(row[key])) for key in ("image", "label", "suggested")]
-        cells.append([*words, f"{row['probability']:.3f}", f"{row['own']:.3f}"])
+        words = map(to_printable, (row.image, row.label, row.suggested))
+        cells.append([*words, f"{row.probability:.3f}", f"{row.own:.3f}"])
     widths = [columns(column) for column in zip(*cells, strict=True)]
     return ["  " + "  ".join(map(padded, line, widths)).rstrip() for line in cells]
 
@@ -144,7 +145,7 @@ def _some(lines: list[str], most: int) -> list[str]:
     return [*(f"  {line}" for line in lines[:most]), *rest]
 
 
-def _both(two: list[str]) -> str:
+def _join_pair(two: tuple[str, str]) -> str:
     return " ~ ".join(map(to_printable, two))
 
 
@@ -157,11 +158,11 @@ def draw(found: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
 
     rows = found.doubtful[:most]
     plots.label_sheet(
-        [ImageOps.fit(open_image(dataset.train[row["number"]].image), (SIDE, SIDE)) for row in rows],
-        [Path(row["image"]).name for row in rows],
-        [row["label"] for row in rows],
-        [row["suggested"] for row in rows],
-        [row["probability"] for row in rows],
+        [ImageOps.fit(open_image(dataset.train[row.index].image), (SIDE, SIDE)) for row in rows],
+        [Path(row.image).name for row in rows],
+        [row.label for row in rows],
+        [row.suggested for row in rows],
+        [row.probability for row in rows],
         path,
         found=len(found.doubtful),
         of=found.images - len(found.not_checked),

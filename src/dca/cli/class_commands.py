@@ -133,16 +133,15 @@ def require_free(target: Path, *, overwrite: bool) -> None:
 
 def report(model: Classifier, folder: Path, *, as_json: bool) -> None:
     """Print what was done, and how to measure the changed model."""
-    from dca.model.card import change_text
+    from dca.model.records import ClassAdded
 
-    done = model.lineage_[-1]
-    labels = model.record().labels
+    change, labels = model.lineage_[-1], model.record().labels
     if as_json:
-        emit({"model": str(folder), **done, "classes": labels})
+        emit({"model": str(folder), **change.to_dict(), "classes": labels})
         return
-    click.echo(f"{folder}: {change_text(done)}; {pluralize(len(labels), 'class')}")
-    if done["change"] == "added" and not done["images"]:
+    click.echo(f"{folder}: {change}; {pluralize(len(labels), 'class')}")
+    if isinstance(change, ClassAdded) and not change.images:
         click.echo("  no images: the class is known by its name only")
-    if "results" in done["before"]:
+    if change.before.results is not None:
         click.echo("its accuracy is not known any more")
         click.echo(f"next  dca eval {shlex.quote(str(folder))} FOLDER")

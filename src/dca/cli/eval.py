@@ -90,14 +90,13 @@ def command(
     dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
-    from dca.model.edit import change_options
     from dca.model.inputs import as_dataset
 
     if plots is not None:
         require_writable(plots)
     classifier = Classifier.from_pretrained(model, **place)
     if settings:
-        classifier = change_options(classifier, settings)
+        classifier = classifier.with_options(*settings)
     dataset = as_dataset(data, None, measuring=True)
     with showing(quiet=quiet) as progress:
         report = classifier.evaluate(dataset, among=among, progress=progress)

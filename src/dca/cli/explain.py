@@ -103,8 +103,7 @@ def draw(found: Explanation, classifier: Classifier, output: Path) -> None:
     nearest: list[tuple[Any, str, float]] = []
     if gallery is not None:
         nearest = [
-            (Image.open(io.BytesIO(gallery.thumbnail(one.place))), str(one.label), one.similarity)
-            for one in found.nearest
+            (Image.open(io.BytesIO(gallery.jpegs[one.index])), str(one.label), one.similarity) for one in found.nearest
         ]
     top = [(str(label), probability) for label, probability in found.top(TOP)]
     explanation(found.crop, found.heat_map(), top, nearest, output, target=str(found.labels[found.target]))

@@ -28,6 +28,15 @@ def pluralize(n: int, noun: str, verb: str = "", *, of: int | None = None) -> st
     return " ".join(words)
 
 
+def percent(share: float | None, digits: int = 1, *, space: str = " ") -> str:
+    """A fraction in per cent; "-" for None.
+
+    >>> percent(0.9751), percent(1.0, 0), percent(None)
+    ('97.5 %', '100 %', '-')
+    """
+    return "-" if share is None else f"{100 * share:.{digits}f}{space}%"
+
+
 def to_printable(name: str) -> str:
     """A file name as valid text: bytes that are not UTF-8 are replaced by U+FFFD.
 

@@ -27,9 +27,9 @@ from dca.export import predict
 from dca.export.page import PAGE, runtime_for, write_page
 from dca.export.program import convert, describe, need_onnx
 from dca.images.decode import ImageLike, StoredImage
-from dca.model.card import LIBRARY
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset, match_classes
+from dca.model.records import LIBRARY
 
 
 def quantize(source: Path, target: Path, of_backbone: Sequence[str]) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import dca
 from dca.core.errors import UserError
 from dca.methods.base import Method
-from dca.model.card import LIBRARY
-from dca.model.checkpoint import Record
+from dca.model.records import LIBRARY, ModelRecord
 
 INPUT, OUTPUT = "images", "probabilities"
 # Metadata of a node: the modules that it was made in.
@@ -50,16 +49,16 @@ def need_onnx() -> None:
         ) from None
 
 
-def describe(record: Record) -> dict[str, Any]:
+def describe(record: ModelRecord) -> dict[str, Any]:
     """The content of `classes.json`: classes, preprocessing, and what goes in and comes out."""
-    preprocess = dict(record.backbone["preprocess"])
+    preprocess = dict(record.backbone.preprocess)
     size, words = preprocess["size"], preprocessing_words(preprocess)
     return {
         "library": LIBRARY,
         "version": dca.__version__,
         "method": record.method,
-        "backbone": {"source": record.backbone["source"], "sha256": record.backbone["digest"]},
-        "labels": record.labels,
+        "backbone": {"source": record.backbone.source, "sha256": record.backbone.digest},
+        "labels": list(record.labels),
         "names": list(record.problem.names),
         "preprocess": {**preprocess, "mean": list(preprocess["mean"]), "std": list(preprocess["std"]), "steps": words},
         "input": {"name": INPUT, "type": "uint8", "shape": ["batch", size, size, 3]},

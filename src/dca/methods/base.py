@@ -29,7 +29,7 @@ from dca.core.choices import ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError
 from dca.core.hints import change_label_only, set_option, show_method, then
 from dca.core.options import opt
-from dca.stats.calibration import FLOOR
+from dca.stats.calibration import apply_temperature
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleUnit = Literal["epoch", "step"]
@@ -341,11 +341,6 @@ class Head(ABC):
     def numbers_per_image(self) -> int:
         """Size of the largest intermediate result, per image."""
         return 1
-
-
-def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
-    """softmax(log p / T) of probabilities (B, C), in float64: in float32 the two best classes could become equal."""
-    return (probabilities.double().clamp_min(FLOOR).log() / temperature).softmax(dim=-1)
 
 
 class Method(nn.Module, ABC):

@@ -52,7 +52,8 @@ from dca.methods.closed_form import ClosedForm
 from dca.methods.registry import get_method
 from dca.methods.shared.frozen import shape_problems
 from dca.methods.shared.pool import class_weights, fit_scales
-from dca.stats.calibration import FLOOR, macro_accuracy
+from dca.stats.calibration import FLOOR
+from dca.stats.intervals import macro_accuracy
 
 Rows = NDArray[np.float64]
 # How many standard errors the second model must gain to be taken in.

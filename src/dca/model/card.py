@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dca
 from dca.backbones.sources import hub_id
-from dca.core.text import normalize_name, pluralize
-from dca.model.estimate import Estimate
+from dca.core.text import normalize_name, percent
+from dca.model.records import LIBRARY, ModelRecord
 
-if TYPE_CHECKING:
-    from dca.model.checkpoint import Record
-
-LIBRARY = "dca-prompt"
 # Where a model is, in the card of a model that is not on the hub.
 HERE = "path/to/this/folder"
 
 
-def model_card(record: Record) -> str:
+def model_card(record: ModelRecord) -> str:
     """The card as Markdown with the hub's header."""
-    source = record.backbone["source"]
+    source = record.backbone.source
     base = hub_id(source)
     title = record.results.get("dataset") or "Image classifier"
     lines = [
@@ -38,7 +34,7 @@ def model_card(record: Record) -> str:
         f"A few-shot image classifier: {_shots(record)}, seed {record.problem.seed}. The folder holds only what was "
         "learned; the CLIP backbone is found by its name and checked by its hash.",
         *_accuracy(record),
-        *(["", f"Estimated accuracy {Estimate.from_dict(record.estimate)}."] if record.estimate else []),
+        *(["", f"Estimated accuracy {record.estimate}."] if record.estimate else []),
         *_changes(record),
         "",
         "```python",
@@ -49,21 +45,21 @@ def model_card(record: Record) -> str:
         "",
         f"Classes: {', '.join(map(str, record.labels))}.",
         "",
-        f"Backbone sha256 {record.backbone['digest']}; dca {dca.__version__}; options in config.json.",
+        f"Backbone sha256 {record.backbone.digest}; dca {dca.__version__}; options in config.json.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _index(record: Record, title: str) -> list[str]:
+def _index(record: ModelRecord, title: str) -> list[str]:
     """The figures in the hub's format, `model-index`; empty if there are none. JSON values are YAML."""
     results = []
     if (accuracy := record.results.get("accuracy")) is not None:
         name = str(record.results.get("dataset") or "test images")
         results.append(_result(name, "test", "Accuracy", accuracy))
     if record.estimate:
-        found = Estimate.from_dict(record.estimate)
-        results.append(_result("training images", "train", f"Accuracy, estimated by {found.how}", found.accuracy))
+        metric = f"Accuracy, estimated by {record.estimate.how}"
+        results.append(_result("training images", "train", metric, record.estimate.accuracy))
     index = [{"name": title, "results": results}]
     return [f"model-index: {json.dumps(index, ensure_ascii=False)}"] if results else []
 
@@ -78,18 +74,18 @@ def _result(dataset: str, split: str, metric: str, value: float) -> dict[str, An
     }
 
 
-def _shots(record: Record) -> str:
+def _shots(record: ModelRecord) -> str:
     """How many training images the classes have."""
-    counts = sorted(set(Counter(row["label"] for row in record.draw).values())) or [record.problem.shots]
+    counts = sorted(set(Counter(image.label for image in record.training_images).values())) or [record.problem.shots]
     numbers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"{numbers} training image{'' if counts == [1] else 's'} per class"
 
 
-def _accuracy(record: Record) -> list[str]:
+def _accuracy(record: ModelRecord) -> list[str]:
     """A table of accuracies; empty if there were no test images."""
     results = record.results
     figures = [
-        f"| {label} | {100 * results[key]:.1f} % |"
+        f"| {label} | {percent(results[key])} |"
         for key, label in (("zero_shot_accuracy", "zero-shot CLIP"), ("accuracy", f"this model ({record.method})"))
         if results.get(key) is not None
     ]
@@ -97,19 +93,9 @@ def _accuracy(record: Record) -> list[str]:
     return ["", f"| on {n or 'the'} test images | accuracy |", "|---|---|", *figures] if figures else []
 
 
-def _changes(record: Record) -> list[str]:
+def _changes(record: ModelRecord) -> list[str]:
     """What was done to classes and head since the fit; empty if nothing was."""
     if not record.lineage:
         return []
     unmeasured = "" if record.results.get("accuracy") is not None else "; the accuracy has not been measured since"
-    return ["", f"Changed after the fit{unmeasured}:", "", *(f"- {change_text(row)}" for row in record.lineage)]
-
-
-def change_text(row: dict[str, Any]) -> str:
-    """A row of the lineage in words."""
-    if row["change"] == "options":
-        return "set " + ", ".join(f"{name}={new} (was {old})" for name, (old, new) in row["options"].items())
-    name = f"'{row['label']}'"
-    if row["change"] == "added":
-        return f"added {name} with {pluralize(len(row['images']), 'image')}"
-    return f"removed {name}" if row["change"] == "removed" else f"renamed {name} to '{row['new_label']}'"
+    return ["", f"Changed after the fit{unmeasured}:", "", *(f"- {change}" for change in record.lineage)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -16,22 +17,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import dca
 from dca.backbones.clip import CLIP
 from dca.core.device import require_usable
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import fit_estimate
 from dca.core.progress import Progress, default_progress, silent
-from dca.core.text import NONE_OF_THESE
+from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
+from dca.datasets.classes import match_labels
 from dca.datasets.dataset import Dataset, Item
+from dca.datasets.folder import words_of
 from dca.datasets.protocols import Rules, training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
-from dca.methods.base import Method
+from dca.methods.base import Method, with_options
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
-from dca.model import checkpoint, edit
-from dca.model.checkpoint import backbone_of
-from dca.model.estimate import Estimate, assess
+from dca.model import checkpoint
+from dca.model.estimate import assess
 from dca.model.gallery import Gallery
 from dca.model.hub import MESSAGE, HubOptions, model_folder, push_folder
 from dca.model.inputs import (
@@ -45,6 +48,24 @@ from dca.model.inputs import (
     require_learnable,
     require_shots,
     whole_number,
+)
+from dca.model.records import (
+    BackboneRecord,
+    Change,
+    ClassAdded,
+    ClassRemoved,
+    ClassRenamed,
+    Estimate,
+    FitArguments,
+    HeldOutPrediction,
+    ImageId,
+    ModelBefore,
+    ModelRecord,
+    OptionsChanged,
+    TrainingImage,
+    record_training_images,
+    to_stored_label,
+    unreadable_names,
 )
 from dca.stats.calibration import FLOOR
 from dca.stats.conformal import least_images, p_values, threshold_sets, with_best
@@ -60,6 +81,7 @@ from dca.training.fit import fit
 from dca.training.held_out import NestedFits, count_fits
 from dca.training.resume import EpochCallback
 from dca.training.session import Session
+from dca.training.training_images import TrainingImages
 
 # Parameters of every classifier; the others belong to its method.
 OWN = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
@@ -159,10 +181,10 @@ class Classifier:
         method_: After `fit`, the finished method.
         history_: After `fit`, one row of metrics per epoch.
         estimate_: After `fit`, the estimated accuracy, if it was asked for and classes have two images.
-        draw_: After `fit`, class index, name and content hash of each training image, and what a model that has not
-            seen it predicts (`held_out`), where that is known.
+        training_images_: After `fit`, class index, name and content hash of each training image, and what a model
+            that has not seen it predicts (`held_out`), where that is known.
         results_: Figures of the run that made the model; empty after a plain `fit`.
-        lineage_: Changes of its classes and its head since the fit, one row each, and the figures before.
+        lineage_: Changes of its classes and its head since the fit, with the figures before each.
 
     Example:
         >>> from dca import Classifier
@@ -178,9 +200,9 @@ class Classifier:
     method_: Method
     classes_: NDArray[Any]
     history_: list[dict[str, float]]
-    draw_: list[dict[str, Any]]
+    training_images_: tuple[TrainingImage, ...]
     results_: dict[str, Any]
-    lineage_: list[dict[str, Any]]
+    lineage_: tuple[Change, ...]
     estimate_: Estimate | None
     gallery_: Gallery | None
     _session: Session
@@ -349,10 +371,9 @@ class Classifier:
         )
         method.temperature = found.temperature
         self._adopt(method, own, source.labels)
-        self.estimate_, self.results_, self.lineage_ = found.estimate, {}, []
+        self.estimate_, self.results_, self.lineage_ = found.estimate, {}, ()
         self.gallery_, self._training = None, source.train
-        drawn = zip(checkpoint.draw_record(source.train, session), found.rows, strict=True)
-        self.draw_ = [{**row, **known} for row, known in drawn]
+        self.training_images_ = record_training_images(source.train, session, found.held_out)
         return self
 
     def predict_proba(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
@@ -499,7 +520,7 @@ class Classifier:
         """Whether the model can tell images of none of its classes."""
         method = self._require_fitted()
         nothing = torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
-        return method.p_values(nothing) is not None or any("held_out" in row for row in self.draw_)
+        return method.p_values(nothing) is not None or any(image.held_out for image in self.training_images_)
 
     def evaluate(
         self,
@@ -561,10 +582,11 @@ class Classifier:
         method = self._require_fitted()
         return ZeroShot.of(method.clip, method.problem)
 
+    @torch.no_grad()
     def add_class(
         self, name: str, images: Images = (), *, label: Any = None, progress: Progress = silent
     ) -> Classifier:
-        """The model with one more class, without the images of the others.
+        """Return a model with one more class; the images of the others are not needed.
 
         Args:
             name: Words that CLIP reads for the class.
@@ -586,12 +608,33 @@ class Classifier:
             >>> model.add_class("zebra").classes_.tolist()[-2:]
             ['sunflower', 'zebra']
         """
-        self._require_fitted()
+        method, words, index = self._require_fitted(), words_of(name), len(self.classes_)
+        label = name if label is None else label
+        self._require_new_class(label, words)
         session = self._session.with_progress(progress)
-        return edit.add_class(self, name, as_images(images), label=label, session=session)
+        items = [Item(image, index) for image in as_images(images)]
+        session.require_readable(method.clip, [item.image for item in items])
+        changed = method.with_class(words, TrainingImages(items, session, method.clip, method.problem.seed))
+        added = record_training_images(items, session)
+        known = self.gallery()
+        other = self._copy_with(
+            changed,
+            [*self.classes_.tolist(), label],
+            (*self.training_images_, *added),
+            partial(
+                ClassAdded,
+                label=to_stored_label(label),
+                name=words,
+                images=tuple(ImageId(image.name, image.sha256) for image in added),
+            ),
+        )
+        if known is not None:
+            other.gallery_ = known.concatenate(Gallery.make(items, added, session, method.clip))
+        return other
 
+    @torch.no_grad()
     def remove_class(self, label: Any) -> Classifier:
-        """The model without one of its classes.
+        """Return a model without one of the classes.
 
         Args:
             label: Label of the class, or its name.
@@ -602,11 +645,30 @@ class Classifier:
         Raises:
             UserError: If the classifier is not fitted, there is no such class, only one would be left, or the
                 method cannot give up a class.
-        """
-        return edit.remove_class(self, label)
 
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> model = Classifier("zero_shot", device="cpu").fit(load_sample(per_class_train=1, per_class_test=1))
+            >>> "sunflower" in model.remove_class("sunflower").classes_
+            False
+        """
+        method, index = self._require_fitted(), self._find_class(label)
+        labels = self.classes_.tolist()
+        if len(labels) < 3:
+            hint = "add another class first"
+            raise UserError(f"the model has {pluralize(len(labels), 'class')}; at least 2 must be left", hint=hint)
+        images = tuple(
+            dataclasses.replace(image, label=image.label - (image.label > index))
+            for image in self.training_images_
+            if image.label != index
+        )
+        change = partial(ClassRemoved, label=to_stored_label(labels[index]), name=method.problem.names[index])
+        return self._copy_with(method.without_class(index), labels[:index] + labels[index + 1 :], images, change)
+
+    @torch.no_grad()
     def rename_class(self, label: Any, new: Any, *, label_only: bool = False) -> Classifier:
-        """The model with another label, and name, for one of its classes.
+        """Return a model with another label, and name, for one of the classes.
 
         Args:
             label: Label of the class, or its name.
@@ -619,18 +681,41 @@ class Classifier:
         Raises:
             UserError: If the classifier is not fitted, there is no such class, there is another of the new name, or
                 the method has learned the old name.
-        """
-        return edit.rename_class(self, label, new, label_only=label_only)
 
-    def with_options(self, **options: Any) -> Classifier:
-        """The model with other options of its head; nothing is trained again.
+        Example:
+            >>> from dca import Classifier
+            >>> from dca.datasets.sample import load_sample
+            >>> model = Classifier("zero_shot", device="cpu").fit(load_sample(per_class_train=1, per_class_test=1))
+            >>> "helianthus" in model.rename_class("sunflower", "helianthus").classes_
+            True
+        """
+        method, index = self._require_fitted(), self._find_class(label)
+        old_name, words = method.problem.names[index], words_of(str(new))
+        self._require_new_class(new, None if label_only else words, except_index=index)
+        changed = method if label_only or words == old_name else method.with_name(index, words)
+        labels = self.classes_.tolist()
+        change = partial(
+            ClassRenamed,
+            label=to_stored_label(labels[index]),
+            name=old_name,
+            new_label=to_stored_label(new),
+            new_name=changed.problem.names[index],
+        )
+        labels[index] = new
+        return self._copy_with(changed, labels, self.training_images_, change, keep_figures=changed is method)
+
+    @torch.no_grad()
+    def with_options(self, *texts: str, **options: Any) -> Classifier:
+        """Return a model with other options of its head; nothing is trained again.
 
         Args:
+            *texts: Options as `name=value` texts, instead of keyword arguments.
             **options: Options that only the head reads (`Method.head_options`): of DCA γ1, γ2 and how distances
                 are measured. Its probabilities are not calibrated.
 
         Returns:
-            Another classifier with the same parameters; this one if no value is different.
+            Another classifier with the same parameters, whose `fit` uses the new values; this one if no value is
+            different.
 
         Raises:
             UserError: If the classifier is not fitted, an option is unknown, has a wrong value, or is not one of
@@ -643,7 +728,18 @@ class Classifier:
             >>> model.with_options(gamma1=100, gamma2=50).method_.options.gamma1
             100.0
         """
-        return edit.change_options(self, options)
+        if texts and options:
+            raise TypeError("give options as texts or as keyword arguments, not both")
+        method = self._require_fitted()
+        changed = with_options(method, texts or options)
+        before, after = dataclasses.asdict(method.options), dataclasses.asdict(changed.options)
+        different = {name: (before[name], value) for name, value in after.items() if value != before[name]}
+        if not different:
+            return self
+        change = partial(OptionsChanged, options=different)
+        other = self._copy_with(changed, self.classes_.tolist(), self.training_images_, change)
+        other.settings |= {name: after[name] for name in different}
+        return other
 
     def gallery(self) -> Gallery | None:
         """Thumbnails and features of the training images, made on first use.
@@ -656,32 +752,27 @@ class Classifier:
         """
         method = self._require_fitted()
         if self.gallery_ is None and self._training:
-            self.gallery_ = Gallery.of(self._training, self.draw_, self._session, method.clip)
+            self.gallery_ = Gallery.make(self._training, self.training_images_, self._session, method.clip)
         return self.gallery_
 
-    def record(self) -> checkpoint.Record:
+    def record(self) -> ModelRecord:
         """Everything that is saved beside the tensors; the classifier must be fitted."""
         method = self._require_fitted()
         module = type(method).__module__.partition(".")[0]
-        given = {
-            "shots": self.shots if self.shots is None else int(self.shots),
-            "options": _plain(self.settings),
-            "estimate": bool(self.estimate),
-            "calibrate": bool(self.calibrate),
-        }
-        return checkpoint.Record(
+        shots = None if self.shots is None else int(self.shots)
+        return ModelRecord(
             method=method.name,
             options=dataclasses.asdict(method.options),
             problem=method.problem,
-            labels=[checkpoint.stored_label(label) for label in self.classes_.tolist()],
-            backbone=checkpoint.backbone_record(method.clip),
-            given=given,
-            draw=self.draw_,
+            labels=tuple(map(to_stored_label, self.classes_.tolist())),
+            backbone=BackboneRecord.from_backbone(method.clip),
+            fit_arguments=FitArguments(shots, _plain(self.settings), bool(self.estimate), bool(self.calibrate)),
+            training_images=self.training_images_,
             results=self.results_,
             lineage=self.lineage_,
             package="" if module == "dca" else module,
             temperature=method.temperature,
-            estimate=self.estimate_.to_dict() if self.estimate_ else {},
+            estimate=self.estimate_,
         )
 
     def save_pretrained(
@@ -794,14 +885,22 @@ class Classifier:
         path = model_folder(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
-        source, clip = backbone_of(path, record, backbone, session, precision)
-        given = {name: value for name, value in record.given.items() if name != "options"}
-        own = {"seed": record.problem.seed, "backbone": source, "device": device, "precision": precision, **given}
-        model = cls(record.method, **own, **record.given["options"])
+        source, clip = checkpoint.load_backbone(path, record, backbone, session, precision)
+        arguments = record.fit_arguments
+        model = cls(
+            record.method,
+            shots=arguments.shots,
+            seed=record.problem.seed,
+            backbone=source,
+            device=device,
+            precision=precision,
+            estimate=arguments.estimate,
+            calibrate=arguments.calibrate,
+            **arguments.options,
+        )
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
-        model.draw_, model.results_, model.history_ = record.draw, record.results, []
-        model.estimate_ = Estimate.from_dict(record.estimate) if record.estimate else None
-        model.lineage_, model.gallery_ = record.lineage, Gallery.load(path)
+        model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
+        model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, Gallery.load(path)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
@@ -842,6 +941,61 @@ class Classifier:
             )
         return self.method_
 
+    def _copy_with(
+        self,
+        method: Method,
+        labels: Sequence[Any],
+        images: tuple[TrainingImage, ...],
+        change: Callable[..., Change],
+        *,
+        keep_figures: bool = False,
+    ) -> Self:
+        """A classifier with another method, and the change in its lineage.
+
+        Its figures and held-out predictions are dropped, because they were measured on other classes or with another
+        head; keep_figures: it predicts as before, so that they hold.
+        """
+        other, gallery = copy.copy(self), self.gallery()
+        other.settings = dict(self.settings)
+        other._adopt(method, self._session, labels)
+        other.gallery_ = None if gallery is None else gallery.select(images)
+        other._training, other.training_images_ = (), images
+        before = ModelBefore(checkpoint.hash_weights(self.method_))
+        if not keep_figures:
+            before = dataclasses.replace(before, results=self.results_, estimate=self.estimate_)
+            other.training_images_ = tuple(dataclasses.replace(image, held_out=None) for image in images)
+            other.estimate_ = None
+            other.results_ = {key: value for key, value in self.results_.items() if key == "dataset"}
+        other.lineage_ = (*self.lineage_, change(version=dca.__version__, before=before))
+        return other
+
+    def _find_class(self, label: Any) -> int:
+        """Index of the class with this label or name."""
+        labels, names = self.classes_.tolist(), self._require_fitted().problem.names
+        (index,) = match_labels([label], [str(label)], labels, names)
+        if index is None:
+            raise unknown_name("class", str(label), map(str, labels))
+        return index
+
+    def _require_new_class(self, label: Any, words: str | None, *, except_index: int | None = None) -> None:
+        """Raise if label or words cannot be read, or are those of a class other than number `except_index`.
+
+        words: None if CLIP does not read them.
+        """
+        texts = [str(label)] if words is None else [str(label), words]
+        if faults := unreadable_names(texts):
+            details = sorted(set(faults))
+            raise UserError("a class name that is no text", details=details, hint="give it a name to read")
+        names = self._require_fitted().problem.names
+        for index, (known, name) in enumerate(zip(self.classes_.tolist(), names, strict=True)):
+            clash = normalize_name(str(label)) == normalize_name(str(known)) or (
+                words is not None and normalize_name(words) == normalize_name(name)
+            )
+            if index != except_index and clash:
+                reads = f" (CLIP reads '{name}')" if str(known) != name else ""
+                hint = "choose another name, or remove that class first"
+                raise UserError(f"the model has a class '{known}' already{reads}", hint=hint)
+
     def _probabilities(
         self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
     ) -> NDArray[np.float64]:
@@ -851,7 +1005,7 @@ class Classifier:
 
     def _count_seen(self, images: Sequence[ImageLike]) -> int:
         """How many of the images the model was trained on, compared by content."""
-        known = {row["sha256"] for row in self.draw_}
+        known = {image.sha256 for image in self.training_images_}
         return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
     def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Predictions:
@@ -868,20 +1022,21 @@ class Classifier:
         with default_progress(progress, len(images)) as receiver:
             return encode_and_classify(method, images, self._session.with_progress(receiver))
 
-    def _held(self, key: str) -> Tensor:
-        """The value `key` of all held-out predictions, (N,)."""
-        found = [row["held_out"][key] for row in self.draw_ if "held_out" in row]
-        if not found:
+    def _held_out(self) -> list[HeldOutPrediction]:
+        """All held-out predictions; raises if there are none."""
+        predictions = [image.held_out for image in self.training_images_ if image.held_out]
+        if not predictions:
             raise UserError(
                 f"this {self._require_fitted().name} model does not know how it does on images it has not seen",
                 hint=fit_estimate(),
             )
-        return torch.tensor(found, dtype=torch.float64)
+        return predictions
 
     def _p_values(self, features: Tensor, probs: NDArray[np.float64]) -> NDArray[np.float64]:
         own = self._require_fitted().p_values(features)
         if own is None:
-            own = p_values(-self._held("probability"), -torch.from_numpy(probs).amax(dim=-1))
+            held = torch.tensor([one.probability for one in self._held_out()], dtype=torch.float64)
+            own = p_values(-held, -torch.from_numpy(probs).amax(dim=-1))
         found: NDArray[np.float64] = own.cpu().double().numpy()
         return found
 
@@ -890,7 +1045,8 @@ class Classifier:
             raise UserError(f"coverage is {coverage}", hint="give a number between 0 and 1, such as 0.9")
         found = self._require_fitted().prediction_sets(features, coverage)
         if found is None:
-            held, p = self._held("own"), torch.from_numpy(probs)
+            held = torch.tensor([one.own for one in self._held_out()], dtype=torch.float64)
+            p = torch.from_numpy(probs)
             least = least_images(coverage)
             if len(held) < least:
                 raise UserError(

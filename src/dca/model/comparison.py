@@ -18,7 +18,7 @@ from dca.images.decode import ImageLike, open_image
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
 from dca.model.inputs import measured_items
-from dca.stats.calibration import wilson_interval
+from dca.stats.intervals import wilson_interval
 from dca.stats.paired import PairedDifference, paired_difference
 from dca.training.evaluate import Evaluation
 

@@ -44,10 +44,10 @@ FOR, AGAINST = (213, 94, 0), (0, 114, 178)
 class Neighbour:
     """A training image that is similar to an image.
 
-    place: in the model's gallery. label: of its class. name: short name. similarity: cosine of the frozen features.
+    index: in the model's gallery. label: of its class. name: short name. similarity: cosine of the frozen features.
     """
 
-    place: int
+    index: int
     label: Any
     name: str
     similarity: float

@@ -1,6 +1,6 @@
-"""What a fit found out about its training images: labels that look wrong, classes that are confused, and more.
+"""What held-out predictions say of training images: doubtful labels, confused classes, whether more images would help.
 
-Labels of a dataset that look wrong, by models that have not seen the image in question.
+A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable.
 """
 
 from __future__ import annotations
@@ -19,71 +19,131 @@ from dca.images.decode import ImageLike
 from dca.images.hashing import copy_pairs
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
-from dca.model.estimate import Estimate
+from dca.model.records import Estimate, TrainingImage
 from dca.training.session import Session
 
-# A label looks wrong if another class is at least this many times as probable for an image that was left out.
 ODDS = 10.0
+# How many pairs of classes are reported, and images that a pair must have.
 MOST_CONFUSED, LEAST_CONFUSED = 3, 2
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True)
+class DoubtfulLabel:
+    """A training image whose label looks wrong: a candidate to look at, not a fact.
+
+    Attributes:
+        index: Its position among the training images.
+        image: Its short name, or its path.
+        label: Its label.
+        suggested: The label that is more probable.
+        probability: Probability of the suggested label by a model that has not seen the image.
+        own: Probability of its own label.
+    """
+
+    index: int
+    image: str
+    label: str
+    suggested: str
+    probability: float
+    own: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "index"}
 
 
-def findings(method: Method, draw: Sequence[Row], labels: Sequence[Any]) -> Row:
-    """All findings as plain values.
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Two classes, and the number of images of either that were taken for the other."""
+
+    labels: tuple[str, str]
+    images: int
+
+
+@dataclass(frozen=True)
+class MoreImages:
+    """The expected change `gain` of the accuracy, a fraction, with `shots` images per class."""
+
+    shots: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a fit found out about its training images.
+
+    Attributes:
+        doubtful_labels: Images whose label looks wrong, the most doubtful first.
+        confused: The classes that are confused most often.
+        more_images: What more images per class would bring; None if the method cannot tell.
+        notes: What the method notes.
+    """
+
+    doubtful_labels: tuple[DoubtfulLabel, ...]
+    confused: tuple[ConfusedPair, ...]
+    more_images: MoreImages | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "doubtful_labels": [row.to_dict() for row in self.doubtful_labels],
+            "confused": [{"labels": list(pair.labels), "images": pair.images} for pair in self.confused],
+            "more_images": None if self.more_images is None else dataclasses.asdict(self.more_images),
+            "notes": list(self.notes),
+        }
+
+
+def examine_training(method: Method, images: Sequence[TrainingImage], labels: Sequence[Any]) -> Findings:
+    """Collect all findings about training images.
 
     Args:
         method: The finished method.
-        draw: The training images, as `Classifier.draw_` has them.
+        images: The training images, as `Classifier.training_images_` has them.
         labels: Label of each class.
 
     Returns:
-        "doubtful_labels" and "confused" (lists of rows), "more_images" (images per class and expected change of
-        the accuracy, or None) and "notes" (texts).
+        Doubtful labels and confused classes where there are held-out predictions, and notes.
     """
     gain = method.expected_gain()
-    return {
-        "doubtful_labels": doubtful_labels(draw, labels),
-        "confused": confused(draw, labels),
-        "more_images": None if gain is None else {"shots": gain[0], "gain": gain[1]},
-        "notes": method.notes(),
-    }
+    more = None if gain is None else MoreImages(*gain)
+    return Findings(doubtful_labels(images, labels), confused_pairs(images, labels), more, tuple(method.notes()))
 
 
-def doubtful_labels(draw: Sequence[Row], labels: Sequence[Any], odds: float = ODDS) -> list[Row]:
-    """Images whose own label is much less probable than another, the least probable first.
-
-    Each row has the name of the image, its label, the suggested label, and the probabilities of both by a model that
-    has not seen the image.
-    """
-    known = [(row, row["held_out"]) for row in draw if "held_out" in row]
+def doubtful_labels(
+    images: Sequence[TrainingImage], labels: Sequence[Any], odds: float = ODDS
+) -> tuple[DoubtfulLabel, ...]:
+    """Images whose own label is `odds` times less probable than another, the least probable first."""
     rows = [
-        {
-            "image": row["name"],
-            "label": str(labels[row["label"]]),
-            "suggested": str(labels[held["label"]]),
-            "probability": held["probability"],
-            "own": held["own"],
-        }
-        for row, held in known
-        if held["label"] != row["label"] and held["probability"] >= odds * held["own"]
+        DoubtfulLabel(
+            index, image.name, str(labels[image.label]), str(labels[held.predicted]), held.probability, held.own
+        )
+        for index, image in enumerate(images)
+        if (held := image.held_out) and held.predicted != image.label and held.probability >= odds * held.own
     ]
-    return sorted(rows, key=lambda row: row["own"])
+    return tuple(sorted(rows, key=lambda row: row.own))
 
 
-def confused(draw: Sequence[Row], labels: Sequence[Any]) -> list[Row]:
-    """The pairs of classes that left-out images were confused between most often, with the number of images."""
-    wrong = [
-        tuple(sorted((row["label"], row["held_out"]["label"])))
-        for row in draw
-        if "held_out" in row and row["held_out"]["label"] != row["label"]
-    ]
-    pairs = Counter(wrong).most_common(MOST_CONFUSED)
-    return [
-        {"labels": [str(labels[a]), str(labels[b])], "images": count}
-        for (a, b), count in pairs
+def confused_pairs(images: Sequence[TrainingImage], labels: Sequence[Any]) -> tuple[ConfusedPair, ...]:
+    """The pairs of classes that held-out images are confused between most often."""
+    wrong = Counter(
+        (min(image.label, held.predicted), max(image.label, held.predicted))
+        for image in images
+        if (held := image.held_out) and held.predicted != image.label
+    )
+    return tuple(
+        ConfusedPair((str(labels[a]), str(labels[b])), count)
+        for (a, b), count in wrong.most_common(MOST_CONFUSED)
         if count >= LEAST_CONFUSED
-    ]
+    )
+
+
+@dataclass(frozen=True)
+class LabelConflict:
+    """Two copies of an image under two labels, of which at least one is wrong: their paths and labels."""
+
+    images: tuple[str, str]
+    labels: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -92,29 +152,26 @@ class LabelCheck:
 
     Attributes:
         images: Number of training images.
-        doubtful: Images whose label looks wrong, the most doubtful first: `image` (its path), `label`, `suggested`,
-            `probability` of the suggested label and `own`, that of the given one; `number`, its place among the
-            training images. Candidates to look at, not facts.
-        conflicts: Pairs of copies under two labels, of which at least one is wrong: `images` and `labels`.
-        not_checked: Paths of images that cannot be left out, being the only ones of their class.
+        doubtful: Images whose label looks wrong, with their paths, the most doubtful first.
+        conflicts: Copies under two labels.
+        not_checked: Paths of images that cannot be held out, being the only ones of their class.
         estimate: Accuracy of the models that checked the labels.
     """
 
     images: int
-    doubtful: list[Row]
-    conflicts: list[Row]
-    not_checked: list[str]
+    doubtful: tuple[DoubtfulLabel, ...]
+    conflicts: tuple[LabelConflict, ...]
+    not_checked: tuple[str, ...]
     estimate: Estimate
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `dca check-labels --json` prints them."""
-        rows = [{name: value for name, value in row.items() if name != "number"} for row in self.doubtful]
         return {
             "images": self.images,
             "checked": self.images - len(self.not_checked),
-            "doubtful": rows,
-            "conflicts": self.conflicts,
-            "not_checked": self.not_checked,
+            "doubtful": [row.to_dict() for row in self.doubtful],
+            "conflicts": [{"images": list(one.images), "labels": list(one.labels)} for one in self.conflicts],
+            "not_checked": list(self.not_checked),
             "estimate": self.estimate.to_dict(),
         }
 
@@ -137,10 +194,17 @@ def check_labels(
         odds: How many times as probable as the given label another one must be.
 
     Returns:
-        What was found.
+        Doubtful labels, copies under two labels, and images that cannot be checked.
 
     Raises:
-        UserError: As for `Classifier.fit`, and if no image can be left out.
+        UserError: As for `Classifier.fit`, and if no image can be held out.
+
+    Example:
+        >>> from dca import Session
+        >>> from dca.datasets.sample import load_sample
+        >>> from dca.model.findings import check_labels
+        >>> check_labels(load_sample(per_class_train=2, per_class_test=1), Session(device="cpu")).images
+        20
     """
     source = dataclasses.replace(dataset, val=(), test=())
     model = Classifier(backbone=backbone, precision=precision).learn(source, session)
@@ -149,28 +213,26 @@ def check_labels(
             "no label can be checked: every class has one training image, or copies of one",
             hint="give at least two different images per class",
         )
-    images = [item.image for item in source.train]
-    paths = [_path(image, number) for number, image in enumerate(images)]
-    rows = [{**row, "name": number} for number, row in enumerate(model.draw_)]
-    doubtful = [
-        {**row, "image": paths[row["image"]], "number": row["image"]}
-        for row in doubtful_labels(rows, source.labels, odds)
-    ]
-    unknown = [path for path, row in zip(paths, rows, strict=True) if "held_out" not in row]
-    return LabelCheck(len(images), doubtful, _conflicts(source, paths, session), unknown, model.estimate_)
+    paths = [_describe_path(item.image, index) for index, item in enumerate(source.train)]
+    doubtful = tuple(
+        dataclasses.replace(row, image=paths[row.index])
+        for row in doubtful_labels(model.training_images_, source.labels, odds)
+    )
+    unknown = tuple(path for path, image in zip(paths, model.training_images_, strict=True) if image.held_out is None)
+    return LabelCheck(len(paths), doubtful, _find_conflicts(source, paths, session), unknown, model.estimate_)
 
 
-def _conflicts(source: Dataset, paths: Sequence[str], session: Session) -> list[Row]:
+def _find_conflicts(source: Dataset, paths: Sequence[str], session: Session) -> tuple[LabelConflict, ...]:
     """Copies and near-copies under two labels."""
     images, labels = [item.image for item in source.train], [item.label for item in source.train]
     exact, near = copy_pairs(session.sha256_all(images), session.thumbnails(images))
-    return [
-        {"images": [paths[a], paths[b]], "labels": [str(source.labels[labels[a]]), str(source.labels[labels[b]])]}
+    return tuple(
+        LabelConflict((paths[a], paths[b]), (str(source.labels[labels[a]]), str(source.labels[labels[b]])))
         for a, b in (*exact, *near)
         if labels[a] != labels[b]
-    ]
+    )
 
 
-def _path(image: ImageLike, number: int) -> str:
-    """Where an image is, as the caller named the place."""
-    return str(image) if isinstance(image, Path) else f"image {number}"
+def _describe_path(image: ImageLike, index: int) -> str:
+    """The path of an image as the caller gave it, or its number."""
+    return str(image) if isinstance(image, Path) else f"image {index}"

@@ -1,7 +1,7 @@
-"""The training images of a model, small enough to travel with it: a thumbnail and the frozen features of each.
+"""The gallery of a model: a thumbnail and the frozen features of each training image, saved with the model.
 
-Nearest training images are found and shown with it, and methods over frozen features are fitted again without the
-original files. It is one file of the model folder, `gallery.safetensors`; a model works without it.
+It serves to show the nearest training images, and to fit methods over frozen features again without the original
+files. It is one file of the model folder, `gallery.safetensors`; a model works without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from dca.core.errors import UserError
 from dca.core.files import write_bytes
 from dca.datasets.dataset import Item
 from dca.images.decode import decode_all
+from dca.model.records import TrainingImage
 from dca.training.session import Session
 
 GALLERY = "gallery.safetensors"
@@ -58,12 +59,12 @@ class Gallery:
         return len(self.labels)
 
     @classmethod
-    def of(cls, items: Sequence[Item], draw: Sequence[dict[str, Any]], session: Session, clip: CLIP) -> Self:
-        """The gallery of training images.
+    def make(cls, items: Sequence[Item], records: Sequence[TrainingImage], session: Session, clip: CLIP) -> Self:
+        """Make thumbnails and features of training images.
 
         Args:
             items: The images.
-            draw: Their rows of `Classifier.draw_`.
+            records: Their rows of `Classifier.training_images_`.
             session: Reads images and features.
             clip: The backbone.
 
@@ -73,25 +74,25 @@ class Gallery:
         Raises:
             UserError: If an image cannot be read.
         """
-        kept = [len(items) * place // MOST for place in range(MOST)] if len(items) > MOST else range(len(items))
-        images, rows = [items[place].image for place in kept], [draw[place] for place in kept]
+        kept = [len(items) * n // MOST for n in range(MOST)] if len(items) > MOST else range(len(items))
+        images = [items[n].image for n in kept]
         return cls(
             session.frozen_features(clip, images),
-            tuple(row["label"] for row in rows),
-            tuple(row["sha256"] for row in rows),
-            tuple(row["name"] for row in rows),
-            tuple(decode_all(images, partial(jpeg_of, side=SIDE))),
+            tuple(records[n].label for n in kept),
+            tuple(records[n].sha256 for n in kept),
+            tuple(records[n].name for n in kept),
+            tuple(decode_all(images, partial(encode_jpeg, side=SIDE))),
         )
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The gallery of a model folder; None if it has none.
+        """Read the gallery of a model folder.
 
         Args:
             folder: The model folder.
 
         Returns:
-            The gallery, or None.
+            The gallery; None if the folder has none.
 
         Raises:
             UserError: If the file is damaged.
@@ -105,13 +106,13 @@ class Gallery:
                 features, sizes = file.get_tensor("features"), file.get_tensor("sizes")
                 pieces = file.get_tensor("jpegs").split(sizes.tolist())
             labels, sha256, names = zip(*rows, strict=True) if rows else ((), (), ())
-            found = cls(features, labels, sha256, names, tuple(bytes(piece.numpy()) for piece in pieces))
-            if not len(features) == len(found.jpegs) == len(rows) or features.ndim != 2:
+            gallery = cls(features, labels, sha256, names, tuple(bytes(piece.numpy()) for piece in pieces))
+            if not len(features) == len(gallery.jpegs) == len(rows) or features.ndim != 2:
                 raise ValueError("its parts do not belong together")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             hint = "delete it (the model works without), or fit again"
             raise UserError(f"{path}: not a readable gallery ({error})", hint=hint) from None
-        return found
+        return gallery
 
     def write(self, folder: Path) -> None:
         """Write the gallery into a model folder.
@@ -127,36 +128,25 @@ class Gallery:
         }
         write_bytes(folder / GALLERY, save(tensors, metadata={"images": json.dumps(rows)}))
 
-    def thumbnail(self, place: int) -> bytes:
-        """One image as a small JPEG file.
-
-        Args:
-            place: Its place in the gallery.
-
-        Returns:
-            The content of the file.
-        """
-        return self.jpegs[place]
-
     def nearest(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The images of the gallery that are most similar.
+        """Find the most similar images of the gallery.
 
         Args:
             features: Features (b, D) of the frozen backbone.
             k: How many to find; fewer if the gallery is smaller.
 
         Returns:
-            Places in the gallery and cosine similarities, (b, k) each, the most similar first.
+            Indices in the gallery and cosine similarities, (b, k) each, the most similar first.
         """
-        similar = F.normalize(features.float(), dim=-1) @ F.normalize(self.features, dim=-1).T
-        values, places = similar.topk(min(k, len(self)), dim=-1)
-        return places, values
+        similarities = F.normalize(features.float(), dim=-1) @ F.normalize(self.features, dim=-1).T
+        values, indices = similarities.topk(min(k, len(self)), dim=-1)
+        return indices, values
 
-    def joined(self, other: Gallery) -> Self:
-        """This gallery followed by another.
+    def concatenate(self, other: Gallery) -> Self:
+        """Append another gallery of the same backbone.
 
         Args:
-            other: A gallery of the same backbone.
+            other: The images to append.
 
         Returns:
             A gallery of both.
@@ -169,28 +159,28 @@ class Gallery:
             self.jpegs + other.jpegs,
         )
 
-    def of_draw(self, draw: Sequence[dict[str, Any]]) -> Self:
-        """The images of the gallery that are in a draw, with the draw's class indices.
+    def select(self, images: Sequence[TrainingImage]) -> Self:
+        """Keep the images that are among training images, with the class indices that these have.
 
         Args:
-            draw: Rows of `Classifier.draw_`.
+            images: Rows of `Classifier.training_images_`.
 
         Returns:
             A gallery without the other images.
         """
-        labels = {row["sha256"]: row["label"] for row in draw}
-        kept = [place for place, sha256 in enumerate(self.sha256) if sha256 in labels]
+        labels = {image.sha256: image.label for image in images}
+        kept = [n for n, sha256 in enumerate(self.sha256) if sha256 in labels]
         return type(self)(
             self.features[kept],
-            tuple(labels[self.sha256[place]] for place in kept),
-            tuple(self.sha256[place] for place in kept),
-            tuple(self.names[place] for place in kept),
-            tuple(self.jpegs[place] for place in kept),
+            tuple(labels[self.sha256[n]] for n in kept),
+            tuple(self.sha256[n] for n in kept),
+            tuple(self.names[n] for n in kept),
+            tuple(self.jpegs[n] for n in kept),
         )
 
 
-def jpeg_of(image: Image.Image, *, side: int = SIDE) -> bytes:
-    """An RGB image as a JPEG file whose longer side has at most `side` pixels, without the original's metadata."""
+def encode_jpeg(image: Image.Image, *, side: int = SIDE) -> bytes:
+    """Encode an RGB image as a JPEG file whose longer side has at most `side` pixels, without metadata."""
     small = image.copy()
     small.thumbnail((side, side), Image.Resampling.BICUBIC)
     file = io.BytesIO()

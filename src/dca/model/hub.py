@@ -17,8 +17,9 @@ from dca.core.errors import UserError
 from dca.core.files import encode_utf8
 from dca.core.hints import set_token
 from dca.model import checkpoint
-from dca.model.card import HERE, LIBRARY, model_card
+from dca.model.card import HERE, model_card
 from dca.model.gallery import GALLERY
+from dca.model.records import LIBRARY
 
 # What is sent and fetched; a gallery only where the repository has one.
 WANTED = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD)

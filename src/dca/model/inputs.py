@@ -28,7 +28,7 @@ from dca.datasets.splits import short_classes
 from dca.datasets.walk import list_images
 from dca.images.convert import as_image, is_single_image, refuse_url
 from dca.images.decode import ImageLike
-from dca.model.checkpoint import unreadable_names
+from dca.model.records import unreadable_names
 
 
 def is_frame(X: Any) -> bool:

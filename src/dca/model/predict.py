@@ -9,7 +9,6 @@ Predictions of any number of images into one file; a killed process continues wh
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import deque
@@ -32,7 +31,7 @@ from dca.core.hints import allow_overwrite, fit_estimate
 from dca.core.progress import Progress, silent
 from dca.core.text import NONE_OF_THESE
 from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decoded
-from dca.model.checkpoint import weights_of
+from dca.model.checkpoint import hash_weights
 from dca.model.classifier import Classifier
 from dca.model.prediction_files import WRITERS, Columns, ImageFolders, Journal, require_writable_kind
 from dca.training.features import batch_size
@@ -276,7 +275,7 @@ def require_rejecting(model: Classifier, reject: float | None) -> None:
 def identity_of(model: Classifier, wanted: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
     """Plain values that decide the rows."""
     method = model.method_
-    weights, labels = hashlib.sha256(weights_of(method)).hexdigest(), list(map(str, model.classes_.tolist()))
+    weights, labels = hash_weights(method), list(map(str, model.classes_.tolist()))
     facts = [weights, labels, method.temperature, str(method.options), method.clip.digest, str(method.clip.dtype)]
     return {
         "model": json_digest(facts)[:16],

@@ -42,7 +42,7 @@ class Refitter:
 
     def __init__(self, model: Classifier) -> None:
         self.model = model
-        self.obstacle = _obstacle(model)
+        self.obstacle = _find_obstacle(model)
         self._store = MemoryStore()
         self._session = Session(device=str(model.method_.clip.device), store=self._store)
         gallery = model.gallery()
@@ -66,7 +66,7 @@ class Refitter:
         if self.obstacle:
             raise UserError(self.obstacle, hint="fit it again on all images")
         model, method = self.model, self.model.method_
-        self._store.add(feature_space(method.clip), [e.image.sha256 for e in examples], _stacked(examples))
+        self._store.add(feature_space(method.clip), [e.image.sha256 for e in examples], _stack_features(examples))
         other = Classifier(
             model.method,
             seed=model.seed,
@@ -77,7 +77,7 @@ class Refitter:
             **model.settings,
         )
         other.learn(self._source(examples), self._session, rules=method.problem.rules)
-        other.gallery_ = self._gallery(examples).of_draw(other.draw_)
+        other.gallery_ = self._gallery(examples).select(other.training_images_)
         return other
 
     def _gallery(self, examples: Sequence[LabelledFeatures]) -> Gallery:
@@ -85,16 +85,16 @@ class Refitter:
         own = self.model.gallery()
         assert own is not None
         replaced = {example.image.sha256 for example in examples}
-        kept = own.of_draw([row for row in self.model.draw_ if row["sha256"] not in replaced])
+        kept = own.select([image for image in self.model.training_images_ if image.sha256 not in replaced])
         images = [example.image for example in examples]
         added = Gallery(
-            _stacked(examples).view(len(examples), own.features.shape[1]),
+            _stack_features(examples).view(len(examples), own.features.shape[1]),
             (0,) * len(images),
             tuple(image.sha256 for image in images),
             tuple(image.name for image in images),
             tuple(image.thumbnail for image in images),
         )
-        return kept.joined(added)
+        return kept.concatenate(added)
 
     def _source(self, examples: Sequence[LabelledFeatures]) -> Dataset:
         """The training images of the model and the examples."""
@@ -102,17 +102,21 @@ class Refitter:
         wanted = [example.label for example in examples]
         labels, names, index = extended_classes(model.classes_.tolist(), problem.names, wanted)
         replaced = {example.image.sha256 for example in examples}
-        kept = [Item(self._images[row["sha256"]], row["label"]) for row in model.draw_ if row["sha256"] not in replaced]
-        added = [Item(example.image, place) for example, place in zip(examples, index, strict=True)]
+        kept = [
+            Item(self._images[image.sha256], image.label)
+            for image in model.training_images_
+            if image.sha256 not in replaced
+        ]
+        added = [Item(example.image, c) for example, c in zip(examples, index, strict=True)]
         train = (*kept, *added)
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
 
 
-def _stacked(examples: Sequence[LabelledFeatures]) -> Tensor:
+def _stack_features(examples: Sequence[LabelledFeatures]) -> Tensor:
     return torch.stack([example.features for example in examples]) if examples else torch.empty(0, 0)
 
 
-def _obstacle(model: Classifier) -> str:
+def _find_obstacle(model: Classifier) -> str:
     """Why a model cannot be fitted again from the stored features of its training images; "" if it can."""
     method, gallery = model.method_, model.gallery()
     if isinstance(method, TrainedMethod) or method.fits_others:
@@ -121,7 +125,7 @@ def _obstacle(model: Classifier) -> str:
         return f"{method.name} uses augmented views of the training images"
     if gallery is None:
         return "the features of the training images were not saved with the model"
-    missing = {row["sha256"] for row in model.draw_} - set(gallery.sha256)
+    missing = {image.sha256 for image in model.training_images_} - set(gallery.sha256)
     if missing:
         return f"the features of {pluralize(len(missing), 'training image')} were not saved with the model"
     return ""

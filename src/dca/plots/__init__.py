@@ -9,7 +9,6 @@ from __future__ import annotations
 from dca.plots.charts import confusion, reliability, training_curves
 from dca.plots.class_bars import ClassResult, accuracy_bars, class_results
 from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid, telling
-from dca.plots.stats import wilson
 
 __all__ = [
     "ClassResult",
@@ -22,5 +21,4 @@ __all__ = [
     "reliability",
     "telling",
     "training_curves",
-    "wilson",
 ]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dca.plots import style
-from dca.plots.stats import wilson
 from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, percent, plain, save
 from dca.stats.calibration import BINS, Bins, bin_predictions, calibration_error
+from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -259,7 +259,7 @@ def _reliability_bars(axes: Axes, table: Bins) -> None:
     for middle, count, right in zip(_middles(table), table.count, table.right, strict=True):
         if count == 0:
             continue
-        low, high = wilson(right, count)
+        low, high = wilson_interval(right / count, count)
         few = count < FEW
         # A bin in which nothing is right still shows a thin bar.
         height = max(0.8, 100 * right / count)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dca.plots import style
-from dca.plots.stats import wilson
 from dca.plots.style import BLUE, MUTED, ORANGE, PALE, RULE, TEXT, drawing, percent, plain, save
+from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +164,7 @@ def _legend(figure: Figure, left: float, top: float, labels: Sequence[str]) -> N
 def _bar(axes: Axes, y: float, right: int, count: int, colour: str, *, thick: float, fine: bool) -> None:
     """One bar with its interval and its value, with one decimal if `fine`."""
     share = right / max(1, count)
-    low, high = wilson(right, count)
+    low, high = wilson_interval(share, count)
     axes.barh(y, 100 * share, height=thick, color=colour)
     axes.plot([100 * low, 100 * high], [y, y], color=TEXT, lw=0.9, alpha=0.75, solid_capstyle="butt")
     look: Any = {"color": BLUE, "weight": "bold"} if colour == BLUE else {"color": MUTED}

@@ -133,7 +133,7 @@ class Subject:
 
     def training_thumbnail(self, place: int, side: int) -> str:
         """An image of the gallery as an address; "" where there is none."""
-        return "" if self.gallery is None or place < 0 else images.smaller(self.gallery.thumbnail(place), side)
+        return "" if self.gallery is None or place < 0 else images.smaller(self.gallery.jpegs[place], side)
 
     def features(self, numbers: Sequence[int]) -> Tensor | None:
         """Frozen features (n, D) of predicted images; None where they are not at hand."""
@@ -198,7 +198,7 @@ def about(
 def zero_shot_of(model: Classifier) -> Classifier:
     """Zero-shot CLIP for the same classes as a classifier."""
     other = copy.copy(model)
-    other.method_, other.draw_ = model.zero_shot(), []
+    other.method_, other.training_images_ = model.zero_shot(), ()
     return other
 
 
@@ -223,23 +223,23 @@ def _tested(dataset: Dataset, found: Evaluation, plain: Evaluation) -> Predictio
 
 def left_out(model: Classifier) -> Predictions | None:
     """Answers for training images by models that have not seen them; None if the fit made none."""
-    rows = [row for row in model.draw_ if "held_out" in row]
+    rows = [(image, image.held_out) for image in model.training_images_ if image.held_out]
     if not rows:
         return None
-    gallery, held = model.gallery(), [row["held_out"] for row in rows]
+    gallery = model.gallery()
     known = {} if gallery is None else {sha256: place for place, sha256 in enumerate(gallery.sha256)}
     how = model.estimate_.how if model.estimate_ is not None else "left out"
     return Predictions(
         False,
         f"{pluralize(len(rows), 'training image')}, each predicted without it ({how})",
-        np.array([row["label"] for row in rows], dtype=np.int64),
-        np.array([row["label"] for row in held], dtype=np.int64),
-        np.array([row["probability"] for row in held]),
-        np.array([row["own"] for row in held]),
+        np.array([image.label for image, _ in rows], dtype=np.int64),
+        np.array([held.predicted for _, held in rows], dtype=np.int64),
+        np.array([held.probability for _, held in rows]),
+        np.array([held.own for _, held in rows]),
         None,
-        tuple(to_printable(row["name"]) for row in rows),
+        tuple(to_printable(image.name) for image, _ in rows),
         (),
-        tuple(known.get(row["sha256"], -1) for row in rows),
+        tuple(known.get(image.sha256, -1) for image, _ in rows),
     )
 
 

@@ -23,7 +23,6 @@ from dca.datasets.dataset import Item
 from dca.datasets.protocols import Task
 from dca.images.decode import ImageLike
 from dca.model import checkpoint
-from dca.model.card import change_text
 from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
 from dca.runs.spec import Spec
 from dca.training.fit import problem_of
@@ -164,7 +163,7 @@ class RunFolder:
             return  # damaged, which is reported with the file in question
         if record.lineage:
             problem = f"{self.target} holds a model whose classes were changed after the fit"
-            changes = [change_text(row) for row in record.lineage]
+            changes = list(map(str, record.lineage))
             raise UserError(problem, details=changes, hint=[choose_output(), allow_overwrite()])
 
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:

@@ -19,6 +19,7 @@ from dca.datasets.protocols import Task
 from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
+from dca.model.records import TrainingImage
 from dca.plots.style import need_matplotlib
 from dca.training.evaluate import Evaluation
 
@@ -54,21 +55,21 @@ def judged_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation
 
 
 def judged_training(
-    items: Sequence[Item], draw: Sequence[dict[str, Any]], labels: Sequence[Any]
+    items: Sequence[Item], records: Sequence[TrainingImage], labels: Sequence[Any]
 ) -> EvaluatedImages | None:
     """The predictions for training images by models that have not seen them; None if there are none.
 
-    draw: the row of each image in the record of a model, see `Classifier.draw_`.
+    records: the images in the record of a model, see `Classifier.training_images_`.
     """
-    known = [(item, row) for item, row in zip(items, draw, strict=True) if "held_out" in row]
+    known = [(item, record, record.held_out) for item, record in zip(items, records, strict=True) if record.held_out]
     if not known:
         return None
     return EvaluatedImages(
-        [item.image for item, _ in known],
+        [item.image for item, *_ in known],
         labels,
-        np.array([row["label"] for _, row in known]),
-        np.array([row["held_out"]["label"] for _, row in known]),
-        np.array([row["held_out"]["probability"] for _, row in known]),
+        np.array([record.label for _, record, _ in known]),
+        np.array([held.predicted for *_, held in known]),
+        np.array([held.probability for *_, held in known]),
         what="training images, each left out",
     )
 
@@ -141,7 +142,7 @@ def plot_run(
         for target, both in zip(task.targets, reports, strict=True)
     }
     if not judged:
-        left_out = judged_training(task.source.train, model.draw_, model.classes_.tolist())
+        left_out = judged_training(task.source.train, model.training_images_, model.classes_.tolist())
         judged = {} if left_out is None else {"": left_out}
     drawn: list[Path] = []
     for number, (name, each) in enumerate(judged.items()):

@@ -34,7 +34,7 @@ from dca.methods.base import Method, TrainedMethod
 from dca.methods.registry import all_methods
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
-from dca.model.findings import findings
+from dca.model.findings import examine_training
 from dca.model.inputs import as_dataset, require_learnable, require_shots
 from dca.runs.evaluate import TargetResult, accuracies, evaluate
 from dca.runs.folder import RunFolder, identify
@@ -364,7 +364,7 @@ def _result(
         "classes": len(model.classes_),
         "shots": spec.shots,
         "draw": Path(spec.draw).name if spec.draw else None,
-        "images": len(model.draw_),
+        "images": len(model.training_images_),
         "corrections": _count_corrections(spec, task),
         "held_out": spec.hold_out,
         "seed": spec.seed,
@@ -373,7 +373,7 @@ def _result(
         **accuracies(spec.protocol, measured),
         "estimate": model.estimate_.to_dict() if model.estimate_ else None,
         "temperature": model.method_.temperature,
-        "findings": findings(model.method_, model.draw_, model.classes_.tolist()),
+        "findings": examine_training(model.method_, model.training_images_, model.classes_.tolist()).to_dict(),
         "warnings": name_warnings(task.source),
         "image_size": model.method_.clip.preprocess.size,
         "trained_parameters": model.method_.count_trained(),

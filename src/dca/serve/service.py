@@ -300,7 +300,7 @@ class Service:
         gallery = self.space.current.model.gallery()
         if gallery is None or sha256 not in gallery.sha256:
             return None
-        return gallery.thumbnail(gallery.sha256.index(sha256))
+        return gallery.jpegs[gallery.sha256.index(sha256)]
 
     def unlabelled(self) -> list[Held]:
         """The images of the tray that have no corrected label."""

@@ -26,8 +26,8 @@ from dca.core.text import normalize_name, pluralize
 from dca.datasets.corrections import Correction, folder_name, remove_correction, write_correction
 from dca.images.decode import StoredImage
 from dca.methods.base import Method
-from dca.model.checkpoint import unreadable_names
 from dca.model.classifier import Classifier
+from dca.model.records import unreadable_names
 from dca.model.refit import LabelledFeatures, Refitter
 from dca.serve.errors import RequestError
 
@@ -402,7 +402,7 @@ class Workspace:
     def _classes(self) -> list[dict[str, Any]]:
         """Label, training images and waiting corrections of each class; classes that wait for a refit come last."""
         current = self.current
-        images = Counter(row["label"] for row in current.model.draw_)
+        images = Counter(image.label for image in current.model.training_images_)
         waiting = Counter(dict(self.corrections.items() - current.applied.items()).values())
         new = [label for label in waiting if label not in current.labels]
         counts = [(label, images[c]) for c, label in enumerate(current.labels)] + [(label, 0) for label in new]
@@ -436,5 +436,5 @@ def _file_of(image: Held | Kept) -> tuple[str, bytes, str]:
 
 def describe(model: Classifier) -> str:
     """A model in one line, for the screen."""
-    images = pluralize(len(model.draw_), "training image")
+    images = pluralize(len(model.training_images_), "training image")
     return f"{model.method}, {pluralize(len(model.classes_), 'class')}, {images}, {model.method_.clip.source}"

@@ -1,1 +1,1 @@
-"""TODO stats."""
+"""Statistics: calibration, intervals, prediction sets (conformal), and paired comparisons."""

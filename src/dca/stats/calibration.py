@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BINS = 15
 # Probabilities are raised to this before their logarithm is taken: the smallest normal float32.
 FLOOR = 2.0**-126
 COLDEST, HOTTEST = 0.05, 20.0
-# The normal quantile of a two-sided 95 % interval.
-Z95 = 1.959963984540054
 
 
 def suitable_bins(n: int) -> int:
@@ -76,16 +78,16 @@ def calibration_error(confidence: ArrayLike, right: ArrayLike, bins: int = BINS)
     return float(gaps.sum() / max(1, table.count.sum()))
 
 
-def apply_temperature(probabilities: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
     """softmax(log p / T) of probabilities (N, C); the order of the classes stays. Rows of NaN stay NaN.
 
-    >>> apply_temperature(np.array([[0.8, 0.2]]), 0.5).round(3).tolist()
+    In float64: in float32 the two best classes could become equal.
+
+    >>> import torch
+    >>> apply_temperature(torch.tensor([[0.8, 0.2]]), 0.5).numpy().round(3).tolist()
     [[0.941, 0.059]]
     """
-    scaled = np.log(np.maximum(probabilities, FLOOR)) / temperature
-    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    found: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return found
+    return (probabilities.double().clamp_min(FLOOR).log() / temperature).softmax(dim=-1)
 
 
 def log_loss(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
@@ -143,36 +145,3 @@ def _slope(logs: NDArray[np.float64], weights: NDArray[np.float64], s: float) ->
     mean = (q * logs).sum(axis=1)
     spread = (q * (logs - mean[:, None]) ** 2).sum(axis=1)
     return float((weights * mean).sum()), float((weights * spread).sum())
-
-
-def wilson_interval(accuracy: float, n: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share that was measured on n images.
-
-    >>> [round(end, 3) for end in wilson_interval(0.9, 100)]
-    [0.826, 0.945]
-    """
-    centre = accuracy + Z95**2 / (2 * n)
-    reach = Z95 * math.sqrt(accuracy * (1 - accuracy) / n + (Z95 / (2 * n)) ** 2)
-    scale = 1 + Z95**2 / n
-    # The formula gives 0 and 1 at the ends; rounding must not exclude them.
-    low = 0.0 if accuracy <= 0 else max(0.0, (centre - reach) / scale)
-    return low, 1.0 if accuracy >= 1 else min(1.0, (centre + reach) / scale)
-
-
-def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
-    """Mean of the accuracies of the C classes that have images, and the number of images that it is worth.
-
-    That number, C² / Σ_c 1/n_c, is the size of a balanced sample whose mean varies as much; it is N if all classes
-    have equally many images.
-
-    Args:
-        right: (N,) whether a prediction is correct.
-        labels: (N,) classes of the images; N > 0.
-
-    Returns:
-        The accuracy, and the effective number of images.
-    """
-    hits, classes = np.asarray(right, dtype=float), np.asarray(labels)
-    _, place, counts = np.unique(classes, return_inverse=True, return_counts=True)
-    each = np.bincount(place, weights=hits) / counts
-    return float(each.mean()), float(len(counts) ** 2 / (1 / counts).sum())

@@ -32,7 +32,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dca.stats.calibration import Z95
+from dca.stats.intervals import Z95
 
 HOW = "95 % interval: Tango's score interval for paired shares; p: McNemar's exact test"
 

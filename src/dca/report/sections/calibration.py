@@ -7,11 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dca.plots.stats import wilson
 from dca.report.page import Section
 from dca.report.subject import Subject
 from dca.report.svg import Scale, drawing, element, line, percent_axis, rect, words
 from dca.stats.calibration import Bins, bin_predictions, calibration_error, suitable_bins
+from dca.stats.intervals import wilson_interval
 
 # Bins with fewer images are drawn pale.
 FEW = 5
@@ -48,7 +48,8 @@ def chart(table: Bins, ece: float) -> Markup:
         if not (count := int(table.count[place])):
             continue
         start, width = x(place / bins) + 1, (right - left) / bins - 2
-        share, ends = table.right[place] / count, wilson(table.right[place], count)
+        share = table.right[place] / count
+        ends = wilson_interval(share, count)
         said = f"{count} images, confidence {100 * table.confidence[place]:.0f} %, right {100 * share:.0f} %"
         look, middle = "good few" if count < FEW else "good", start + width / 2
         parts.append(rect(start, y(max(share, 0.008)), width, y(0) - y(max(share, 0.008)), look, _title(said)))

@@ -11,7 +11,6 @@ from dca.core.hints import render
 from dca.core.progress import stage_progress
 from dca.datasets.check import CheckReport, check_dataset
 from dca.datasets.folder import load_folder
-from dca.model.findings import findings
 from dca.report.page import Section
 from dca.report.subject import Subject
 
@@ -19,8 +18,7 @@ from dca.report.subject import Subject
 def build(subject: Subject) -> Mapping[str, Any] | str:
     """Findings of the data check, and notes of the fit."""
     model, checked = subject.model, check(subject)
-    noted = findings(model.method_, model.draw_, model.classes_.tolist())["notes"]
-    notes = [*model.results_.get("warnings", []), *noted]
+    notes = [*model.results_.get("warnings", []), *model.method_.notes()]
     if checked is None:
         return (
             {"notes": notes, "findings": [], "facts": []} if notes else "No data was given, and the fit noted nothing."

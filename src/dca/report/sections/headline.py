@@ -19,7 +19,7 @@ from dca.methods.linear_probe import LinearProbeOptions, solve
 from dca.report.page import Section, percent
 from dca.report.subject import Subject
 from dca.report.svg import Scale, drawing, element, line, rect, short, words
-from dca.stats.calibration import wilson_interval
+from dca.stats.intervals import wilson_interval
 from dca.stats.paired import paired_difference
 
 # Training images times classes up to which it is solved: 100 classes of 16 images take about a second.
@@ -159,7 +159,7 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
     model = subject.model
     return [
         ("classes", f"{len(model.classes_):,}"),
-        ("training images", f"{len(model.draw_):,}" if model.draw_ else "not recorded"),
+        ("training images", f"{len(model.training_images_):,}" if model.training_images_ else "not recorded"),
         ("method", model.method_.name),
         ("backbone", f"{model.method_.clip.source}, {model.method_.clip.preprocess.size} px"),
     ]

@@ -16,17 +16,16 @@ MOST, SIDE = 18, 120
 def build(subject: Subject) -> Mapping[str, Any] | str:
     """The most doubtful images."""
     model, gallery = subject.model, subject.gallery
-    if not any("held_out" in row for row in model.draw_):
+    if not any(image.held_out for image in model.training_images_):
         return "No predictions for left-out training images: fit with --estimate, or try dca check-labels DATA."
-    known = {} if gallery is None else {sha256: place for place, sha256 in enumerate(gallery.sha256)}
-    # The hash takes the place of the name, so that images of the same name are kept apart.
-    rows = doubtful_labels([{**row, "name": n} for n, row in enumerate(model.draw_)], model.classes_.tolist())
-    shown = []
-    for row in rows[:MOST]:
-        drawn = model.draw_[row["image"]]
-        picture = subject.training_thumbnail(known.get(drawn["sha256"], -1), SIDE)
-        shown.append({**row, "name": to_printable(drawn["name"]), "picture": picture})
-    return {"rows": shown, "count": len(rows), "odds": f"{ODDS:g}", "gallery": gallery is not None}
+    known = {} if gallery is None else {sha256: index for index, sha256 in enumerate(gallery.sha256)}
+    doubtful = doubtful_labels(model.training_images_, model.classes_.tolist())
+    rows = []
+    for row in doubtful[:MOST]:
+        index = known.get(model.training_images_[row.index].sha256, -1)
+        thumbnail = subject.training_thumbnail(index, SIDE)
+        rows.append({**row.to_dict(), "name": to_printable(row.image), "thumbnail": thumbnail})
+    return {"rows": rows, "count": len(doubtful), "odds": f"{ODDS:g}", "gallery": gallery is not None}
 
 
 SECTION = Section("labels", "Labels to check", build)

@@ -21,7 +21,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
         return "Needs labelled images that the model has not seen: give some, or fit with --estimate."
     if found.right.all():
         return f"All answers for {found.basis} are right, so no class needs photos more than another."
-    have = Counter(str(subject.model.classes_[row["label"]]) for row in subject.model.draw_)
+    have = Counter(str(subject.model.classes_[image.label]) for image in subject.model.training_images_)
     rows = [_row(subject, found, c, have) for c in neediest(found, len(subject.labels))[:MOST]]
     return {"rows": rows, "basis": found.basis, "model": subject.name}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dca.plots.class_bars import ClassResult, class_results
-from dca.plots.stats import wilson
 from dca.report.page import Section
 from dca.report.subject import Subject
+from dca.stats.intervals import wilson_interval
 
 MOST = 24
 
@@ -32,7 +32,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
 
 def _bar(row: ClassResult) -> dict[str, Any]:
     """Positions in per cent."""
-    low, high = wilson(row.adapted, row.images)
+    low, high = wilson_interval(row.adapted / row.images, row.images)
     share = 100 * row.adapted / row.images
     return {
         "name": row.name,

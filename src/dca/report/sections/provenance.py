@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -15,6 +15,7 @@ from dca.core.files import json_digest, read_json
 from dca.core.text import format_seconds
 from dca.methods.registry import DEFAULT_METHOD
 from dca.model.checkpoint import CONFIG, SPEC
+from dca.model.records import TrainingImage
 from dca.report.page import Section
 from dca.report.subject import Subject
 
@@ -24,11 +25,11 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     model, folder = subject.model, subject.folder
     spec = read_json(folder / SPEC).get("spec", {}) if folder is not None and (folder / SPEC).is_file() else {}
     version = read_json(folder / CONFIG).get("version", "") if folder is not None else dca.__version__
-    clip, options = model.method_.clip, model.record().given["options"]
+    clip, options = model.method_.clip, model.record().fit_arguments.options
     facts = [
         ("seed", str(model.method_.problem.seed)),
         ("images per class", str(spec.get("shots") or model.shots or "all")),
-        ("draw (sha256)", draw_hash(model.draw_) if model.draw_ else "not recorded"),
+        ("draw (sha256)", draw_hash(model.training_images_) if model.training_images_ else "not recorded"),
         ("backbone", f"{clip.source} (sha256 {clip.digest[:16]})"),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
         ("fitted with", f"dca {version}"),
@@ -36,12 +37,12 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     ]
     if seconds := model.results_.get("seconds"):
         facts.insert(0, ("time of the fit", format_seconds(seconds)))
-    return {"command": command(spec) if spec else "", "facts": facts, "lineage": _changes(model.lineage_)}
+    return {"command": command(spec) if spec else "", "facts": facts, "lineage": list(map(str, model.lineage_))}
 
 
-def draw_hash(draw: list[dict[str, Any]]) -> str:
+def draw_hash(images: Sequence[TrainingImage]) -> str:
     """Hash of the training images and their classes, the same as in the run's `spec.json`."""
-    return json_digest([[row["label"], row["sha256"]] for row in draw])
+    return json_digest([[image.label, image.sha256] for image in images])
 
 
 def command(spec: Mapping[str, Any]) -> str:
@@ -68,11 +69,6 @@ def command(spec: Mapping[str, Any]) -> str:
 
 def _system() -> str:
     return f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-
-
-def _changes(lineage: list[dict[str, Any]]) -> list[str]:
-    """Changes of the model since the fit."""
-    return [", ".join(f"{name}: {value}" for name, value in row.items() if isinstance(value, str)) for row in lineage]
 
 
 SECTION = Section("provenance", "How it was made", build)

@@ -1,0 +1,525 @@
+"""What is known of a finished model beside its tensors, as typed values, and as the `config.json` that holds them.
+
+`ModelRecord` is the content of the file. It is written by `to_dict`, checked field by field by `record_problems`, and
+read by `from_dict`, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import dca
+from dca.backbones.clip import CLIP
+from dca.core.text import percent, pluralize
+from dca.datasets.dataset import Item
+from dca.images.decode import ImageLike, StoredImage
+from dca.methods.base import Problem
+from dca.training.session import Session
+
+LIBRARY = "dca-prompt"
+FORMAT = 1
+
+# A label as JSON keeps it.
+Label = str | int | float | bool
+
+
+def to_stored_label(label: Any) -> Label:
+    """A label for JSON: text, numbers and booleans are kept, anything else becomes text."""
+    return label if isinstance(label, str | bool | int | float) else str(label)
+
+
+# Training images
+
+
+@dataclass(frozen=True)
+class HeldOutPrediction:
+    """What a model that has not seen a training image says of it.
+
+    Attributes:
+        predicted: Index of the most probable class.
+        probability: Its probability.
+        own: Probability of the image's own class.
+    """
+
+    predicted: int
+    probability: float
+    own: float
+
+
+@dataclass(frozen=True)
+class ImageId:
+    """An image by its short name (the last two parts of its path) and the SHA-256 of its content."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TrainingImage:
+    """A training image of a model.
+
+    Attributes:
+        label: Index of its class.
+        name: Short name, the last two parts of its path.
+        sha256: Hash of its content.
+        held_out: The prediction by a model that has not seen it; None where there is none.
+    """
+
+    label: int
+    name: str
+    sha256: str
+    held_out: HeldOutPrediction | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        row: dict[str, Any] = {"label": self.label, "name": self.name, "sha256": self.sha256}
+        return row if self.held_out is None else {**row, "held_out": dataclasses.asdict(self.held_out)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """The training image of `to_dict`."""
+        held = row.get("held_out")
+        prediction = None if held is None else HeldOutPrediction(held["predicted"], held["probability"], held["own"])
+        return cls(row["label"], row["name"], row["sha256"], prediction)
+
+
+def record_training_images(
+    items: Sequence[Item], session: Session, held_out: Iterable[HeldOutPrediction | None] | None = None
+) -> tuple[TrainingImage, ...]:
+    """Name and hash training images; `held_out` has a prediction, or None, for each of them."""
+    images = [item.image for item in items]
+    predictions = [None] * len(items) if held_out is None else held_out
+    return tuple(
+        TrainingImage(item.label, _short_name(item.image), sha256, prediction)
+        for item, sha256, prediction in zip(items, session.sha256_all(images), predictions, strict=True)
+    )
+
+
+def _short_name(image: ImageLike) -> str:
+    if isinstance(image, StoredImage):
+        return image.name
+    return "/".join(image.parts[-2:]) if isinstance(image, Path) else "in memory"
+
+
+# Accuracy without test images
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Accuracy on new images, estimated on training images by models that have not seen them. All are fractions.
+
+    Attributes:
+        how: How the images were left out, e.g. "leave-one-out".
+        accuracy: Mean of the classes' accuracies.
+        low: Lower end of its 95 % interval (Wilson).
+        high: Upper end.
+        n: Number of images with a prediction.
+        zero_shot_accuracy: That of zero-shot CLIP on the same images; None for zero-shot CLIP itself.
+    """
+
+    how: str
+    accuracy: float
+    low: float
+    high: float
+    n: int
+    zero_shot_accuracy: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The estimate of `to_dict`."""
+        return cls(**values)
+
+    def __str__(self) -> str:
+        ends = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
+        known = self.zero_shot_accuracy
+        beside = "" if known is None else f"; zero-shot CLIP {percent(known)}"
+        images = f"{self.how} on {pluralize(self.n, 'training image')}"
+        return f"{percent(self.accuracy)} (95 % interval {ends}; {images}{beside})"
+
+
+# Changes since the fit
+
+
+@dataclass(frozen=True)
+class ModelBefore:
+    """A model before it was changed.
+
+    Attributes:
+        weights: SHA-256 of its weights.
+        results: The figures that the change made invalid; None if it made none invalid.
+        estimate: Its estimated accuracy, likewise.
+    """
+
+    weights: str
+    results: dict[str, Any] | None = None
+    estimate: Estimate | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        if self.results is None:
+            return {"weights": self.weights}
+        estimate = self.estimate.to_dict() if self.estimate else {}
+        return {"weights": self.weights, "results": self.results, "estimate": estimate}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The values of `to_dict`."""
+        estimate = values.get("estimate")
+        return cls(values["weights"], values.get("results"), Estimate.from_dict(estimate) if estimate else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What was done to a model since its fit; `str` says it in words.
+
+    Attributes:
+        version: Version of `dca` that did it.
+        before: The model before it.
+    """
+
+    kind: ClassVar[str]
+    version: str
+    before: ModelBefore
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"change": self.kind, **dataclasses.asdict(self), "before": self.before.to_dict()}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Change:
+        """The change of `to_dict`."""
+        kind = CHANGES[row["change"]]
+        values = {f.name: row[f.name] for f in dataclasses.fields(kind)}
+        values["before"] = ModelBefore.from_dict(row["before"])
+        if kind is ClassAdded:
+            values["images"] = tuple(ImageId(image["name"], image["sha256"]) for image in row["images"])
+        if kind is OptionsChanged:
+            values["options"] = {name: (before, after) for name, (before, after) in row["options"].items()}
+        return kind(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAdded(Change):
+    """A class was added: its label, the name that CLIP reads, and its images."""
+
+    kind = "added"
+    label: Label
+    name: str
+    images: tuple[ImageId, ...]
+
+    def __str__(self) -> str:
+        return f"added '{self.label}' with {pluralize(len(self.images), 'image')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRemoved(Change):
+    """A class was removed: its label, and the name that CLIP read."""
+
+    kind = "removed"
+    label: Label
+    name: str
+
+    def __str__(self) -> str:
+        return f"removed '{self.label}'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRenamed(Change):
+    """A class was given another label, and perhaps another name that CLIP reads."""
+
+    kind = "renamed"
+    label: Label
+    name: str
+    new_label: Label
+    new_name: str
+
+    def __str__(self) -> str:
+        return f"renamed '{self.label}' to '{self.new_label}'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsChanged(Change):
+    """Options of the head were changed: by name the value before and the value after."""
+
+    kind = "options"
+    options: dict[str, tuple[Any, Any]]
+
+    def __str__(self) -> str:
+        return "set " + ", ".join(f"{name}={new} (was {old})" for name, (old, new) in self.options.items())
+
+
+CHANGES: dict[str, type[Change]] = {
+    kind.kind: kind for kind in (ClassAdded, ClassRemoved, ClassRenamed, OptionsChanged)
+}
+
+
+# The whole record
+
+
+@dataclass(frozen=True)
+class BackboneRecord:
+    """Identity of a backbone: its source name, hash, sizes and preprocessing."""
+
+    source: str
+    digest: str
+    config: dict[str, Any]
+    preprocess: dict[str, Any]
+
+    @classmethod
+    def from_backbone(cls, clip: CLIP) -> Self:
+        """The record of a loaded backbone."""
+        return cls(clip.source, clip.digest, clip.config.to_dict(), clip.preprocess.to_dict())
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """Arguments of the classifier as the user gave them, so that the model can be fitted again."""
+
+    shots: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    estimate: bool = False
+    calibrate: bool = True
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """SHA-256 of the weights, and of problem and labels, as they were written; "" before."""
+
+    weights: str = ""
+    classes: str = ""
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Everything about a model except its tensors.
+
+    Attributes:
+        method: Name of the method.
+        options: Its options, with all values filled in.
+        problem: The problem of the method: class names that CLIP reads, shots, seed, ...
+        labels: Label of each class; `predict` returns these.
+        backbone: The backbone that it was trained on.
+        fit_arguments: Shots, options and so on as the user gave them.
+        training_images: The images that it was trained on.
+        results: Figures of the fit.
+        lineage: Changes of its classes and its head since the fit.
+        sha256: Hashes of what was written.
+        package: Top module of the method's code if it is not `dca`, else "".
+        temperature: `classify` returns softmax(log p / temperature).
+        estimate: The estimated accuracy; None if it was not estimated.
+    """
+
+    method: str
+    options: dict[str, Any]
+    problem: Problem
+    labels: tuple[Label, ...]
+    backbone: BackboneRecord
+    fit_arguments: FitArguments = field(default_factory=FitArguments)
+    training_images: tuple[TrainingImage, ...] = ()
+    results: dict[str, Any] = field(default_factory=dict)
+    lineage: tuple[Change, ...] = ()
+    sha256: Hashes = field(default_factory=Hashes)
+    package: str = ""
+    temperature: float = 1.0
+    estimate: Estimate | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return {
+            "library": LIBRARY,
+            "format": FORMAT,
+            "version": dca.__version__,
+            "method": self.method,
+            "options": self.options,
+            "problem": dataclasses.asdict(self.problem) | {"names": list(self.problem.names)},
+            "labels": list(self.labels),
+            "backbone": dataclasses.asdict(self.backbone),
+            "fit_arguments": dataclasses.asdict(self.fit_arguments),
+            "training_images": [image.to_dict() for image in self.training_images],
+            "results": self.results,
+            "lineage": [change.to_dict() for change in self.lineage],
+            "sha256": dataclasses.asdict(self.sha256),
+            "package": self.package,
+            "temperature": self.temperature,
+            "estimate": self.estimate.to_dict() if self.estimate else {},
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """The record of a `config.json` in which `record_problems` finds none."""
+        return cls(
+            method=raw["method"],
+            options=raw["options"],
+            problem=Problem(**{**raw["problem"], "names": tuple(raw["problem"]["names"])}),
+            labels=tuple(raw["labels"]),
+            backbone=BackboneRecord(**raw["backbone"]),
+            fit_arguments=FitArguments(**raw["fit_arguments"]),
+            training_images=tuple(map(TrainingImage.from_dict, raw["training_images"])),
+            results=raw["results"],
+            lineage=tuple(map(Change.from_dict, raw["lineage"])),
+            sha256=Hashes(**raw["sha256"]),
+            package=raw["package"],
+            temperature=raw["temperature"],
+            estimate=Estimate.from_dict(raw["estimate"]) if raw["estimate"] else None,
+        )
+
+
+# Checks of the file
+
+# Field, type, what JSON calls it.
+_FIELDS = (
+    ("method", str, "string"),
+    ("options", dict, "object"),
+    ("problem", dict, "object"),
+    ("labels", list, "array"),
+    ("backbone", dict, "object"),
+    ("fit_arguments", dict, "object"),
+    ("training_images", list, "array"),
+    ("results", dict, "object"),
+    ("lineage", list, "array"),
+    ("sha256", dict, "object"),
+    ("package", str, "string"),
+    ("temperature", float, "number"),
+    ("estimate", dict, "object"),
+)
+_LABEL_TYPES = (str, int, float, bool)
+
+
+def record_problems(raw: dict[str, Any]) -> list[str]:
+    """One line per field of a `config.json` that is missing or wrong."""
+    problems = [f"{name}: a JSON {word} expected" for name, kind, word in _FIELDS if type(raw.get(name)) is not kind]
+    if problems:
+        return problems
+    return [
+        *_problem_faults(raw["problem"], raw["labels"]),
+        *_type_faults("backbone", raw["backbone"], {"source": str, "digest": str, "config": dict, "preprocess": dict}),
+        *_type_faults("sha256", raw["sha256"], {"weights": str, "classes": str}),
+        *_fit_argument_faults(raw["fit_arguments"]),
+        *_training_image_faults(raw["training_images"]),
+        *([] if 0 < raw["temperature"] < math.inf else ["temperature: a number above 0 expected"]),
+        *_estimate_faults(raw["estimate"]),
+        *_result_faults(raw["results"]),
+        *_lineage_faults(raw["lineage"]),
+    ]
+
+
+_WORDS = {str: "text", dict: "JSON object", int: "whole number"}
+
+
+def _type_faults(where: str, values: dict[str, Any], kinds: dict[str, type]) -> list[str]:
+    """Fields of an object that have another type than expected, and those that are unknown."""
+    faults = [
+        f"{where}.{key}: a {_WORDS[kind]} expected" for key, kind in kinds.items() if type(values.get(key)) is not kind
+    ]
+    return faults + [f"{where}.{key}: unknown" for key in values if key not in kinds]
+
+
+def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
+    names = problem.get("names")
+    faults = []
+    if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+        faults.append("problem.names: at least two names expected")
+    else:
+        faults += [f"problem.names: {fault}" for fault in unreadable_names(names)]
+        if len(labels) != len(names):
+            faults.append(f"labels: {len(names)} expected, one per class name")
+    faults += [f"labels: {label!r} is not text or a number" for label in labels if type(label) not in _LABEL_TYPES]
+    others = {key: value for key, value in problem.items() if key != "names"}
+    kinds = {"shots": int, "seed": int, "dataset": str, "template": str, "rules": str}
+    return faults + _type_faults("problem", others, kinds)
+
+
+def unreadable_names(names: Sequence[str]) -> list[str]:
+    """One line per class name that is empty or holds control characters or broken Unicode."""
+    return [
+        f"{name!r} is not a readable name"
+        for name in names
+        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
+    ]
+
+
+def _fit_argument_faults(arguments: dict[str, Any]) -> list[str]:
+    where = "fit_arguments"
+    faults = []
+    if type(arguments.get("shots")) not in (int, type(None)):
+        faults.append(f"{where}.shots: a number or nothing expected")
+    faults += [
+        f"{where}.{key}: true or false expected"
+        for key in ("estimate", "calibrate")
+        if type(arguments.get(key)) is not bool
+    ]
+    faults += [
+        f"{where}.{key}: unknown" for key in arguments if key not in ("shots", "options", "estimate", "calibrate")
+    ]
+    return faults if type(arguments.get("options")) is dict else [*faults, f"{where}.options: a JSON object expected"]
+
+
+def _has_types(row: Any, kinds: dict[str, type]) -> bool:
+    """Whether a value is an object with these fields of these types."""
+    return isinstance(row, dict) and all(type(row.get(key)) is kind for key, kind in kinds.items())
+
+
+def _training_image_faults(images: list[Any]) -> list[str]:
+    if not all(_has_types(row, {"label": int, "name": str, "sha256": str}) for row in images):
+        return ["training_images: label, name and sha256 of each image expected"]
+    held_out = [row["held_out"] for row in images if "held_out" in row]
+    if not all(_has_types(row, {"predicted": int, "probability": float, "own": float}) for row in held_out):
+        return ["training_images: predicted, probability and own of each held-out prediction expected"]
+    return []
+
+
+def _estimate_faults(estimate: dict[str, Any]) -> list[str]:
+    if not estimate:
+        return []
+    kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "zero_shot_accuracy": (float, type(None))}
+    kinds |= dict.fromkeys(("accuracy", "low", "high"), (float,))
+    faults = [f"estimate.{k}: another type expected" for k, v in kinds.items() if type(estimate.get(k)) not in v]
+    return faults + [f"estimate.{k}: unknown" for k in estimate if k not in kinds]
+
+
+def _result_faults(results: dict[str, Any]) -> list[str]:
+    return [
+        f"results.{name}: a number expected"
+        for name in ("accuracy", "zero_shot_accuracy")
+        if type(results.get(name)) not in (int, float, type(None))
+    ]
+
+
+def _lineage_faults(lineage: list[Any]) -> list[str]:
+    return [
+        f"lineage[{n}]: a change of a class or of options expected"
+        for n, row in enumerate(lineage)
+        if not _is_change(row)
+    ]
+
+
+def _is_change(row: Any) -> bool:
+    """Whether a row of the lineage says what was done to which class of which model."""
+    if not _has_types(row, {"change": str, "version": str, "before": dict}) or row["change"] not in CHANGES:
+        return False
+    before = row["before"]
+    if not isinstance(before.get("weights"), str) or not isinstance(before.get("results", {}), dict):
+        return False
+    if not isinstance(before.get("estimate", {}), dict) or _estimate_faults(before.get("estimate", {})):
+        return False
+    if row["change"] == "options":
+        changed = row.get("options")
+        return isinstance(changed, dict) and all(isinstance(p, list) and len(p) == 2 for p in changed.values())
+    if not isinstance(row.get("name"), str) or type(row.get("label")) not in _LABEL_TYPES:
+        return False
+    if row["change"] == "added":
+        images = row.get("images")
+        return isinstance(images, list) and all(_has_types(image, {"name": str, "sha256": str}) for image in images)
+    if row["change"] == "renamed":
+        return isinstance(row.get("new_name"), str) and type(row.get("new_label")) in _LABEL_TYPES
+    return True

@@ -1,0 +1,46 @@
+"""Accuracies with their 95 % intervals: Wilson's interval of a share, and the mean over classes with its weight."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+# The normal quantile of a two-sided 95 % interval.
+Z95 = 1.959963984540054
+
+
+def wilson_interval(accuracy: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share that was measured on n images; (0, 1) for none.
+
+    >>> [round(end, 3) for end in wilson_interval(0.9, 100)]
+    [0.826, 0.945]
+    """
+    if n <= 0:
+        return 0.0, 1.0
+    centre = accuracy + Z95**2 / (2 * n)
+    reach = Z95 * math.sqrt(accuracy * (1 - accuracy) / n + (Z95 / (2 * n)) ** 2)
+    scale = 1 + Z95**2 / n
+    # The formula gives 0 and 1 at the ends; rounding must not exclude them.
+    low = 0.0 if accuracy <= 0 else max(0.0, (centre - reach) / scale)
+    return low, 1.0 if accuracy >= 1 else min(1.0, (centre + reach) / scale)
+
+
+def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+    """Mean of the accuracies of the C classes that have images, and the number of images that it is worth.
+
+    That number, C² / Σ_c 1/n_c, is the size of a balanced sample whose mean varies as much; it is N if all classes
+    have equally many images.
+
+    Args:
+        right: (N,) whether a prediction is correct.
+        labels: (N,) classes of the images; N > 0.
+
+    Returns:
+        The accuracy, and the effective number of images.
+    """
+    hits, classes = np.asarray(right, dtype=float), np.asarray(labels)
+    _, index, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    each = np.bincount(index, weights=hits) / counts
+    return float(each.mean()), float(len(counts) ** 2 / (1 / counts).sum())
