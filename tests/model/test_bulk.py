@@ -20,7 +20,7 @@ from dca.core.errors import UserError
 from dca.images.decode import Unreadable
 from dca.model import predict as bulk
 from dca.model.classifier import Classifier
-from dca.model.predict import ImagePrediction, PredictionOptions, _decoded, _to_decode, predict_stream, predict_to_file
+from dca.model.predict import ImagePrediction, PredictionOptions, predict_stream, predict_to_file
 from dca.model.prediction_files import Journal
 
 
@@ -60,25 +60,10 @@ def test_streamed_answers_are_those_of_answers(model: Classifier, images: list[s
     assert [str(one.image) for one in outcomes] == images
     assert [isinstance(one, Unreadable) for one in outcomes] == ["bad.jpg" in path for path in images]
     found = [one for one in outcomes if isinstance(one, ImagePrediction)]
-    expected = model.answers([path for path in images if "bad.jpg" not in path], coverage=0.8)
+    expected = model.predict_details([path for path in images if "bad.jpg" not in path], coverage=0.8)
     assert np.allclose([one.probabilities for one in found], expected.probabilities, atol=1e-6)
     assert np.allclose([one.p_value for one in found], expected.p_values)
     assert [one.labels for one in found] == expected.sets
-
-
-@pytest.mark.parametrize("batch", [1, 7, 64])
-def test_a_gpu_and_a_cpu_are_given_the_same_batches(model: Classifier, images: list[str], batch: int):
-    """Decoded ahead in threads, or by the thread that encodes."""
-    crop, paths = model.method_.clip.preprocess.crop, list(map(Path, images))
-    ahead, here = ([list(some) for some in made(paths, crop, batch)] for made in (_decoded, _to_decode))
-    assert [len(some) for some in ahead] == [len(some) for some in here]
-    pairs = [
-        (one, other) for some, same in zip(ahead, here, strict=True) for one, other in zip(some, same, strict=True)
-    ]
-    assert [image for (image, _), _ in pairs] == paths
-    for (image, found), (same, expected) in pairs:
-        assert image == same
-        assert found == expected if isinstance(found, Unreadable) else np.array_equal(found, expected)
 
 
 def test_images_are_asked_for_only_as_they_are_needed(model: Classifier, images: list[str]):
@@ -129,7 +114,7 @@ def test_every_format_holds_every_image_once(model: Classifier, images: list[str
     bad = rows.pop(10)
     assert bad["error"].startswith("not an image")
     assert not bad.get("label")
-    expected = model.answers([row["path"] for row in rows], coverage=0.8)
+    expected = model.predict_details([row["path"] for row in rows], coverage=0.8)
     assert [row["label"] for row in rows] == list(model.classes_[expected.probabilities.argmax(axis=1)])
     assert np.allclose([float(row["probability"]) for row in rows], expected.probabilities.max(axis=1), atol=1e-6)
     assert np.allclose([float(row["p_value"]) for row in rows], expected.p_values, atol=1e-6)

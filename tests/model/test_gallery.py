@@ -12,7 +12,8 @@ from PIL import Image
 
 from dca import Classifier, UserError
 from dca.datasets.dataset import Dataset
-from dca.model.gallery import GALLERY, Gallery, encode_jpeg
+from dca.images.reading import encode_jpeg
+from dca.model.gallery import GALLERY, Gallery
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
 from dca.datasets.sample import load_sample
 from dca.images.decode import StoredImage, open_image
+from dca.images.reading import encode_jpeg
 from dca.model.classifier import Classifier
-from dca.model.gallery import encode_jpeg
 from dca.model.refit import LabelledFeatures, Refitter
 from dca.training.session import Session
 

@@ -37,14 +37,14 @@ def test_images_below_the_p_value_are_none_of_these(model: Classifier, sample: D
 
 def test_answers_hold_what_the_single_functions_return(model: Classifier, sample: Dataset) -> None:
     images = [item.image for item in sample.test[:5]]
-    answers = model.answers(images, coverage=0.8)
+    answers = model.predict_details(images, coverage=0.8)
     assert np.allclose(answers.probabilities, model.predict_proba(images))
     assert answers.p_values is not None
     assert np.array_equal(answers.p_values, model.p_values(images))
     assert answers.sets == model.prediction_sets(images, coverage=0.8)
     for labels, best in zip(answers.sets, model.predict(images), strict=True):
         assert labels[0] == best
-    assert model.answers(images).sets is None
+    assert model.predict_details(images).sets is None
 
 
 def test_saved_and_loaded_gives_the_same_answers(
@@ -60,7 +60,7 @@ def test_saved_and_loaded_gives_the_same_answers(
 def test_other_methods_answer_by_their_held_out_predictions(sample: Dataset, clip: CLIP) -> None:
     images = [item.image for item in sample.test[:5]]
     plain = Classifier("gda", shots=4, views=0, backbone=clip, device="cpu").fit(sample)
-    assert plain.answers(images).p_values is None
+    assert plain.predict_details(images).p_values is None
     for call in (plain.p_values, plain.prediction_sets, lambda X: plain.predict(X, reject=0.1)):
         with pytest.raises(UserError, match="does not know how it does") as caught:
             call(images)

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +18,6 @@ from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 from dca.stats.calibration import calibration_error
 from dca.training.evaluate import evaluate_predictions, predict_probabilities
-from dca.training.features import batch_size
 from dca.training.session import Session
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
@@ -117,11 +114,3 @@ def test_calibration_error_equals_a_literal_loop(n: int, classes: int, seed: int
             confidence = sum(float(probs[i].max()) for i in inside) / len(inside)
             total += len(inside) / n * abs(accuracy - confidence)
     assert calibration_error(probs.max(axis=1), right) == pytest.approx(total)
-
-
-@pytest.mark.parametrize(("device", "side", "expected"), [("cpu", 32, 128), ("cuda", 32, 1024), ("cuda", 112, 512)])
-def test_small_images_come_in_large_batches_on_a_gpu(device: str, side: int, expected: int) -> None:
-    clip: Any = SimpleNamespace(device=torch.device(device), preprocess=SimpleNamespace(size=side))
-    assert batch_size(clip) == expected
-    clip.preprocess.size = 448
-    assert batch_size(clip) == 128

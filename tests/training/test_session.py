@@ -243,7 +243,8 @@ def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_pat
 def test_images_that_were_checked_are_not_decoded_again(clip: CLIP, sample: Dataset, monkeypatch) -> None:
     session, images = Session(device="cpu"), [item.image for item in sample.test[:4]]
     session.require_readable(clip, images)
-    monkeypatch.setattr("dca.images.decode.decode_image", lambda *_, **__: pytest.fail("decoded again"))
-    kept = torch.cat([crop for crop in session.crops(images, clip) if isinstance(crop, torch.Tensor)])
+    for module in ("dca.images.decode", "dca.training.pipeline"):
+        monkeypatch.setattr(f"{module}.decode_image", lambda *_, **__: pytest.fail("decoded again"))
+    kept = torch.cat([source.crops for source in session.sources(images, clip)])
     assert torch.equal(kept, torch.from_numpy(np.stack([clip.preprocess.crop(image) for image in images])))
     assert session.frozen_features(clip, images).shape == (4, clip.config.embed_dim)

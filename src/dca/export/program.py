@@ -1,13 +1,12 @@
-"""A finished model as one ONNX program: uint8 images in, probabilities out; with 8-bit weights if wanted."""
+"""A finished model as one ONNX program: uint8 images in, probabilities out, any batch size."""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from dca.methods.base import Method
 from dca.model.records import LIBRARY, ModelRecord
 
 INPUT, OUTPUT = "images", "probabilities"
-# Metadata key of a node: the modules that created it.
+# Metadata of a node: the modules that it was made in.
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-class ImageProgram(nn.Module):
+class Program(nn.Module):
     """Images uint8 (B, S, S, 3) -> probabilities float32 (B, C); the text side is in the finished head."""
 
     def __init__(self, method: Method) -> None:
@@ -38,7 +37,7 @@ class ImageProgram(nn.Module):
         return self.method.classify(self.method.encode(pixels)).float()
 
 
-def require_onnx() -> None:
+def need_onnx() -> None:
     """Raise a UserError if the packages of the extra `onnx` are not installed."""
     try:
         import onnx  # noqa: F401
@@ -50,46 +49,25 @@ def require_onnx() -> None:
         ) from None
 
 
-@dataclass(frozen=True)
-class ModelDescription:
-    """The content of `classes.json`, also kept in the metadata of the ONNX file.
-
-    preprocess: values of the preprocessing, and in `steps` what must be done to an image in words.
-    """
-
-    method: str
-    backbone: Mapping[str, str]
-    labels: Sequence[Any]
-    names: Sequence[str]
-    preprocess: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the shapes of input and output."""
-        size = self.preprocess["size"]
-        return {
-            "library": LIBRARY,
-            "version": dca.__version__,
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "input": {"name": INPUT, "type": "uint8", "shape": ["batch", size, size, 3]},
-            "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", len(self.labels)]},
-        }
-
-
-def describe_model(record: ModelRecord) -> ModelDescription:
-    """Describe a saved model for programs that use its ONNX file."""
+def describe(record: ModelRecord) -> dict[str, Any]:
+    """The content of `classes.json`: classes, preprocessing, and what goes in and comes out."""
     preprocess = dict(record.backbone.preprocess)
-    preprocess |= {"mean": list(preprocess["mean"]), "std": list(preprocess["std"])}
-    return ModelDescription(
-        method=record.method,
-        backbone={"source": record.backbone.source, "sha256": record.backbone.digest},
-        labels=list(record.labels),
-        names=list(record.problem.names),
-        preprocess={**preprocess, "steps": describe_preprocessing(preprocess)},
-    )
+    size, words = preprocess["size"], preprocessing_words(preprocess)
+    return {
+        "library": LIBRARY,
+        "version": dca.__version__,
+        "method": record.method,
+        "backbone": {"source": record.backbone.source, "sha256": record.backbone.digest},
+        "labels": list(record.labels),
+        "names": list(record.problem.names),
+        "preprocess": {**preprocess, "mean": list(preprocess["mean"]), "std": list(preprocess["std"]), "steps": words},
+        "input": {"name": INPUT, "type": "uint8", "shape": ["batch", size, size, 3]},
+        "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", len(record.labels)]},
+    }
 
 
-def describe_preprocessing(preprocess: Mapping[str, Any]) -> str:
-    """Describe what must be done to an image before the program, and what the program does itself."""
+def preprocessing_words(preprocess: Mapping[str, Any]) -> str:
+    """What must be done to an image before it is given to the program, and what the program does itself."""
     size, resize = preprocess["size"], preprocess["resize"]
     how = f"resize the short side to {resize} pixels" if resize else f"resize to {size} x {size} pixels"
     return (
@@ -99,16 +77,16 @@ def describe_preprocessing(preprocess: Mapping[str, Any]) -> str:
     )
 
 
-def convert(method: Method, file: Path, description: ModelDescription) -> list[str]:
-    """Write the program of a finished method on the CPU; returns the names of the nodes of the backbone.
+def convert(method: Method, file: Path, about: Mapping[str, Any]) -> list[str]:
+    """Write the program of a finished method on the CPU.
 
-    description: also written into the metadata of the file.
+    about: `describe`, kept in the file's metadata, too. Returns the names of the nodes that belong to the backbone.
     """
     size = method.clip.preprocess.size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    with torch.no_grad(), _silence_exporter():
-        program = torch.onnx.export(
-            ImageProgram(method).eval(),
+    with torch.no_grad(), _quiet():
+        made = torch.onnx.export(
+            Program(method).eval(),
             (example,),
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -116,53 +94,24 @@ def convert(method: Method, file: Path, description: ModelDescription) -> list[s
             output_names=[OUTPUT],
             verbose=False,
         )
-    assert program is not None
-    model = program.model
-    model.metadata_props.update({key: _to_text(value) for key, value in description.to_dict().items()})
-    model.producer_name, model.producer_version = LIBRARY, dca.__version__
-    nodes = list(model.graph.all_nodes())
-    backbone_nodes = [node.name or "" for node in nodes if "'clip." in node.metadata_props.get(SCOPES, "")]
+    assert made is not None
+    made.model.metadata_props.update({key: _text(value) for key, value in about.items()})
+    made.model.producer_name, made.model.producer_version = LIBRARY, dca.__version__
+    nodes = list(made.model.graph.all_nodes())
+    of_backbone = [node.name or "" for node in nodes if "'clip." in node.metadata_props.get(SCOPES, "")]
     for node in nodes:
-        node.metadata_props.clear()  # they name source files of this machine
-    program.save(file)
-    return backbone_nodes
+        node.metadata_props.clear()  # where in which file of this machine each node was made
+    made.save(file)
+    return of_backbone
 
 
-def quantize(source: Path, target: Path, backbone_nodes: Sequence[str]) -> None:
-    """Write `source` with 8-bit weights, one scale per output channel; activations are quantized at run time.
-
-    backbone_nodes: names of the nodes of the backbone. Only their matrix products are quantized: the head has few
-    weights, and its distances and scaled cosines need the precision.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    program = onnx.load(source)
-    # Quantization transposes some weights, which would make the stored shapes wrong; they are inferred again.
-    program.graph.ClearField("value_info")
-    root = logging.getLogger()
-    before = root.level
-    root.setLevel(logging.ERROR)  # it recommends a preprocessing that this program does not need
-    try:
-        quantize_dynamic(
-            program,
-            target,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_quantize=list(backbone_nodes),
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-        )
-    finally:
-        root.setLevel(before)
-
-
-def _to_text(value: Any) -> str:
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @contextmanager
-def _silence_exporter() -> Iterator[None]:
-    """Hide the exporter's warnings about itself: deprecations inside torch, and that torchvision is missing."""
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks about itself: deprecations inside torch, and that torchvision is missing."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before = log.level
     log.setLevel(logging.ERROR)

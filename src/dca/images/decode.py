@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from dca.core.errors import UserError
 from dca.core.hints import check_data, raise_pixel_limit, skip_unreadable
+from dca.core.parallel import map_in_order
 from dca.core.processes import end_with_parent
 from dca.core.text import pluralize, to_printable
 
@@ -185,10 +186,15 @@ def is_image(file: Path) -> bool:
         return False
 
 
-def decode_image(image: ImageLike, apply: Callable[[Image.Image], T], *, upright: bool = True) -> T | Unreadable:
-    """`apply` of an image as RGB, or why it cannot be read. upright: apply EXIF rotations."""
+def decode_image(
+    image: ImageLike, apply: Callable[[Image.Image], T], *, upright: bool = True, data: bytes | None = None
+) -> T | Unreadable:
+    """Open an image as RGB and return `apply(image)`, or an `Unreadable` with the reason.
+
+    upright: apply EXIF rotations. data: the content of the file, if it has been read; the file is then not opened.
+    """
     try:
-        rgb = _open(image, upright)
+        rgb = _open(image, upright, data)
     except _UNREADABLE as error:
         return Unreadable(image, _reason(image, error), _is_bomb(error))
     return apply(rgb)
@@ -209,16 +215,16 @@ _UNREADABLE = (
 )
 
 
-def _open(image: ImageLike, upright: bool = True) -> Image.Image:
+def _open(image: ImageLike, upright: bool = True, data: bytes | None = None) -> Image.Image:
     if isinstance(image, StoredImage):
         raise OSError(_NO_PIXELS)
     if not isinstance(image, Path):
         return to_rgb(image, upright=upright)
-    if is_special(image):
+    if data is None and is_special(image):
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
         enable_heif()
-    with image.open("rb") as file, _lazy(file) as opened:
+    with image.open("rb") if data is None else io.BytesIO(data) as file, _lazy(file) as opened:
         return _loaded(opened, upright)
 
 
@@ -419,7 +425,7 @@ def iter_decoded(
 
     workers: number of threads or processes; by default as many as torch uses threads. upright: apply EXIF rotations.
     """
-    count = workers or _workers()
+    count = workers or worker_count()
     if isinstance(images, Sequence) and processes_pay_off(images, count):
         return decode_in_processes(images, apply, workers=count, ahead=ahead, upright=upright)
     return decode_in_threads(images, apply, workers=count, ahead=ahead, upright=upright)
@@ -437,7 +443,7 @@ def _is_daemon() -> bool:
     return bool(multiprocessing.current_process().daemon)
 
 
-def _workers() -> int:
+def worker_count() -> int:
     """As many as torch uses threads, so that several processes on one machine share its cores; else one per core."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else os.cpu_count() or 1
@@ -448,17 +454,11 @@ def decode_in_threads(
 ) -> Iterator[T | Unreadable]:
     """`iter_decoded` by threads."""
     pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="dca-decode")
-    waiting: deque[Future[T | Unreadable]] = deque()
-    try:
-        for image, function in pairs:
-            waiting.append(pool.submit(decode_image, image, function, upright=upright))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+
+    def decode(pair: tuple[ImageLike, Callable[[Image.Image], T]]) -> T | Unreadable:
+        return decode_image(*pair, upright=upright)
+
+    return map_in_order(decode, pairs, workers=workers, ahead=ahead, name="dca-decode")
 
 
 def decode_in_processes(

@@ -72,8 +72,7 @@ from dca.stats.conformal import least_images, p_values, threshold_sets, with_bes
 from dca.training.evaluate import (
     Evaluation,
     classify_features,
-    encode_and_classify,
-    encode_and_classify_crops,
+    encode_images,
     evaluate_predictions,
     predict_probabilities,
 )
@@ -358,7 +357,11 @@ class Classifier:
         chosen = kind.choose(self.settings)
         own, session = session, session.reading(source.public, rules)
         clip = session.backbone(self.backbone, self.precision)
-        session.require_readable(clip, [item.image for item in (*source.train, *source.val)])
+        session.require_readable(
+            clip,
+            [item.image for item in (*source.train, *source.val)],
+            summaries=kind.estimates_itself or bool(self.estimate),
+        )
         shared: dict[str, Any] = {"seed": int(self.seed), "rules": rules, "folder": folder}
         estimate = bool(self.estimate)
         fits = count_fits(kind, source, estimate=estimate)
@@ -390,8 +393,7 @@ class Classifier:
         Raises:
             UserError: If the classifier is not fitted, or an image cannot be read.
         """
-        method = self._require_fitted()
-        return self._probabilities(method, as_images(X), progress, stored=False)
+        return classify_features(self._require_fitted(), self._encode(X, progress))
 
     def predict(self, X: Images, *, reject: float | None = None) -> Any:
         """The label of the most probable class.
@@ -410,9 +412,9 @@ class Classifier:
             best = self.predict_proba(X).argmax(axis=1)
             found = self.classes_[best]
         else:
-            features, probs = self._seen(X, None)
-            found = self.classes_[probs.argmax(axis=1)].astype(object)
-            found[self._p_values(features, probs) < reject] = NONE_OF_THESE
+            predictions = self.predict_details(X)
+            found = self.classes_[predictions.probabilities.argmax(axis=1)].astype(object)
+            found[self._require_p_values(predictions) < reject] = NONE_OF_THESE
         return found.tolist()[0] if is_single_image(X) else found
 
     def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
@@ -438,7 +440,7 @@ class Classifier:
             >>> bool(0 < model.p_values(sample.test[0].image)[0] <= 1)
             True
         """
-        return self._p_values(*self._seen(X, progress))
+        return self._require_p_values(self.predict_details(X, progress=progress))
 
     def prediction_sets(self, X: Images, *, coverage: float = 0.9, progress: Progress | None = None) -> list[list[Any]]:
         """Sets of labels that contain the right one with a stated probability.
@@ -463,9 +465,13 @@ class Classifier:
             >>> len(model.prediction_sets(sample.test[0].image, coverage=0.8))
             1
         """
-        return self._sets(*self._seen(X, progress), coverage)
+        sets = self.predict_details(X, coverage=coverage, progress=progress).sets
+        assert sets is not None
+        return sets
 
-    def answers(self, X: Images, *, coverage: float | None = None, progress: Progress | None = None) -> Predictions:
+    def predict_details(
+        self, X: Images, *, coverage: float | None = None, progress: Progress | None = None
+    ) -> Predictions:
         """Probabilities, p-values and prediction sets of images, which are opened once.
 
         Args:
@@ -484,36 +490,10 @@ class Classifier:
             >>> from dca.datasets.sample import load_sample
             >>> sample = load_sample(per_class_train=4, per_class_test=1)
             >>> model = Classifier("closed_form", device="cpu").fit(sample)
-            >>> model.answers([item.image for item in sample.test]).probabilities.shape
+            >>> model.predict_details([item.image for item in sample.test]).probabilities.shape
             (10, 10)
         """
-        return self._answers(*self._seen(X, progress), coverage)
-
-    def answers_for_crops(self, crops: Tensor, *, coverage: float | None = None) -> Predictions:
-        """As `answers`, for images that are decoded and cropped.
-
-        Args:
-            crops: uint8 (n, 3, S, S), as `clip.preprocess.crop` gives them.
-            coverage: As for `answers`.
-
-        Returns:
-            As `answers`.
-
-        Raises:
-            UserError: As for `prediction_sets`.
-        """
-        return self._answers(*encode_and_classify_crops(self._require_fitted(), crops), coverage)
-
-    def answers_of(self, features: Tensor) -> Predictions:
-        """Probabilities and p-values of encoded images.
-
-        Args:
-            features: Features (n, D) of `method_.encode`.
-
-        Returns:
-            Probabilities; p-values where the model has any.
-        """
-        return self._answers(features, classify_features(self._require_fitted(), features), None)
+        return self._predict_features(self._encode(X, progress), coverage)
 
     @property
     def has_p_values(self) -> bool:
@@ -552,11 +532,11 @@ class Classifier:
         matched = match_classes(dataset, labels, method.problem.names, method.problem.dataset)
         images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
         classes = competing(matched, dataset, method, among)
-        if classes is None:
-            probs = self._probabilities(method, images, progress, stored=True, public=dataset.public)
-        else:
-            small = narrowed(method, classes, dataset)
-            probs = self._probabilities(small or method, images, progress, stored=True, public=dataset.public)
+        small = None if classes is None else narrowed(method, classes, dataset)
+        with default_progress(progress, len(images)) as receiver:
+            session = self._session.with_progress(receiver).reading(dataset.public, method.problem.rules)
+            (probs,) = predict_probabilities([small or method], images, session)
+        if classes is not None:
             probs = probs if small else columns(probs, classes)
             truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
         report = evaluate_predictions(probs, np.array(truth), labels)
@@ -996,31 +976,32 @@ class Classifier:
                 hint = "choose another name, or remove that class first"
                 raise UserError(f"the model has a class '{known}' already{reads}", hint=hint)
 
-    def _probabilities(
-        self, method: Method, images: Sequence[ImageLike], progress: Progress | None, *, stored: bool, public: str = ""
-    ) -> NDArray[np.float64]:
+    def _encode(self, X: Images, progress: Progress | None) -> Tensor:
+        """Features (n, D) of images that are seen once: nothing is stored or looked up."""
+        method, images = self._require_fitted(), as_images(X)
         with default_progress(progress, len(images)) as receiver:
-            session = self._session.with_progress(receiver).reading(public, method.problem.rules)
-            return predict_probabilities([method], images, session, stored=stored)[0]
+            return encode_images([method], images, self._session.with_progress(receiver), stored=False)[0]
 
     def _count_seen(self, images: Sequence[ImageLike]) -> int:
         """How many of the images the model was trained on, compared by content."""
         known = {image.sha256 for image in self.training_images_}
         return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
 
-    def _answers(self, features: Tensor, probs: NDArray[np.float64], coverage: float | None) -> Predictions:
+    def _predict_features(self, features: Tensor, coverage: float | None = None) -> Predictions:
+        """Everything that the model says of encoded images; features: (n, D) of `method_.encode`."""
+        probs = classify_features(self._require_fitted(), features)
         return Predictions(
             probs,
             self._p_values(features, probs) if self.has_p_values else None,
             None if coverage is None else self._sets(features, probs, coverage),
         )
 
-    def _seen(self, X: Images, progress: Progress | None) -> tuple[Tensor, NDArray[np.float64]]:
-        """Features (n, D) and probabilities (n, C) of images."""
-        method = self._require_fitted()
-        images: Sequence[ImageLike] = as_images(X)
-        with default_progress(progress, len(images)) as receiver:
-            return encode_and_classify(method, images, self._session.with_progress(receiver))
+    def _require_p_values(self, predictions: Predictions) -> NDArray[np.float64]:
+        """The p-values; raises if the model was fitted without held-out predictions."""
+        if predictions.p_values is None:
+            self._held_out()
+        assert predictions.p_values is not None
+        return predictions.p_values
 
     def _held_out(self) -> list[HeldOutPrediction]:
         """All held-out predictions; raises if there are none."""

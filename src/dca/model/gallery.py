@@ -6,17 +6,14 @@ files. It is one file of the model folder, `gallery.safetensors`; a model works 
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -26,13 +23,10 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
 from dca.datasets.dataset import Item
-from dca.images.decode import decode_all
 from dca.model.records import TrainingImage
 from dca.training.session import Session
 
 GALLERY = "gallery.safetensors"
-# Pixels of the longer side, and JPEG quality: about 3 kB per image.
-SIDE, QUALITY = 128, 80
 # Of more training images, evenly spread ones are kept: 5,000 thumbnails are about 15 MB.
 MOST = 5000
 
@@ -81,7 +75,7 @@ class Gallery:
             tuple(records[n].label for n in kept),
             tuple(records[n].sha256 for n in kept),
             tuple(records[n].name for n in kept),
-            tuple(decode_all(images, partial(encode_jpeg, side=SIDE))),
+            tuple(session.previews(images)),
         )
 
     @classmethod
@@ -177,12 +171,3 @@ class Gallery:
             tuple(self.names[n] for n in kept),
             tuple(self.jpegs[n] for n in kept),
         )
-
-
-def encode_jpeg(image: Image.Image, *, side: int = SIDE) -> bytes:
-    """Encode an RGB image as a JPEG file whose longer side has at most `side` pixels, without metadata."""
-    small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.BICUBIC)
-    file = io.BytesIO()
-    small.save(file, "JPEG", quality=QUALITY, exif=b"", icc_profile=None, comment=b"")
-    return file.getvalue()

@@ -1,62 +1,42 @@
-"""Predictions for any number of images, batch after batch, in their order.
+"""Predictions for any number of images, batch after batch, in their order, and into one file.
 
-On a CPU, every core decodes and encodes batches of its own: threads that share one matrix product wait for each other
-at its end, all the longer where other work uses the cores, too, and threads that only decode take turns with those that
-encode, which costs both of them their caches. On a GPU, threads decode images ahead of it.
-
-Predictions of any number of images into one file; a killed process continues where it was.
+A killed process continues where it was.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image
+from torch import Tensor
 
-from dca.backbones.clip.config import VisionConfig
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, exclusive_lock, json_digest
 from dca.core.hints import allow_overwrite, fit_estimate
 from dca.core.progress import Progress, silent
 from dca.core.text import NONE_OF_THESE
-from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decoded
+from dca.images.decode import ImageLike, Unreadable
 from dca.model.checkpoint import hash_weights
-from dca.model.classifier import Classifier
+from dca.model.classifier import Classifier, Predictions
 from dca.model.prediction_files import WRITERS, Columns, ImageFolders, Journal, require_writable_kind
-from dca.training.features import batch_size
+from dca.training.pipeline import Source, encode_batches
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
-
-# An image, and its evaluation crop, uint8 (3, S, S).
-Pair = tuple[ImageLike, NDArray[np.uint8] | Unreadable]
-Crop = Callable[[Image.Image], NDArray[np.uint8]]
-# Images that pass the tower at once.
-MOST_ON_CPU = 16
-# Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
-# 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
-# one core per image in batches of 8, and 400 ms in batches of 16.
-LARGEST_ACTIVATION = 2**24
-# Images that are decoded ahead of a GPU.
-AHEAD = 256
 
 
 @dataclass(frozen=True)
 class ImagePrediction:
     """What a model says about one image.
 
-    image: as it was given. probabilities: (C,). p_value, labels: as in `Answers`; None where there is none.
+    image: as it was given. probabilities: (C,). p_value, labels: as in `Predictions`; None where there is none.
     """
 
     image: ImageLike
@@ -80,78 +60,47 @@ def predict_stream(
         The outcomes of one batch: an answer, or the reason why the image cannot be read.
 
     Raises:
-        UserError: As for `Classifier.answers`, but not for images that cannot be read.
+        UserError: As for `Classifier.predict_details`, but not for images that cannot be read.
     """
-    clip = model.method_.clip
-    on_cpu = clip.device.type == "cpu"
-    size = batch or (batch_on_cpu(clip.config.vision) if on_cpu else batch_size(clip))
-    batches = (_to_decode if on_cpu else _decoded)(images, clip.preprocess.crop, size)
-    threads = torch.get_num_threads()
-    # One thread more than cores, for those that wait for a file.
-    workers = threads + 1 if on_cpu else 1
-    pool = ThreadPoolExecutor(workers, "dca-encode", _use_one_core if on_cpu else None)
-    waiting: deque[Future[list[ImagePrediction | Unreadable]]] = deque()
-    try:
-        for pairs in batches:
-            waiting.append(pool.submit(_answered, model, pairs, coverage))
-            if len(waiting) > (2 * workers if on_cpu else 1):  # one for each thread that has just finished another
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(threads)  # the number of threads that begin later, too
+    method = model.method_
+    listed, sources = tee(images)
+    batches = encode_batches(
+        (Source(image, method.clip.preprocess.crop) for image in sources),
+        lambda pixels: predict_features(model, method.encode(pixels), coverage=coverage),
+        method.clip,
+        size=batch,
+    )
+    for done in batches:
+        rows = iter(() if done.result is None else _split(done.result))
+        yield [
+            outcome if isinstance(outcome, Unreadable) else ImagePrediction(image, *next(rows))
+            for image, outcome in zip(islice(listed, len(done.outcomes)), done.outcomes, strict=True)
+        ]
 
 
-def batch_on_cpu(tower: VisionConfig) -> int:
-    """Images that pass an image tower at once on a CPU.
+def predict_features(model: Classifier, features: Tensor, *, coverage: float | None = None) -> Predictions:
+    """Everything that a model says of encoded images.
 
-    >>> from dca.backbones.clip import VIT_B_16
-    >>> batch_on_cpu(VIT_B_16.vision)
-    6
+    Args:
+        model: A fitted classifier.
+        features: Features (n, D) of `model.method_.encode`.
+        coverage: Of the prediction sets; None for no sets.
+
+    Returns:
+        Probabilities; p-values where the model has any; sets where they are asked for.
+
+    Raises:
+        UserError: As for `Classifier.prediction_sets`.
     """
-    floats_per_image = (1 + tower.patches) * tower.hidden
-    return min(MOST_ON_CPU, max(1, LARGEST_ACTIVATION // (4 * floats_per_image)))
+    return model._predict_features(features, coverage)
 
 
-def _use_one_core() -> None:
-    """Make torch compute in the calling thread alone."""
-    torch.set_num_threads(1)
-
-
-def _to_decode(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
-    """As `_decoded`, but an image is decoded when its pair is asked for, by the thread that asks."""
-    source = iter(images)
-    while some := list(islice(source, batch)):
-        yield ((image, decode_image(image, crop)) for image in some)
-
-
-def _decoded(images: Iterable[ImageLike], crop: Crop, batch: int) -> Iterator[Iterable[Pair]]:
-    """Images with their crops, or the reasons why they cannot be read, in groups of at most `batch`."""
-    ahead, named = tee(images)
-    pairs = zip(named, iter_decoded(ahead, crop, workers=None, ahead=AHEAD), strict=True)
-    while some := list(islice(pairs, batch)):
-        yield some
-
-
-def _answered(model: Classifier, pairs: Iterable[Pair], coverage: float | None) -> list[ImagePrediction | Unreadable]:
-    """The outcomes of images and their crops, uint8 (3, S, S)."""
-    pairs = list(pairs)
-    crops = [crop for _, crop in pairs if not isinstance(crop, Unreadable)]
-    if not crops:
-        return [crop for _, crop in pairs if isinstance(crop, Unreadable)]
-    found = model.answers_for_crops(torch.from_numpy(np.stack(crops)), coverage=coverage)
-    rows = iter(range(len(crops)))
-    outcomes: list[ImagePrediction | Unreadable] = []
-    for image, crop in pairs:
-        if isinstance(crop, Unreadable):
-            outcomes.append(crop)
-            continue
-        n = next(rows)
-        p_value = None if found.p_values is None else float(found.p_values[n])
-        labels = None if found.sets is None else found.sets[n]
-        outcomes.append(ImagePrediction(image, found.probabilities[n], p_value, labels))
-    return outcomes
+def _split(predictions: Predictions) -> Iterator[tuple[NDArray[np.float64], float | None, list[Any] | None]]:
+    """Probabilities, p-value and set of each image."""
+    n = len(predictions.probabilities)
+    p_values: list[float | None] = [None] * n if predictions.p_values is None else predictions.p_values.tolist()
+    sets: list[list[Any] | None] = [None] * n if predictions.sets is None else list(predictions.sets)
+    return zip(predictions.probabilities, p_values, sets, strict=True)
 
 
 def prediction_row(

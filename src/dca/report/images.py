@@ -9,7 +9,7 @@ from functools import partial
 from PIL import Image
 
 from dca.images.decode import ImageLike, Unreadable, try_decode_all
-from dca.model.gallery import encode_jpeg
+from dca.images.reading import encode_jpeg
 
 
 def data_address(jpeg: bytes) -> str:

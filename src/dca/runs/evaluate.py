@@ -81,7 +81,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     else:
         (plain,) = predict_probabilities([zero_shot], images, session, stage=stage)
         if target.name not in features:
-            features[target.name] = encode_images(moved, images, session, stage=stage)
+            (features[target.name],) = encode_images([moved], images, session, stage=stage)
         fitted = classify_features(moved, features[target.name])
     truth = np.array([item.label for item in target.test])
     return TargetResult(

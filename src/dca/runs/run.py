@@ -29,7 +29,7 @@ from dca.datasets.dataset import Dataset, Item
 from dca.datasets.draws import import_draw
 from dca.datasets.protocols import Task, make_task, measured_on_validation, training_part
 from dca.datasets.splits import hold_out
-from dca.images.decode import ImageLike, Unreadable
+from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method, TrainedMethod
 from dca.methods.registry import all_methods
 from dca.model import checkpoint
@@ -53,8 +53,24 @@ def images_of(task: Task) -> list[ImageLike]:
     return [item.image for item in (*task.source.train, *task.source.val, *tested)]
 
 
+def unreadable_images(task: Task, session: Session, clip: CLIP, *, summaries: bool) -> list[Unreadable]:
+    """The images of a task that cannot be read; every image is opened once, and what a fit needs of it is kept.
+
+    summaries: thumbnails and previews of the training images will be wanted.
+    """
+    learned = [item.image for item in (*task.source.train, *task.source.val)]
+    tested = [item.image for target in task.targets for item in target.test]
+    return session.unreadable_images(clip, learned, summaries=summaries) + session.unreadable_images(clip, tested)
+
+
 def readable_task(
-    make: MakeTask, dataset: Dataset, targets: Sequence[Dataset], session: Session, clip: CLIP
+    make: MakeTask,
+    dataset: Dataset,
+    targets: Sequence[Dataset],
+    session: Session,
+    clip: CLIP,
+    *,
+    summaries: bool,
 ) -> tuple[Task, list[str]]:
     """The task that `make` gives without unreadable images, and one line for each of these.
 
@@ -64,7 +80,7 @@ def readable_task(
     skipped: list[str] = []
     while True:
         task = make(dataset, targets)
-        faults = session.unreadable_images(clip, images_of(task))
+        faults = unreadable_images(task, session, clip, summaries=summaries)
         if not faults:
             return task, skipped
         skipped += [f"{_path(fault, [dataset, *targets])}: {fault.reason}" for fault in faults]
@@ -185,6 +201,8 @@ def _finished_or_fitted(
     overwrite: bool,
 ) -> FittedRun:
     """The finished run that is at `place`, or a new fit."""
+    if overwrite or not checkpoint.holds_model(place.target):  # a new fit: one pass hashes and decodes its images
+        _read_images(spec, task, session, summaries=spec.estimate or leave.gallery)
     identity = identify(spec, task, session, session.backbone(spec.backbone, spec.precision))
     if not overwrite and (result := place.finished(identity)):
         return FittedRun(place.target, result)
@@ -219,7 +237,7 @@ def _task(
         return task_of(spec, dataset, targets), []
     dataset, targets = _loaded(spec, dataset, targets)
     clip = session.backbone(spec.backbone, spec.precision)
-    return readable_task(partial(_task_of, spec), dataset, targets, session, clip)
+    return readable_task(partial(_task_of, spec), dataset, targets, session, clip, summaries=spec.estimate)
 
 
 def _loaded(
@@ -313,7 +331,8 @@ def _fit(
     follow: EpochCallback,
 ) -> FittedRun:
     """Train in the unfinished folder, test on every target, and rename the folder."""
-    _read_images(spec, task, session)
+    _read_images(spec, task, session, summaries=spec.estimate or leave.gallery)
+    _decode_test_images_ahead(spec, task, session)
     partial = place.open_partial(spec.to_dict(), identity)
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
@@ -340,10 +359,16 @@ def _fit(
     return FittedRun(place.target, result, measured, model, features)
 
 
-def _read_images(spec: Spec, task: Task, session: Session) -> None:
-    """Raise if an image cannot be read; decode test images during training where they must pass the trained tower."""
+def _read_images(spec: Spec, task: Task, session: Session, *, summaries: bool) -> None:
+    """Read the images of a task, each once; raises if some cannot be read."""
     clip = session.backbone(spec.backbone, spec.precision)
-    session.require_readable(clip, images_of(task))
+    if faults := unreadable_images(task, session, clip, summaries=summaries):
+        raise unreadable_error(faults, len(images_of(task)))
+
+
+def _decode_test_images_ahead(spec: Spec, task: Task, session: Session) -> None:
+    """Decode test images during training on a GPU, where they must pass the trained tower."""
+    clip = session.backbone(spec.backbone, spec.precision)
     if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
         first = task.targets[0]
         ahead = session.reading(first.dataset, spec.rules)

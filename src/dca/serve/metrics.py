@@ -1,34 +1,14 @@
-"""Metrics of a server: counters, gauges and histograms in the text format of Prometheus."""
+"""Counters, gauges and histograms in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Upper bounds of the buckets of request times, and of batch sizes.
+Labels = tuple[tuple[str, str], ...]
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-Labels = tuple[tuple[str, str], ...]
-
-
-class ServerMetrics:
-    """What a server counts as it works.
-
-    Attributes:
-        requests: Requests by route and status code.
-        seconds: Time of the requests to the API.
-        batches: Images that passed the encoder together.
-    """
-
-    def __init__(self) -> None:
-        self.requests = Counter("dca_requests_total", "Requests by route and status.")
-        self.seconds = Histogram("dca_request_seconds", "Time of requests to the API.", SECONDS)
-        self.batches = Histogram("dca_batch_images", "Images that passed the encoder together.", SIZES)
-
-    def render(self, gauges: Sequence[Gauge]) -> str:
-        """Render these metrics and the gauges as one text."""
-        return render_metrics([self.requests, self.seconds, self.batches, *gauges])
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Counter:
@@ -45,9 +25,9 @@ class Counter:
         key = tuple(sorted(labels.items()))
         self._values[key] = self._values.get(key, 0.0) + amount
 
-    def samples(self) -> list[str]:
+    def lines(self) -> list[str]:
         """One line per combination of labels."""
-        return [_sample(self.name, key, value) for key, value in self._values.items()]
+        return [_line(self.name, key, value) for key, value in self._values.items()]
 
 
 class Gauge:
@@ -58,15 +38,15 @@ class Gauge:
     def __init__(self, name: str, help: str, value: float) -> None:
         self.name, self.help, self._value = name, help, value
 
-    def samples(self) -> list[str]:
+    def lines(self) -> list[str]:
         """One line."""
-        return [_sample(self.name, (), self._value)]
+        return [_line(self.name, (), self._value)]
 
 
 class Histogram:
-    """How often values fell into each bucket.
+    """How often values fell into each of some ranges.
 
-    bounds: upper bounds of the buckets, ascending.
+    bounds: the upper ends of the ranges, ascending.
     """
 
     kind = "histogram"
@@ -81,24 +61,24 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def samples(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Cumulative counts, the sum and the number of values."""
-        lines, total = list[str](), 0
-        for bound, count in zip([*map(_format_number, self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            lines.append(_sample(f"{self.name}_bucket", (("le", bound),), total))
-        return [*lines, _sample(f"{self.name}_sum", (), self._sum), _sample(f"{self.name}_count", (), total)]
+        found, below = [], 0
+        for bound, count in zip([*map(_number, self._bounds), "+Inf"], self._counts, strict=True):
+            below += count
+            found.append(_line(f"{self.name}_bucket", (("le", bound),), below))
+        return [*found, _line(f"{self.name}_sum", (), self._sum), _line(f"{self.name}_count", (), below)]
 
 
 Metric = Counter | Gauge | Histogram
 
 
-def render_metrics(metrics: Sequence[Metric]) -> str:
-    """Render metrics as one text.
+def rendered(metrics: Sequence[Metric]) -> str:
+    """All metrics as one text.
 
     >>> requests = Counter("requests_total", "Requests.")
     >>> requests.add(route="predict")
-    >>> print(render_metrics([requests]))
+    >>> print(rendered([requests]))
     # HELP requests_total Requests.
     # TYPE requests_total counter
     requests_total{route="predict"} 1
@@ -106,19 +86,18 @@ def render_metrics(metrics: Sequence[Metric]) -> str:
     """
     lines: list[str] = []
     for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *metric.samples()]
+        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *metric.lines()]
     return "\n".join(lines) + "\n"
 
 
-def _sample(name: str, labels: Labels, value: float) -> str:
-    """One line: the name, its labels, and the value."""
-    pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
-    return f"{name}{{{pairs}}} {_format_number(value)}" if pairs else f"{name} {_format_number(value)}"
+def _line(name: str, labels: Labels, value: float) -> str:
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{shown}}} {_number(value)}" if shown else f"{name} {_number(value)}"
 
 
-def _escape(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _format_number(value: float) -> str:
+def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))

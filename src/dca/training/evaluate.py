@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.progress import stage_progress
-from dca.images.crops import batch_crops
-from dca.images.decode import ImageLike
+from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method
 from dca.stats.calibration import calibration_error
-from dca.training.features import batch_size
+from dca.training.pipeline import Source, encode_batches
 from dca.training.session import Session
 
+# Most images that a head is given at once.
+MOST_CLASSIFIED = 128
 
-@torch.no_grad()
+
 def predict_probabilities(
     methods: Sequence[Method],
     images: Sequence[ImageLike],
@@ -38,8 +38,7 @@ def predict_probabilities(
         images: N images.
         session: Holds the feature store and receives progress.
         stage: Name of this work in progress reports.
-        stored: Take frozen features from the store and keep new ones there, for methods that do not change the
-            image tower.
+        stored: As for `encode_images`.
 
     Returns:
         One float64 array (N, C) per method; every row sums to one.
@@ -47,70 +46,73 @@ def predict_probabilities(
     Raises:
         UserError: If an image cannot be read, or a method gives probabilities that are not finite.
     """
-    kept = {n for n, method in enumerate(methods) if stored and method.frozen_images}
-    found = {n: _from_store(methods[n], images, session, stage) for n in kept}
-    fresh = [n for n in range(len(methods)) if n not in kept]
-    found |= dict(zip(fresh, _streamed([methods[n] for n in fresh], images, session, stage), strict=True))
-    results = [_normalized(found[n]) for n in range(len(methods))]
-    _require_finite(methods, results)
-    return results
-
-
-def _require_finite(methods: Sequence[Method], results: Sequence[NDArray[np.float64]]) -> None:
-    """Raise if the probabilities of a method are not finite. results: (N, C) of each method."""
-    if wrong := [method.name for method, probs in zip(methods, results, strict=True) if not np.isfinite(probs).all()]:
-        raise UserError(
-            f"the {' and '.join(wrong)} model gives probabilities that are not numbers",
-            hint="its tensors or options hold extreme values; fit again, with the default options first",
-        )
-
-
-def _normalized(probs: Tensor) -> NDArray[np.float64]:
-    """Float32 softmaxes as float64 rows that sum to one in float64, too."""
-    wide = probs.double()
-    rows: NDArray[np.float64] = (wide / wide.sum(dim=1, keepdim=True)).numpy()
-    return rows
-
-
-def _pixels(clip: CLIP, images: Sequence[ImageLike], session: Session, stage: str) -> Iterator[Tensor]:
-    """Batches of pixels as the image tower takes them."""
-    outcomes, count = session.crops(images, clip), stage_progress(session.progress, stage)
-    for crops in batch_crops(outcomes, len(images), batch_size(clip), count, pin=clip.device.type == "cuda"):
-        yield clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))
-
-
-def _classify(method: Method, features: Tensor) -> Tensor:
-    """Probabilities (N, C) on the CPU, as many images at once as the method allows."""
-    at_once = min(batch_size(method.clip), method.images_at_once)
-    parts = [method.classify(rows).cpu() for rows in torch.split(features, at_once)]
-    return torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
-
-
-def _streamed(methods: Sequence[Method], images: Sequence[ImageLike], session: Session, stage: str) -> list[Tensor]:
-    """Probabilities (N, C) of each method; every image is opened once for all of them."""
-    if not methods:
-        return []
-    parts: list[list[Tensor]] = [[torch.zeros(0, len(method.problem.names))] for method in methods]
-    for pixels in _pixels(methods[0].clip, images, session, stage):
-        for part, method in zip(parts, methods, strict=True):
-            part.append(_classify(method, method.encode(pixels)))
-    return [torch.cat(part) for part in parts]
+    features = encode_images(methods, images, session, stage=stage, stored=stored)
+    return [classify_features(method, rows) for method, rows in zip(methods, features, strict=True)]
 
 
 @torch.no_grad()
-def encode_and_classify(
-    method: Method, images: Sequence[ImageLike], session: Session
-) -> tuple[Tensor, NDArray[np.float64]]:
-    """Features (N, D) of `method.encode` on its device, and probabilities (N, C), of N images."""
-    features = encode_images(method, images, session)
-    return features, classify_features(method, features)
+def encode_images(
+    methods: Sequence[Method],
+    images: Sequence[ImageLike],
+    session: Session,
+    *,
+    stage: str = "images",
+    stored: bool = True,
+) -> list[Tensor]:
+    """Features of images as each method's `encode` gives them; the methods share a backbone.
+
+    Every image is opened once for all of them.
+
+    Args:
+        methods: Finished methods.
+        images: N images.
+        session: Holds the feature store and receives progress.
+        stage: Name of this work in progress reports.
+        stored: Take frozen features from the store and keep new ones there, for methods that do not change the
+            image tower; and crops from memory, where they are kept. Without, images are not even hashed.
+
+    Returns:
+        Features (N, D) of each method, on its device.
+
+    Raises:
+        UserError: If images cannot be read; it names all of them.
+    """
+    frozen = [method for method in methods if stored and method.frozen_images]
+    own = [method for method in methods if not (stored and method.frozen_images)]
+    features = dict[int, Tensor]()
+    if frozen:
+        clip = frozen[0].clip
+        rows = session.frozen_features(clip, images, stage=stage).to(clip.device)
+        session.progress(stage, len(images), len(images), "")
+        features |= {id(method): method.from_frozen(rows) for method in frozen}
+    if own:
+        encoded = _encode_with(own, images, session, stage, stored=stored)
+        features |= {id(method): rows for method, rows in zip(own, encoded, strict=True)}
+    return [features[id(method)] for method in methods]
 
 
-@torch.no_grad()
-def encode_images(method: Method, images: Sequence[ImageLike], session: Session, *, stage: str = "images") -> Tensor:
-    """Features (N, D) of `method.encode` on its device, of N images."""
-    found = [method.encode(pixels) for pixels in _pixels(method.clip, images, session, stage)]
-    return torch.cat(found) if found else torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
+def _encode_with(
+    methods: Sequence[Method], images: Sequence[ImageLike], session: Session, stage: str, *, stored: bool
+) -> list[Tensor]:
+    """Features (N, D) of the pixels of images, through the image tower of each method."""
+    clip, count = methods[0].clip, stage_progress(session.progress, stage)
+    sources = session.sources(images, clip) if stored else [Source(image, clip.preprocess.crop) for image in images]
+    faults, done = list[Unreadable](), 0
+    parts: list[list[Tensor]] = [[] for _ in methods]
+    for batch in encode_batches(
+        sources, lambda pixels: [method.encode(pixels) for method in methods], clip, upright=session.upright
+    ):
+        faults += [outcome for outcome in batch.outcomes if isinstance(outcome, Unreadable)]
+        if stored:
+            session.keep(images[done : done + len(batch.outcomes)], batch.outcomes, clip)
+        done += len(batch.outcomes)
+        count(done, len(images))
+        for part, rows in zip(parts, batch.result or [], strict=bool(batch.result)):
+            part.append(rows)
+    if faults:
+        raise unreadable_error(faults, len(images))
+    nothing = torch.zeros(0, clip.config.embed_dim, device=clip.device)
+    return [torch.cat(part) if part else nothing for part in parts]
 
 
 @torch.no_grad()
@@ -120,24 +122,17 @@ def classify_features(method: Method, features: Tensor) -> NDArray[np.float64]:
     Raises:
         UserError: If they are not finite.
     """
-    probs = _normalized(_classify(method, features))
-    _require_finite([method], [probs])
-    return probs
-
-
-def _from_store(method: Method, images: Sequence[ImageLike], session: Session, stage: str) -> Tensor:
-    """Probabilities (N, C) from frozen features, encoding only the images that the store has not seen."""
-    found = session.frozen_features(method.clip, images, stage=stage)
-    session.progress(stage, len(images), len(images), "")
-    return _classify(method, method.from_frozen(found.to(method.clip.device)))
-
-
-@torch.no_grad()
-def encode_and_classify_crops(method: Method, crops: Tensor) -> tuple[Tensor, NDArray[np.float64]]:
-    """As `encode_and_classify`, for evaluation crops that are in memory: uint8 (N, 3, S, S)."""
-    clip = method.clip
-    features = method.encode(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True)))
-    return features, classify_features(method, features)
+    at_once = min(MOST_CLASSIFIED, method.images_at_once)
+    parts = [method.classify(rows).cpu() for rows in torch.split(features, at_once)]
+    probabilities = torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
+    wide = probabilities.double()  # float32 softmaxes as rows that sum to one in float64, too
+    rows: NDArray[np.float64] = (wide / wide.sum(dim=1, keepdim=True)).numpy()
+    if not np.isfinite(rows).all():
+        raise UserError(
+            f"the {method.name} model gives probabilities that are not numbers",
+            hint="its tensors or options hold extreme values; fit again, with the default options first",
+        )
+    return rows
 
 
 @dataclass(frozen=True)

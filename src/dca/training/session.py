@@ -8,13 +8,13 @@ import os
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -24,6 +24,7 @@ from dca.core.choices import DEFAULT_METHOD, Rules
 from dca.core.device import compute_dtype, resolve_device, start_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.files import json_digest
+from dca.core.parallel import map_in_order
 from dca.core.progress import Progress, silent, stage_progress
 from dca.core.text import format_long_duration
 from dca.features.store import Features, FeatureStore
@@ -36,15 +37,20 @@ from dca.images.decode import (
     may_have_rotation,
     thumbnail_or_image,
     unreadable_error,
+    worker_count,
 )
 from dca.images.hashing import THUMB, sha256_of, thumbnail
+from dca.images.reading import ImageSummary, encode_jpeg, read_images
 from dca.training import features
 from dca.training.features import CropCache
+from dca.training.pipeline import Source
 
 log = logging.getLogger(__name__)
 
-# Seconds after which hashing shows its progress.
-SLOW = 0.5
+# Seconds after which hashing shows its progress, and files that are hashed ahead.
+SLOW, HASH_AHEAD = 0.5, 256
+# Bytes of previews that are kept in memory, and of one of them, about.
+PREVIEW_BYTES, PREVIEW_SIZE = 2**26, 3000
 
 
 # Training that takes longer, in seconds, is announced.
@@ -142,7 +148,8 @@ class Session:
         self._readable: set[str] = set()
         self._crops = CropCache()
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
-        self._turning: dict[str, bool] = {}
+        self._previews: dict[str, bytes] = {}
+        self._rotated: dict[str, bool] = {}
 
     def with_progress(self, progress: Progress) -> Self:
         """The same session with another receiver of progress.
@@ -236,10 +243,10 @@ class Session:
         """
         began = time.monotonic()
         new = [image for image in images if not self._is_hashed(image)]
-        with ThreadPoolExecutor() as pool:
-            for done, _ in enumerate(pool.map(self.sha256, new), 1):
-                if time.monotonic() - began > SLOW:
-                    self.progress("hashing", done, len(new), "")
+        hashes = map_in_order(self.sha256, new, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash")
+        for done, _ in enumerate(hashes, 1):
+            if time.monotonic() - began > SLOW:
+                self.progress("hashing", done, len(new), "")
         return [self.sha256(image) for image in images]
 
     def _is_hashed(self, image: ImageLike) -> bool:
@@ -258,12 +265,15 @@ class Session:
         Raises:
             UserError: If the file cannot be read.
         """
-        key = self.sha256(image)
+        return self._content_of(image, self.sha256(image))
+
+    def _content_of(self, image: ImageLike, sha256: str) -> str:
+        """`content` of an image whose hash is known."""
         if self.upright:
-            return key
-        if key not in self._turning:
-            self._turning[key] = may_have_rotation(image)
-        return json_digest([key, "as stored"]) if self._turning[key] else key
+            return sha256
+        if sha256 not in self._rotated:
+            self._rotated[sha256] = may_have_rotation(image)
+        return json_digest([sha256, "as stored"]) if self._rotated[sha256] else sha256
 
     def contents(self, images: Sequence[ImageLike]) -> list[str]:
         """`content` of many images, several files at a time.
@@ -279,8 +289,7 @@ class Session:
         """
         if self.upright:
             return self.sha256_all(images)
-        with ThreadPoolExecutor() as pool:
-            return list(pool.map(self.content, images))
+        return list(map_in_order(self.content, images, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash"))
 
     def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> DecodedImages:
         """Decoded training images; recently used sets stay in memory, up to the budget of one store.
@@ -306,21 +315,33 @@ class Session:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
-    def crops(self, images: Sequence[ImageLike], clip: CLIP) -> Iterator[Tensor | Unreadable]:
-        """Evaluation crops of images, from memory where they are kept.
+    def sources(self, images: Sequence[ImageLike], clip: CLIP) -> list[Source]:
+        """Where the evaluation crops of images come from: memory, where they are kept, or the images.
 
         Args:
             images: The images.
             clip: The backbone whose preprocessing is used.
 
         Returns:
-            Per image uint8 (1, 3, S, S), or why it cannot be read.
+            One source per image, for `pipeline.encode_batches`.
 
         Raises:
             UserError: If a file cannot be read.
         """
-        contents = self.contents(images)
-        return self._crops.of(images, contents, clip.preprocess, upright=self.upright, keep=self.keep_crops)
+        return self._crops.sources(images, self.contents(images), clip.preprocess)
+
+    def keep(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
+        """Keep the evaluation crops of images, if this session keeps crops and they fit into memory.
+
+        Args:
+            images: The images.
+            crops: uint8 (1, 3, S, S) of each, or why it cannot be read.
+            clip: The backbone whose preprocessing was used.
+        """
+        if self.keep_crops and self._crops.reserve(len(images), clip.preprocess):
+            for content, crop in zip(self.contents(images), crops, strict=True):
+                if isinstance(crop, Tensor):
+                    self._crops.put(content, clip.preprocess, crop)
 
     def read_ahead(self, images: Sequence[ImageLike], clip: CLIP) -> None:
         """Decode images that will be asked for while a GPU trains; on a CPU, which trains with all cores, do nothing.
@@ -393,58 +414,110 @@ class Session:
             wanted,
             count,
             upright=self.upright,
-            kept=self._crops,
+            cache=self._crops,
             keep=self.keep_crops,
         )
 
-    def unreadable_images(self, clip: CLIP, images: Sequence[ImageLike]) -> list[Unreadable]:
-        """The images that cannot be read; those that were not opened before are opened.
+    def previews(self, images: Sequence[ImageLike]) -> list[bytes]:
+        """Small JPEG files of images, to show them with a model.
 
         Args:
-            clip: The backbone; an image with stored features is known to be readable.
-            images: The images.
+            images: N images.
 
         Returns:
-            One entry per image that cannot be read, with the reason.
-        """
-        contents = [self._hash_or_none(image) for image in images]
-        known = self._readable | features.stored_contents(
-            self.store, clip, [content for content in contents if content]
-        )
-        unknown = [(image, content) for image, content in zip(images, contents, strict=True) if content not in known]
-        faults = [outcome for outcome in self._checked(clip, unknown) if isinstance(outcome, Unreadable)]
-        if not faults:
-            self._readable.update(content for content in contents if content)
-        return faults
-
-    def _checked(self, clip: CLIP, unknown: Sequence[tuple[ImageLike, str | None]]) -> Iterator[Tensor | Unreadable]:
-        """Open images, with their hashes, and keep their crops, since they are checked in order to be used."""
-        images = [image for image, _ in unknown]
-        contents = [content or f"not hashed {n}" for n, (_, content) in enumerate(unknown)]
-        count = stage_progress(self.progress, "checking")
-        found = self._crops.of(images, contents, clip.preprocess, upright=True, keep=True)
-        for done, outcome in enumerate(found, 1):
-            count(done, len(images))
-            yield outcome
-
-    def require_readable(self, clip: CLIP, images: Sequence[ImageLike]) -> None:
-        """Open images that were not opened before, so that unreadable ones are reported before training.
-
-        Args:
-            clip: The backbone; an image with stored features is known to be readable.
-            images: The images.
+            N files; those of images that `read` has read are in memory.
 
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        if faults := self.unreadable_images(clip, images):
-            raise unreadable_error(faults, len(images))
+        contents = self.contents(images)
+        missing = {c: image for c, image in zip(contents, images, strict=True) if c not in self._previews}
+        made = dict(zip(missing, decode_all(list(missing.values()), encode_jpeg), strict=True))
+        return [self._previews.get(content) or made[content] for content in contents]
 
-    def _hash_or_none(self, image: ImageLike) -> str | None:
-        try:
-            return self.sha256(image)
-        except UserError:
-            return None
+    def unreadable_images(
+        self, clip: CLIP, images: Sequence[ImageLike], *, summaries: bool = False
+    ) -> list[Unreadable]:
+        """Read images that were not read before, each once, and return those that cannot be read.
+
+        What reading an image gives is kept: its hash, its evaluation crop, a thumbnail and a preview. An image whose
+        features are stored is known to be readable and not decoded.
+
+        Args:
+            clip: The backbone whose preprocessing makes the crops.
+            images: The images.
+            summaries: Thumbnails and previews will be wanted, so all images are decoded.
+
+        Returns:
+            One entry per image that cannot be read, with the reason.
+        """
+        todo = [image for image in images if not self._is_read(image, summaries)]
+        keep = self._crops.reserve(len(todo), clip.preprocess)
+        count, faults = stage_progress(self.progress, "reading"), list[Unreadable]()
+        decode_all_but = {image.sha256 for image in todo if isinstance(image, StoredImage)} if summaries else None
+        known = partial(self._known_contents, clip, decode_all_but)
+        outcomes = read_images(todo, clip.preprocess.crop, known=known, upright=self.upright)
+        for done, (image, outcome) in enumerate(zip(todo, outcomes, strict=True), 1):
+            count(done, len(todo))
+            if isinstance(outcome.summary, Unreadable):
+                faults.append(outcome.summary)
+            else:
+                self._remember(image, outcome.sha256, outcome.summary, clip, keep=keep)
+        return faults
+
+    def _is_read(self, image: ImageLike, summaries: bool) -> bool:
+        """Whether what `unreadable_images` finds out about an image is known."""
+        if isinstance(image, StoredImage):
+            return False
+        if isinstance(image, Path):
+            try:
+                sha256 = self._hashes.get(_file_key(image))
+            except UserError:  # there is no such file, which reading it says better
+                return False
+        else:
+            known = self._in_memory.get(id(image))
+            sha256 = known[1] if known is not None and known[0]() is image else None
+        if sha256 is None:
+            return False
+        return self._content_of(image, sha256) in (self._thumbnails if summaries else self._readable)
+
+    def _known_contents(self, clip: CLIP, among: set[str] | None, hashes: Sequence[str]) -> set[str]:
+        """The hashes of images that are known to be readable: they were read, or their features are stored.
+
+        among: hashes that count; None for all.
+        """
+        wanted = [sha256 for sha256 in hashes if among is None or sha256 in among]
+        return self._readable.intersection(wanted) | features.stored_contents(self.store, clip, wanted)
+
+    def _remember(self, image: ImageLike, sha256: str, summary: ImageSummary | None, clip: CLIP, *, keep: bool) -> None:
+        """Keep what reading an image has given."""
+        if isinstance(image, Path):
+            self._hashes[_file_key(image)] = sha256
+        elif isinstance(image, Image.Image):
+            self._in_memory[id(image)] = (weakref.ref(image, partial(self._in_memory.pop, id(image))), sha256)
+        content = self._content_of(image, sha256)
+        self._readable.add(content)
+        if summary is None:
+            return
+        self._thumbnails[content] = summary.thumbnail
+        if len(self._previews) * PREVIEW_SIZE < PREVIEW_BYTES:
+            self._previews[content] = summary.preview
+        if keep:
+            self._crops.put(content, clip.preprocess, torch.from_numpy(summary.crop))
+
+    def require_readable(self, clip: CLIP, images: Sequence[ImageLike], *, summaries: bool = False) -> None:
+        """Read images once, so that unreadable ones are reported before training.
+
+        Args:
+            clip: The backbone whose preprocessing makes the crops.
+            images: The images.
+            summaries: As for `unreadable_images`.
+
+        Raises:
+            UserError: If images cannot be read; it names all of them.
+        """
+        if faults := self.unreadable_images(clip, images, summaries=summaries):
+            raise unreadable_error(faults, len(images))
 
 
 def _file_key(path: Path) -> tuple[str, int, int]:

@@ -12,7 +12,9 @@ from PIL import Image
 from dca.backbones.clip.preprocess import Preprocess
 from dca.images import decode as decode_many
 from dca.images.decode import Unreadable
+from dca.training import pipeline
 from dca.training.features import CropCache
+from dca.training.pipeline import decode_source
 
 PREPROCESS = Preprocess(size=8, resize=8, resample=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 SIZE = 3 * 8 * 8
@@ -34,12 +36,19 @@ def opened(monkeypatch):
         return true(image, apply, upright=upright)
 
     monkeypatch.setattr(decode_many, "decode_image", count)
+    monkeypatch.setattr(pipeline, "decode_image", count)
     return found
 
 
-def crops(kept, images, names=None, *, preprocess=PREPROCESS, keep=True):
+def crops(cache, images, names=None, *, preprocess=PREPROCESS, keep=True):
+    """The crop of every image, from the cache or decoded now; those that are decoded are kept if they fit."""
     contents = names or [str(id(image)) for image in images]
-    return list(kept.of(images, contents, preprocess, upright=True, keep=keep))
+    keep = keep and cache.reserve(len(images), preprocess)
+    outcomes = [decode_source(source, True) for source in cache.sources(images, contents, preprocess)]
+    for content, crop in zip(contents, outcomes, strict=True):
+        if keep and isinstance(crop, torch.Tensor):
+            cache.put(content, preprocess, crop)
+    return outcomes
 
 
 def literal(images, preprocess=PREPROCESS):
@@ -83,7 +92,7 @@ def test_a_set_that_does_not_fit_is_not_kept_and_a_new_one_replaces_the_old(open
     crops(kept, images)
     assert len(opened) == 10
     crops(kept, images[:3])
-    crops(kept, images[:3])
+    crops(kept, images[:1])
     assert len(opened) == 13
     mixed = torch.cat(crops(kept, images[2:]))
     assert torch.equal(mixed, literal(images[2:]))
@@ -99,10 +108,10 @@ def test_crops_that_are_made_ahead_are_waited_for(opened):
 
 
 def test_an_error_ahead_is_met_by_whoever_asks(monkeypatch):
-    def fail(*_, **__):
+    def fail(self, image):
         raise RuntimeError("our bug")
 
-    monkeypatch.setattr("dca.training.features.iter_decoded", fail)
+    monkeypatch.setattr(Preprocess, "crop", fail)
     kept = CropCache()
     kept.read_ahead([photo(0)], ["a"], PREPROCESS, upright=True)
     with pytest.raises(RuntimeError, match="our bug"):
