@@ -57,5 +57,7 @@ format: setup
 	$(BIN)/ruff check --fix src tests
 	$(BIN)/ruff format src tests
 
+SPECIFICATIONS := few-shot base-to-new domain-shift components metric intra-loss prompts alpha-beta gamma published-options
+
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache dca-demo

@@ -34,8 +34,8 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from data_throughput import photo
 
+from data_throughput import photo
 from dca.backbones.clip import CLIP
 from dca.core.device import keep_freed_memory
 from dca.datasets.sample import load_sample

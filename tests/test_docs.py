@@ -21,7 +21,8 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 # Commands that need a network, a public dataset, minutes or a package manager.
 # (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/data/test_data_docs.py.)
 NOT_HERE = re.compile(
-    r"^(pip|make|find|curl|docker|python -m|python out|python benchmarks|--json|dca (demo|datasets|cache|push|serve))\b"
+    r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (demo|datasets|cache|push|serve))\b"
+    r"|^python (benchmarks|scripts|study|tests)/"
     r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca select"
 )
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0")

@@ -1,4 +1,4 @@
-"""benchmarks/side_by_side.py: comparison with the authors' code, here with planted toy repositories."""
+"""study/measurements/side_by_side.py: comparison with the authors' code, here with planted toy repositories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[1] / "study" / "measurements"
 MODULES = ("authors", "comparing", "repositories", "report", "setting", "vpt")
 # A file that cannot be imported, with the class that the comparison of `vpt placement=original` takes from it.
 TOKENS = """

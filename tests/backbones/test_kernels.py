@@ -83,7 +83,7 @@ def merge(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
-# In float32 only: the interpreter multiplies no bfloat16 matrices. benchmarks/check_device.py compares both on a GPU.
+# In float32 only: the interpreter multiplies no bfloat16 matrices. tests/gpu/check_device.py compares both on a GPU.
 @pytest.mark.parametrize("names", NAMES, ids=str)
 @pytest.mark.parametrize("prefixes", PREFIXES, ids=str)
 def test_attention_with_prefixes(prefixes: tuple[int, ...], names: tuple[int, ...]) -> None:

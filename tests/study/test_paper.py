@@ -136,15 +136,19 @@ def test_a_name_of_several_methods_is_told_apart(tmp_path: Path) -> None:
     assert row_names([load_specification(spec)])(Variant("gda")) == "ours, method=gda"
 
 
-EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "experiments").glob("*.toml"))
+STUDY = Path(__file__).resolve().parents[2] / "study"
 
 
 @pytest.mark.parametrize("name", ["components", "metric", "intra-loss"])
 def test_rows_of_the_study_are_those_of_the_paper(name: str) -> None:
     """The committed study names its rows as the paper's tables are looked for."""
-    (path,) = [path for path in EXPERIMENTS if path.stem == name] or pytest.skip("needs experiments/")
-    base = {"dca": Variant("dca"), "dapt": Variant.of("dapt", {"recipe": "own"}, {})}  # as experiments/selection.json
-    cells = {row: cell for cell in load_specification(path).cells for row in cell.rows if row in paper_rows()}
+    base = {"dca": Variant("dca"), "dapt": Variant.of("dapt", {"recipe": "own"}, {})}  # as study/selection.json
+    cells = {
+        row: cell
+        for cell in load_specification(STUDY / f"{name}.toml").cells
+        for row in cell.rows
+        if row in paper_rows()
+    }
     assert len(cells) >= 3
     for row, cell in cells.items():
         variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)

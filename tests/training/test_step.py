@@ -1,4 +1,4 @@
-"""The recording itself needs a GPU: benchmarks/check_device.py compares it with the step as written."""
+"""The recording itself needs a GPU: tests/gpu/check_device.py compares it with the step as written."""
 
 from __future__ import annotations
 

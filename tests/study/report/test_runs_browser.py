@@ -9,13 +9,10 @@ import pytest
 
 from report.browser_checks import problems
 
-COMMITTED = Path(__file__).resolve().parents[3] / "experiments" / "report"
-
 
 @pytest.mark.parametrize("width", [1366, 390])
 def test_nothing_is_cut_and_nothing_is_loaded(browser: Any, report: Path, width: int) -> None:
     assert problems(browser, report / "index.html", width) == []
-    assert problems(browser, COMMITTED / "index.html", width) == []
 
 
 def test_a_number_opens_the_list_of_its_runs(browser: Any, report: Path) -> None:

@@ -1,1 +1,0 @@
-"""Parts of benchmarks/side_by_side.py, which compares methods with their authors' code."""

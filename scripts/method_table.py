@@ -1,0 +1,81 @@
+"""Write the tables about methods in docs/: the methods as they are, and their accuracies in the study.
+
+    python scripts/method_table.py
+    python scripts/method_table.py --results study/results/study.jsonl [--spec study/few-shot.toml]
+
+The first form writes the table of the methods. The second also makes src/dca/methods/measured.json, which `dca methods`
+shows, from a results file or a folder of runs, and writes the table of accuracies at every number of shots.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import click
+
+from dca.core.files import write_json
+from dca.datasets.catalog import title_of
+from dca.methods.registry import all_methods
+from dca.methods.summary import table
+from dca.study.measured import measured_accuracies
+from dca.study.report.means import average_entry, cell_entry
+from dca.study.report.subject import subject_of
+from dca.study.report.tables import MISSING, TableCell
+from dca.study.results import PARAMETERS
+from dca.study.specification import load_specification
+from pages import write_part
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ROOT / "src" / "dca" / "methods" / "measured.json"
+METHODS, STUDY = "methods: scripts/method_table.py", "study: scripts/method_table.py"
+MOST = 16
+
+
+def method_table() -> str:
+    """The table of the methods in this package."""
+    return table([method for method in all_methods().values() if method.__module__.startswith("dca.methods.")])
+
+
+def study_table(specification: str, runs: Path) -> str:
+    """Mean accuracy over the datasets by shots, then each dataset with most shots; the best method first."""
+    subject = subject_of(runs, specifications=[specification])
+    (block,) = subject.of_protocol("few-shot")
+    datasets = [dataset for dataset in block.datasets if dataset in block.averaged]
+    rows = []
+    for variant in subject.methods(block):
+        means = [average_entry(block, variant, shots, datasets) for shots in block.shots]
+        cells = [cell_entry(block, variant, name, MOST) for name in datasets]
+        trained = average_entry(block, variant, MOST, datasets[:1], PARAMETERS)
+        values = "–" if trained is None else f"{trained.value:,.0f}"
+        last = means[-1].value if means[-1] and means[-1].value else 0.0
+        rows.append((-last, f"| `{variant.method}` | {' | '.join(map(shown, [*means, *cells]))} | {values} |"))
+    titles = [f"K={shots}" for shots in block.shots]
+    titles += [*map(title_of, datasets), f"trained values, {title_of(datasets[0])}"]
+    head = [f"| method | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    return "\n".join([*head, *(row for _, row in sorted(rows))])
+
+
+def shown(entry: TableCell | None) -> str:
+    """One accuracy with its standard deviation."""
+    if entry is None or entry.value is None:
+        return MISSING
+    return f"{entry.value:.1f}" + ("" if entry.std is None else f" ± {entry.std:.1f}")
+
+
+def main() -> None:
+    """Write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="results file or folder of runs")
+    parser.add_argument("--spec", default=str(ROOT / "study" / "few-shot.toml"), help="specification of the cells")
+    arguments = parser.parse_args()
+    if arguments.results:
+        measured = measured_accuracies(load_specification(arguments.spec), arguments.results)
+        write_json(MEASURED, measured)
+        click.echo(f"left out, not finished: {', '.join(measured['not_finished']) or 'none'}")
+        write_part(STUDY, study_table(arguments.spec, arguments.results))
+    write_part(METHODS, method_table())
+
+
+if __name__ == "__main__":
+    main()

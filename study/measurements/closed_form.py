@@ -1,0 +1,191 @@
+"""What the closed form promises, measured on test images: intervals, calibration, "none of these", wrong labels.
+
+    python study/measurements/closed_form.py intervals DATA ... [--tasks 60]
+    python study/measurements/closed_form.py calibration DATA ... [--method gda ...] [--shots 4 ...]
+    python study/measurements/closed_form.py unknown DATA ...
+    python study/measurements/closed_form.py labels DATA ...
+
+DATA are dataset folders as `dca fit` takes them. Nothing is chosen here: all settings are the defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dca import Classifier, Session
+from dca.core import seeds
+from dca.datasets import load_dataset
+from dca.datasets.dataset import Dataset, Item
+from dca.datasets.protocols import training_part
+from dca.methods.registry import get_method
+from dca.model.findings import doubtful_labels
+
+SEEDS = (1, 2, 3)
+
+
+def here(items: Sequence[Item]) -> tuple[Item, ...]:
+    """The images that exist on this machine."""
+    return tuple(item for item in items if not isinstance(item.image, Path) or item.image.is_file())
+
+
+def some_classes(dataset: Dataset, classes: Sequence[int], train: Sequence[Item], test: Sequence[Item]) -> Dataset:
+    """A dataset of these classes, renumbered."""
+    place = {c: n for n, c in enumerate(classes)}
+    parts = [tuple(Item(i.image, place[i.label]) for i in part if i.label in place) for part in (train, test)]
+    labels, names = tuple(dataset.labels[c] for c in classes), tuple(dataset.names[c] for c in classes)
+    return dataclasses.replace(dataset, labels=labels, names=names, train=parts[0], val=(), test=parts[1])
+
+
+def random_task(datasets: Sequence[Dataset], number: int, classes: int = 6, shots: int = 8) -> Dataset:
+    """A few classes of a dataset: `shots` images of each for training, all others for testing."""
+    rng = np.random.default_rng(number)
+    dataset = datasets[number % len(datasets)]
+    images: dict[int, list[Item]] = {}
+    for item in here((*dataset.train, *dataset.val, *dataset.test)):
+        images.setdefault(item.label, []).append(item)
+    able = [c for c, own in images.items() if len(own) >= 2 * shots]
+    chosen = sorted(rng.choice(able, classes, replace=False).tolist())
+    shuffled = {c: [images[c][i] for i in rng.permutation(len(images[c]))] for c in chosen}
+    train = [item for own in shuffled.values() for item in own[:shots]]
+    return some_classes(dataset, chosen, train, [item for own in shuffled.values() for item in own[shots:]])
+
+
+def intervals(datasets: Sequence[Dataset], session: Session, tasks: int) -> None:
+    """How often the printed 95 % interval holds the accuracy on the other images of the classes."""
+    covered, macro_covered, widths, errors = 0, 0, [], []
+    for number in range(tasks):
+        task = random_task(datasets, number)
+        model = Classifier("closed_form").fit(task, session=session)
+        found, report = model.estimate_, model.evaluate(task)
+        assert found is not None
+        macro = statistics.mean(report.per_class.values())
+        covered += found.low <= report.accuracy <= found.high
+        macro_covered += found.low <= macro <= found.high
+        widths.append(found.high - found.low)
+        errors.append(found.accuracy - macro)
+    click.echo(f"{tasks} tasks of 6 classes x 8 images: covered {covered} (mean over classes: {macro_covered}), "
+          f"median width {100 * statistics.median(widths):.1f} points, "
+          f"mean of estimate minus accuracy {100 * statistics.mean(errors):+.1f}")  # fmt: skip
+
+
+def calibration(
+    datasets: Sequence[Dataset],
+    session: Session,
+    methods: Sequence[str],
+    shots: Sequence[int],
+    seed_numbers: Sequence[int],
+) -> None:
+    """ECE on the test images, with and without the temperature."""
+    click.echo("| method | shots | " + " | ".join(f"{d.name}: ECE before, after" for d in datasets) + " | mean |")
+    for method in methods:
+        for K in shots:
+            rows = []
+            for dataset in datasets:
+                before, after = [], []
+                for seed in seed_numbers:
+                    own = get_method(method).calibrated
+                    for calibrate, into in ((False, before), (True, after)):
+                        if own and not calibrate:
+                            continue
+                        model = Classifier(method, shots=K, seed=seed, estimate=True, calibrate=calibrate)
+                        into.append(100 * model.fit(dataset, session=session).evaluate(dataset).ece)
+                rows.append((statistics.mean(before or after), statistics.mean(after)))
+            means = [statistics.mean(column) for column in zip(*rows, strict=True)]
+            cells = " | ".join(f"{a:.1f}, {b:.1f}" for a, b in [*rows, tuple(means)])
+            click.echo(f"| {method} | {K} | {cells} |")
+
+
+def area(unknown: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+    """AUROC in percent of scores that should be larger for unknown images; equal scores count half."""
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positive, negative = int(unknown.sum()), int((~unknown).sum())
+    return float(100 * (rank[unknown].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int]) -> None:
+    """AUROC of known against unknown test images, with half of the classes unknown."""
+    for dataset in datasets:
+        for K in shots:
+            found: dict[str, list[float]] = {}
+            for seed in SEEDS:
+                order = torch.randperm(len(dataset.names), generator=seeds.generator(seed, "known classes")).tolist()
+                known = sorted(order[: len(order) // 2])
+                task = some_classes(dataset, known, here(dataset.train), dataset.test)
+                source, _ = training_part(task, K, seed, rules="strict", validation="none")
+                model = Classifier("closed_form", seed=seed).fit(source, session=session)
+                test = [item.image for item in dataset.test]
+                new = np.array([item.label not in known for item in dataset.test])
+                method, zero = model.method_, model.zero_shot()
+                # Stored features: `model.answers` would encode all test images again for every model.
+                features = method.from_frozen(session.frozen_features(method.clip, test).to(method.clip.device))
+                p_values, probabilities = method.p_values(features), method.classify(features).double()
+                cosines = features @ zero.head.weight.T / zero.clip.tau  # type: ignore[attr-defined]
+                assert p_values is not None
+                scores = {
+                    "p-value": 1 - p_values.numpy(),
+                    "max softmax": 1 - probabilities.amax(dim=-1).cpu().numpy(),
+                    "MCM": 1 - cosines.softmax(dim=-1).amax(dim=-1).double().cpu().numpy(),
+                }
+                for name, score in scores.items():
+                    found.setdefault(name, []).append(area(new, score))
+            areas = {name: round(statistics.mean(values), 1) for name, values in found.items()}
+            click.echo(f"{dataset.name}, {K} shots: AUROC {areas}")
+
+
+def labels(datasets: Sequence[Dataset], session: Session) -> None:
+    """Share of flipped labels among the twice as many most suspicious images, 5 % flipped, 16 shots."""
+    for dataset in datasets:
+        shares = []
+        for seed in SEEDS:
+            source, _ = training_part(dataset, 16, seed, rules="strict", validation="none")
+            rng = np.random.default_rng(seed)
+            flipped = rng.choice(len(source.train), round(0.05 * len(source.train)), replace=False)
+            items = list(source.train)
+            for i in flipped:
+                other = int(rng.integers(len(source.names) - 1))
+                items[i] = Item(items[i].image, other + (other >= items[i].label))
+            wrong = dataclasses.replace(source, train=tuple(items), val=())
+            model = Classifier("closed_form", seed=seed).fit(wrong, session=session)
+            order = sorted((image.held_out.own, i) for i, image in enumerate(model.training_images_) if image.held_out)
+            shares.append(len({i for _, i in order[: 2 * len(flipped)]} & {*flipped.tolist()}) / len(flipped))
+            listed = len(doubtful_labels(model.training_images_, model.classes_.tolist()))
+        found = ", ".join(f"{100 * share:.0f}" for share in shares)
+        click.echo(f"{dataset.name}: {found} % of {len(flipped)} flipped labels; the last fit lists {listed} labels")
+
+
+def main() -> None:
+    """Run one of the studies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=["intervals", "calibration", "unknown", "labels"])
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--tasks", type=int, default=60)
+    parser.add_argument("--method", action="append")
+    parser.add_argument("--shots", action="append", type=int)
+    parser.add_argument("--seed", action="append", type=int)
+    parser.add_argument("--device", default="auto")
+    chosen = parser.parse_args()
+    datasets, session = [load_dataset(place) for place in chosen.data], Session(device=chosen.device)
+    if chosen.study == "intervals":
+        intervals(datasets, session, chosen.tasks)
+    elif chosen.study == "calibration":
+        calibration(
+            datasets, session, chosen.method or ["closed_form"], chosen.shots or [4, 8, 16], chosen.seed or SEEDS
+        )
+    elif chosen.study == "unknown":
+        unknown(datasets, session, chosen.shots or [4, 16])
+    else:
+        labels(datasets, session)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The scripts under study/measurements/ that compare options on the same test images, here on a few drawn images."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from conftest import shared
+from dca.backbones.clip import CLIP
+from dca.methods.base import Problem, with_options
+from dca.methods.dca import DCA, DCAOptions
+from oracles.images import Images
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASUREMENTS = ROOT / "study" / "measurements"
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.syspath_prepend(MEASUREMENTS)
+    return importlib.import_module
+
+
+def test_a_difference_is_paired_and_its_interval_is_over_images(load: Load) -> None:
+    paired = load("paired")
+    ours = np.array([[True, False, False, True], [True, False, True, True]])
+    theirs = np.array([[True, True, False, True], [True, True, False, True]])
+    each = np.array([0.0, 1.0, -0.5, 0.0])  # mean over the two seeds
+    half = 1.959963984540054 * np.sqrt(((each - each.mean()) ** 2).sum() / 3) / 2
+    assert paired.difference(ours, theirs) == pytest.approx((12.5, 12.5 - 100 * half, 12.5 + 100 * half))
+    assert paired.accuracy(theirs)[0] == pytest.approx(75)
+
+
+def test_a_generated_part_of_a_page_is_replaced_between_its_marks(load: Load, tmp_path: Path) -> None:
+    pages, page = load("pages"), tmp_path / "page.md"
+    page.write_text("a\n<!-- x.py -->\nold\n<!-- end -->\nb\n<!-- z.py -->\n<!-- end -->\n")
+    pages.write_part("x.py", "new", page)
+    pages.write_part("z.py", "first", page)
+    assert page.read_text() == "a\n<!-- x.py -->\nnew\n<!-- end -->\nb\n<!-- z.py -->\nfirst\n<!-- end -->\n"
+    with pytest.raises(SystemExit, match="no marks of y"):
+        pages.write_part("y.py", "new", page)
+    with pytest.raises(SystemExit, match="no page in"):
+        pages.page_of("y.py")
+
+
+def test_the_heads_of_the_centre_study_are_what_they_are_called(load: Load, clip: CLIP) -> None:
+    images = Images((3, 3, 3))
+    method = DCA.build(clip, Problem(names=("cat", "dog", "x"), shots=3), DCAOptions())
+    method.finish(images)
+    heads = load("centres").heads_of(method.seal())
+    f = method.encode(torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))).detach()
+    for name, options in (
+        ("text alone", {"test_metric": "euclidean"}),
+        ("centre text", {"center": "text"}),
+        ("centre visual", {"center": "visual"}),
+    ):
+        torch.testing.assert_close(heads[name](f), with_options(method, options).classify(f))
+    x, u = method.encode(images.pixels).detach(), method.encode_text().detach()
+    means = F.normalize(torch.stack([x[images.labels == c].mean(0) for c in range(3)]), dim=-1)
+    for name, vectors in (("image means", means[None]), ("text + means", F.normalize(u + means, dim=-1))):
+        distances = (f[None, :, None] - vectors[:, None]).square().sum(-1)
+        wanted = (clip.tau / (distances + 1e-6)).softmax(-1).mean(0)
+        torch.testing.assert_close(heads[name](f), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "part"),
+    [
+        ("centres", [], "| photos | 2 | 1 | 30 |"),
+        ("published_options", ["--method", "gda", "--method", "tip_adapter_f"], "| `gda` | `crop_low=0.08` |"),
+    ],
+)
+def test_a_study_prints_its_tables_and_writes_its_figures(
+    script: str,
+    more: list[str],
+    part: str,
+    load: Load,
+    photos: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study, file, page = load(script), tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text(f"<!-- study/measurements/{script}.py -->\n<!-- end -->\n", encoding="utf-8")
+    common = ["--shots", "2", "--seed", "1", "--epochs", "1", "--backbone", str(tiny_folder), "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", [script, str(photos), *common, "--json", str(file), *more])
+    assert study.main() == 0
+    printed = capsys.readouterr().out
+    assert part in printed
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert all(row["n"] == 30 for row in rows)
+    monkeypatch.setattr("sys.argv", [script, "--show", str(file), "--page", str(page)])
+    assert study.main() == 0
+    assert capsys.readouterr().out == printed
+    assert printed.strip() in page.read_text(encoding="utf-8")
+    assert load("pages").read_part(f"study/measurements/{script}.py")
+
+
+def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
+    script = load("selection_table")
+    table = script.table(json.loads(script.SELECTION.read_text(encoding="utf-8")))
+    assert table == load("pages").read_part(script.SCRIPT), "run: python scripts/selection_table.py"
+
+
+CLIP_FEATURES = ROOT / "study" / "clip_features.json"
+
+
+def test_the_docs_show_the_accuracies_on_real_clip_features(load: Load, tmp_path: Path, monkeypatch: Any) -> None:
+    study, page = load("clip_features"), tmp_path / "page.md"
+    shown = load("pages").page_of(study.SCRIPT).read_text(encoding="utf-8")
+    page.write_text(shown, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["clip_features", "--show", str(CLIP_FEATURES), "--page", str(page)])
+    study.main()
+    assert page.read_text(encoding="utf-8") == shown
+
+
+def test_the_accuracies_on_real_clip_features_can_be_made_again(load: Load) -> None:
+    study, recorded = load("clip_features"), json.loads(CLIP_FEATURES.read_text(encoding="utf-8"))
+    tensors = load_file(shared("data", "clip_features") / "oxford_pets.safetensors")
+    for shots in (1, 16):
+        train, test = study.parts(tensors, shots)
+        row = recorded["OxfordPets, no text"]["accuracy"][str(shots)]
+        for head, accuracy in study.of_heads(train, test, shots, 37).items():
+            assert accuracy == pytest.approx(row[head], abs=0.03), (head, shots)  # one of 3,669 test images
+
+
+def test_methods_run_on_given_features(load: Load, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A small twin of the real files: three classes of six features, of which the text knows two."""
+    generator, made = torch.Generator().manual_seed(1), {}
+    for part, each in (("train2", 2), ("val", 6), ("test", 6)):
+        labels = torch.arange(3).repeat_interleave(each)
+        noise = 0.1 * torch.randn(len(labels), 8, generator=generator)
+        made |= {f"{part}_features": (F.one_hot(labels, 8) + noise).half(), f"{part}_labels": labels}
+    for name in ("caltech101", "oxford_flowers", "oxford_pets"):
+        save_file(made, tmp_path / f"{name}.safetensors")
+    save_file({"lvis": torch.eye(8)[:2].half()}, tmp_path / "text_a_cname_detic.safetensors")
+    names = {"text": {"lvis_names": ["cat", "dog_(animal)"]}, "caltech101": {"classnames": ["cat", "dog", "zebra"]}}
+    (tmp_path / "meta.json").write_text(json.dumps(names), encoding="utf-8")
+    arguments = ["--data", str(tmp_path), "--shots", "2", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr("sys.argv", ["clip_features", *arguments])
+    load("clip_features").main()
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [table["test_images"] for table in found.values()] == [18, 18, 18, 12]
+    assert found["Caltech101, 2 classes, with text"]["accuracy"]["2"]["zero_shot"] == 100
+    assert found["OxfordPets, no text"]["accuracy"]["2"]["nearest mean, cosine"] == 100
+    assert "| Caltech101, 2 classes, with text, n = 12 | 2 shots |" in capsys.readouterr().out
