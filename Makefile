@@ -4,24 +4,25 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo-installed
+CODE := src pretrain tests study benchmarks scripts .ci
 
-.PHONY: setup demo test test-slow test-browser docs release-check lint format clean
+.PHONY: setup demo test test-slow test-browser docs study-report study-tables release-check lint format clean
 
 setup: $(STAMP)
 
 # The constraints pin exact versions, so that every machine installs what the tests ran with.
-$(STAMP): pyproject.toml ci/constraints.txt
+$(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c ci/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e '.[dev]'
 	# Only its vocabulary file is needed, so it is installed without dependencies.
-	$(BIN)/python -m pip install -q --no-deps -c ci/constraints.txt open_clip_torch
+	$(BIN)/python -m pip install -q --no-deps -c .ci/constraints.txt open_clip_torch
 	touch $(STAMP)
 
 # What the demonstration needs is a small part of what the tests need.
-$(DEMO): pyproject.toml ci/constraints.txt
+$(DEMO): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -e $(STAMP) || $(BIN)/python -m pip install -q -c ci/constraints.txt -e '.[report]'
+	test -e $(STAMP) || $(BIN)/python -m pip install -q -c .ci/constraints.txt -e '.[report]'
 	touch $(DEMO)
 
 demo: $(DEMO)
@@ -44,20 +45,32 @@ test-slow: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The study's results as a report: one page with figures and LaTeX in build/study, or its tables, which are committed.
+SPECIFICATIONS := few-shot base-to-new domain-shift components metric intra-loss prompts alpha-beta gamma published-options
+REPORT := $(BIN)/dca study report study/results/study.jsonl --selection study/selection.json \
+	$(foreach name,$(SPECIFICATIONS),--spec study/$(name).toml)
+study-report: setup
+	$(REPORT) -o build/study
+
+# Everything that is made from study/results: the selection, the report's tables, measured.json, tables in docs/.
+study-tables: setup
+	$(BIN)/dca study select study/results/selection.jsonl -o study/selection.json
+	$(REPORT) -o study/report --text-only
+	$(BIN)/python scripts/method_table.py --results study/results/study.jsonl
+	$(BIN)/python scripts/selection_table.py
+
 # Builds sdist and wheel, checks them, and installs the wheel into an empty environment, where it runs `dca demo`.
 release-check: setup
 	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
-
-SPECIFICATIONS := few-shot base-to-new domain-shift components metric intra-loss prompts alpha-beta gamma published-options
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache dca-demo

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+import pages
 from dca.core.files import write_json
 from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods
@@ -24,7 +25,6 @@ from dca.study.report.subject import subject_of
 from dca.study.report.tables import MISSING, TableCell
 from dca.study.results import PARAMETERS
 from dca.study.specification import load_specification
-from pages import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "src" / "dca" / "methods" / "measured.json"
@@ -73,8 +73,8 @@ def main() -> None:
         measured = measured_accuracies(load_specification(arguments.spec), arguments.results)
         write_json(MEASURED, measured)
         click.echo(f"left out, not finished: {', '.join(measured['not_finished']) or 'none'}")
-        write_part(STUDY, study_table(arguments.spec, arguments.results))
-    write_part(METHODS, method_table())
+        pages.write_part(STUDY, study_table(arguments.spec, arguments.results))
+    pages.write_part(METHODS, method_table())
 
 
 if __name__ == "__main__":

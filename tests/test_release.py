@@ -60,7 +60,8 @@ def test_the_wheel_has_every_file_and_no_other(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {name for name in names if ".dist-info/" not in name}
     assert inside == sources()
-    assert inside >= {"dca/py.typed", "dca/clip/mini/model.safetensors", "dca/export/web/index.html"}
+    assert {name.split("/")[0] for name in inside} == {"dca"}
+    assert inside >= {"dca/py.typed", "dca/backbones/mini/model.safetensors", "dca/export/web/index.html"}
     assert f"dca_prompt-{dca.__version__}.dist-info/licenses/LICENSE" in names
 
 
@@ -68,8 +69,14 @@ def test_the_sdist_has_what_the_tests_and_the_site_need(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
-    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "Makefile", "mkdocs.yml", "pyproject.toml"}
-    assert names >= wanted | {"docs/index.md", "docs/notebooks/quickstart.ipynb", "tests/conftest.py"}
+    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "Makefile", "mkdocs.yml"}
+    wanted |= {"pyproject.toml", "docs/index.md", "docs/notebooks/quickstart.ipynb", "tests/conftest.py"}
+    assert names >= wanted | {
+        "study/results/study.jsonl",
+        "scripts/pages.py",
+        "pretrain/mini.toml",
+        ".ci/constraints.txt",
+    }
     # The weights are in the wheel and in src; nothing else may be large.
     assert path.stat().st_size < 60e6
 
@@ -91,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     folder = tmp_path_factory.mktemp("place")
     call(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    call(python, "-m", "pip", "install", "-q", "-c", ROOT / "ci" / "constraints.txt", wheel, cwd=folder)
+    call(python, "-m", "pip", "install", "-q", "-c", ROOT / ".ci" / "constraints.txt", wheel, cwd=folder)
     return folder
 
 

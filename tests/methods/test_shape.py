@@ -22,7 +22,7 @@ def script() -> ModuleType:
 
 
 def test_the_docs_list_the_methods_as_they_are(script: ModuleType) -> None:
-    assert script.method_table() == script.read_part(script.METHODS), "run: python scripts/method_table.py"
+    assert script.method_table() == script.pages.read_part(script.METHODS), "run: python scripts/method_table.py"
 
 
 def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> None:
@@ -32,7 +32,7 @@ def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> No
         script.study_table(study, results),
         "python scripts/method_table.py --results study/results/study.jsonl",
     )
-    assert table == script.read_part(script.STUDY), f"run: {command}"
+    assert table == script.pages.read_part(script.STUDY), f"run: {command}"
     assert script.measured_accuracies(script.load_specification(study), results) == measured(), f"run: {command}"
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dca_pretrain import bpe
-from dca_pretrain.config import AugmentConfig, DataConfig, LossConfig, ModelConfig, PretrainConfig, TrainConfig
-from dca_pretrain.drawn import draw
-from dca_pretrain.pack import pack_folder
-from dca_pretrain.prepare import prepare
+from pretrain import bpe
+from pretrain.config import AugmentConfig, DataConfig, LossConfig, ModelConfig, PretrainConfig, TrainConfig
+from pretrain.drawn import draw
+from pretrain.pack import pack_folder
+from pretrain.prepare import prepare
 
 NOUNS = [
     ("n00001930", ["physical entity"], "an entity that has physical existence", []),

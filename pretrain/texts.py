@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dca_pretrain.captions import STYLES, Meaning
+from pretrain.captions import STYLES, Meaning
 
 Tables = dict[str, Tensor]
 Tokenize = Callable[[Sequence[str]], list[list[int]]]

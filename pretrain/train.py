@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from dca.core.device import resolve_device
 from dca.core.seeds import derive
-from dca_pretrain import augment, loss, schedule
-from dca_pretrain.config import ATTENTION, AugmentConfig, PretrainConfig, TrainConfig
-from dca_pretrain.corpus import Corpus, TextBatch, load_corpus
-from dca_pretrain.export import export
-from dca_pretrain.state import State, load_state, new_state, save_state
-from dca_pretrain.towers import encode_padded, encode_patches
-from dca_pretrain.validate import validate
+from pretrain import augment, loss, schedule
+from pretrain.config import ATTENTION, AugmentConfig, PretrainConfig, TrainConfig
+from pretrain.corpus import Corpus, TextBatch, load_corpus
+from pretrain.export import export
+from pretrain.state import State, load_state, new_state, save_state
+from pretrain.towers import encode_padded, encode_patches
+from pretrain.validate import validate
 
 log = logging.getLogger(__name__)
 

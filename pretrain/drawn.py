@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from PIL import Image, ImageDraw
 
-from dca_pretrain.pack import Record
+from pretrain.pack import Record
 
 Point = tuple[float, float]
 Colour = tuple[int, int, int]

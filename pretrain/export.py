@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from dca.backbones.clip import config as configs
 from dca.backbones.clip import preprocess
 from dca.backbones.clip import weights as names
-from dca_pretrain import bpe
-from dca_pretrain.state import State
+from pretrain import bpe
+from pretrain.state import State
 
 
 def export(state: State, folder: Path) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca_pretrain.captions import STYLES
-from dca_pretrain.config import AugmentConfig
+from pretrain.captions import STYLES
+from pretrain.config import AugmentConfig
 
 GREY, BLURRY = STYLES.index("grey"), STYLES.index("blurry")
 LUMA = (0.299, 0.587, 0.114)

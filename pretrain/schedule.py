@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dca_pretrain.config import AugmentConfig, TrainConfig
+from pretrain.config import AugmentConfig, TrainConfig
 
 
 def progress(config: TrainConfig, step: int, seconds: float) -> float:

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from dca.core.errors import UserError
-from dca_pretrain import bpe
-from dca_pretrain.config import TrainConfig, read_config
-from dca_pretrain.evaluate import probe, zero_shot
+from pretrain import bpe
+from pretrain.config import TrainConfig, read_config
+from pretrain.evaluate import probe, zero_shot
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_toml_sets_what_it_names_and_nothing_else(tmp_path):
@@ -33,7 +35,7 @@ def test_mistakes_are_named(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", ["mini.toml", "mini_more.toml"])
 def test_shipped_recipes_are_readable(name: str):
-    recipe = Path(__file__).parents[2] / "src/dca_pretrain" / name
+    recipe = ROOT / "pretrain" / name
     assert read_config(recipe).model.clip(10240).embed_dim == 256
 
 
@@ -52,8 +54,8 @@ def test_zero_shot_and_probe_find_separable_classes():
 
 def test_command_line_reports_mistakes_without_a_traceback(tmp_path):
     (tmp_path / "run.toml").write_text("[trian]\n")
-    command = [sys.executable, "-m", "dca_pretrain", "train", str(tmp_path / "run.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pretrain", "train", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Did you mean 'train'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -64,9 +66,9 @@ def test_folder_to_pack_on_the_command_line(tmp_path):
 
     (tmp_path / "photos" / "sky").mkdir(parents=True)
     Image.new("RGB", (80, 80), "blue").save(tmp_path / "photos" / "sky" / "1.png")
-    command = [sys.executable, "-m", "dca_pretrain", "pack", str(tmp_path / "photos")]
+    command = [sys.executable, "-m", "pretrain", "pack", str(tmp_path / "photos")]
     command += ["--out", str(tmp_path / "pack"), "--source", "mine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("1 images")
     import gzip
 

@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca_pretrain import pack
+from pretrain import pack
 
 
 def test_folder_of_named_images_becomes_a_source(tmp_path):

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dca_pretrain.lexicon import Lexicon, Noun
-from dca_pretrain.pack import Record
+from pretrain.lexicon import Lexicon, Noun
+from pretrain.pack import Record
 
 STYLES = ("plain", "grey", "blurry")
 # {} is the bare name, {a} the name with its article. Common prompts write "a photo of a {}" whatever follows.

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca_pretrain.config import PretrainConfig
-from dca_pretrain.prepare import LEXICON
-from dca_pretrain.texts import Tables, concatenate, lookup, token_ids
+from pretrain.config import PretrainConfig
+from pretrain.prepare import LEXICON
+from pretrain.texts import Tables, concatenate, lookup, token_ids
 
 TEXT_TABLES = ("tokens", "lengths", "wordings", "ranges", "keys", "members", "group_start", "group_count")
 
@@ -76,7 +76,7 @@ def load_corpus(config: PretrainConfig, device: torch.device, names: Sequence[st
     folder = Path(config.data.prepared)
     names = list(names) or sorted(p.name.removesuffix(".safetensors") for p in folder.glob("*.safetensors"))
     if not [n for n in names if n != LEXICON]:
-        raise UserError(f"{folder}: no prepared images", hint="python -m dca_pretrain prepare CONFIG.toml")
+        raise UserError(f"{folder}: no prepared images", hint="python -m pretrain prepare CONFIG.toml")
     parts = {name: load_file(folder / f"{name}.safetensors", device=str(device)) for name in names}
     with_images = [n for n in names if n != LEXICON]
     offsets = torch.tensor([0] + [len(parts[n]["group_start"]) for n in names]).cumsum(0).tolist()

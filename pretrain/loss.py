@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca_pretrain.augment import Mix
+from pretrain.augment import Mix
 
 
 def targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: float) -> Tensor:

@@ -17,8 +17,8 @@ from dca.backbones.clip.preprocess import Preprocess
 from dca.backbones.clip.weights import initialize
 from dca.core.errors import UserError
 from dca.core.seeds import generator
-from dca_pretrain.config import PretrainConfig
-from dca_pretrain.prepare import tokenizer_of
+from pretrain.config import PretrainConfig
+from pretrain.prepare import tokenizer_of
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)

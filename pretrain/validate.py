@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca_pretrain.corpus import Corpus
-from dca_pretrain.state import State
-from dca_pretrain.texts import token_ids
-from dca_pretrain.towers import encode_padded, encode_patches
+from pretrain.corpus import Corpus
+from pretrain.state import State
+from pretrain.texts import token_ids
+from pretrain.towers import encode_padded, encode_patches
 
 
 @torch.no_grad()

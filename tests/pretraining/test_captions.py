@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from dca_pretrain.captions import STYLES, captioned, describe, named, noun_meaning, say
-from dca_pretrain.colours import dominant
-from dca_pretrain.lexicon import Lexicon, read_lexicon
-from dca_pretrain.pack import Record
+from pretrain.captions import STYLES, captioned, describe, named, noun_meaning, say
+from pretrain.colours import dominant
+from pretrain.lexicon import Lexicon, read_lexicon
+from pretrain.pack import Record
 
 EMPTY = Lexicon({})
 

@@ -14,9 +14,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing
 
 from dca.backbones.clip.tokenizer import EOT, SOT, from_merges
-from dca_pretrain import pack
-from dca_pretrain.config import PretrainConfig
-from dca_pretrain.lexicon import read_lexicon
+from pretrain import pack
+from pretrain.config import PretrainConfig
+from pretrain.lexicon import read_lexicon
 
 END = "</w>"
 NAME_WEIGHT, LEMMA_WEIGHT = 20, 3

@@ -1,4 +1,4 @@
-"""python -m dca_pretrain: make a small CLIP from your own images and texts."""
+"""python -m pretrain: make a small CLIP from your own images and texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cli(verbose: bool) -> None:
 @click.option("--captions", type=click.Path(exists=True, path_type=Path), help="JSONL with file, names and captions.")
 def pack(folder: Path, out: Path, source: str, captions: Path | None) -> None:
     """Put the images of FOLDER into a pack."""
-    from dca_pretrain.pack import pack_folder
+    from pretrain.pack import pack_folder
 
     click.echo(f"{pack_folder(folder, captions, out, source):,} images in {out / source}.bin")
 
@@ -40,8 +40,8 @@ def pack(folder: Path, out: Path, source: str, captions: Path | None) -> None:
 @click.option("--size", default=10240, show_default=True, help="Tokens, SOT and EOT included.")
 def tokenizer(config: Path, out: Path, size: int) -> None:
     """Learn a tokenizer from the texts of the pack and the lexicon."""
-    from dca_pretrain import bpe
-    from dca_pretrain.config import read_config
+    from pretrain import bpe
+    from pretrain.config import read_config
 
     settings = read_config(config)
     bpe.save(bpe.learn(bpe.corpus_texts(settings), size), out, settings.model.context)
@@ -55,8 +55,8 @@ def tokenizer(config: Path, out: Path, size: int) -> None:
 def prepare(config: Path, sources: tuple[str, ...], device: str) -> None:
     """Decode the images and tokenise the texts of the pack, once."""
     from dca.core.device import resolve_device
-    from dca_pretrain.config import read_config
-    from dca_pretrain.prepare import prepare as prepare_sources
+    from pretrain.config import read_config
+    from pretrain.prepare import prepare as prepare_sources
 
     prepare_sources(read_config(config), sources, str(resolve_device(device)))
 
@@ -65,8 +65,8 @@ def prepare(config: Path, sources: tuple[str, ...], device: str) -> None:
 @CONFIG
 def train(config: Path) -> None:
     """Train with the settings of CONFIG, or continue training; the model is in OUT/model."""
-    from dca_pretrain.config import read_config
-    from dca_pretrain.train import train as run
+    from pretrain.config import read_config
+    from pretrain.train import train as run
 
     run(read_config(config), report=_show)
 
@@ -90,7 +90,7 @@ def run(context: click.Context, config: Path) -> None:
 @click.option("--most", type=int, help="At most about this many validation images.")
 def evaluate(model: str, data: Path | None, packed: Path | None, shots: tuple[int, ...], most: int | None) -> None:
     """Measure MODEL (a folder, a hub id or a short name): the table of the model card."""
-    from dca_pretrain.evaluate import evaluate as measure
+    from pretrain.evaluate import evaluate as measure
 
     click.echo(json.dumps(measure(model, data, packed, shots, most), indent=1))
 
@@ -102,7 +102,7 @@ def _show(line: dict[str, Any]) -> None:
 def main() -> None:
     """Run the command line; exit with 2 on an error that the user can correct."""
     try:
-        cli(prog_name="python -m dca_pretrain")
+        cli(prog_name="python -m pretrain")
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)

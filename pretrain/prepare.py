@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dca.backbones.clip.tokenizer import Tokenizer, load_tokenizer
-from dca_pretrain import colours, pack, teacher
-from dca_pretrain.captions import describe, noun_meaning
-from dca_pretrain.config import PretrainConfig
-from dca_pretrain.drawn import drawn_source
-from dca_pretrain.lexicon import Lexicon, read_lexicon
-from dca_pretrain.pack import Record
-from dca_pretrain.texts import Tables, TextTable
+from pretrain import colours, pack, teacher
+from pretrain.captions import describe, noun_meaning
+from pretrain.config import PretrainConfig
+from pretrain.drawn import drawn_source
+from pretrain.lexicon import Lexicon, read_lexicon
+from pretrain.pack import Record
+from pretrain.texts import Tables, TextTable
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from dca.backbones.clip.model import CLIP
 from dca.core.errors import UserError
-from dca_pretrain import schedule
-from dca_pretrain.corpus import load_corpus
-from dca_pretrain.state import new_state
-from dca_pretrain.texts import lookup, token_ids
-from dca_pretrain.train import train
+from pretrain import schedule
+from pretrain.corpus import load_corpus
+from pretrain.state import new_state
+from pretrain.texts import lookup, token_ids
+from pretrain.train import train
 
 
 def test_resumed_run_equals_a_straight_one(at):

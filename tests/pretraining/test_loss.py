@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dca_pretrain.augment import Mix
-from dca_pretrain.loss import contrastive, instance, mixed, relation, same_image, targets
+from pretrain.augment import Mix
+from pretrain.loss import contrastive, instance, mixed, relation, same_image, targets
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dca.backbones.clip.model import CLIP
 from dca.core.errors import UserError
 from dca.datasets.splits import draw_positions
-from dca_pretrain import pack
+from pretrain import pack
 
 PHOTO = ("a photo of a {}.", "a picture of a {}.", "an image of a {}.")
 SATELLITE = ("a centered satellite photo of {}.", "a satellite photo of {}.", "an aerial photo of {}.")

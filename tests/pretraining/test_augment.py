@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dca_pretrain import augment
-from dca_pretrain.config import AugmentConfig
+from pretrain import augment
+from pretrain.config import AugmentConfig
 
 CALM = AugmentConfig(colour=0.0, balance=0.0, grey=0.0, blurry=0.0)
 
