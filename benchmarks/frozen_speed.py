@@ -35,7 +35,7 @@ def seconds_of_fit(kind: type[Method], dataset: Dataset, session: Session, backb
     """Time of one fit with default options."""
     clip = session.backbone(backbone)
     began = time.perf_counter()
-    fit(kind, kind.choose({}), dataset, session, clip, seed=seed)
+    fit(kind, kind.parse_options({}), dataset, session, clip, seed=seed)
     if clip.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began

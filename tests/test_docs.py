@@ -207,7 +207,7 @@ def test_the_table_of_recipes_by_protocol_is_complete() -> None:
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
     rows = re.findall(r"^  \| `(\w+)` \| ([\w, -]+) \| .* \| (.*) \|$", page, re.MULTILINE)
     listed = {(name, protocol): source for name, protocols, source in rows for protocol in protocols.split(", ")}
-    recipes = {(n, p): own for n, kind in all_methods().items() for p, own in kind.protocol_recipes.items()}
+    recipes = {(n, p): own for n, kind in all_methods().items() for p, own in kind.protocol_options.items()}
     assert listed.keys() == recipes.keys()
     for key, own in recipes.items():
         ends = [end for end in re.findall(r"`\.*([^`]+)`", listed[key]) if own.source.endswith(end)]
@@ -224,7 +224,7 @@ def test_the_table_of_changed_classes_names_every_method_once() -> None:
 
 def _understood(kind: type[Method], setting: str) -> bool:
     try:
-        kind.choose([setting])
+        kind.parse_options([setting])
     except UserError:
         return False
     return True

@@ -36,7 +36,7 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
     method = outcome.classifier.method_
     method.options = dataclasses.replace(method.options, test_metric="euclidean")
     images, truth = [item.image for item in dataset.test], np.array([item.label for item in dataset.test])
-    (probs,) = predict_probabilities([method.seal()], images, Session(device="cpu"))
+    (probs,) = predict_probabilities([method.build_head()], images, Session(device="cpu"))
     assert target.adapted.accuracy >= target.zero_shot.accuracy + 0.40
     assert target.adapted.accuracy >= evaluate_predictions(probs, truth, dataset.labels).accuracy
 

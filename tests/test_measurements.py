@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from conftest import shared
 from dca.backbones.clip import CLIP
-from dca.methods.base import Problem, with_options
+from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
 from oracles.images import Images
 
@@ -59,14 +59,14 @@ def test_the_heads_of_the_centre_study_are_what_they_are_called(load: Load, clip
     images = Images((3, 3, 3))
     method = DCA.build(clip, Problem(names=("cat", "dog", "x"), shots=3), DCAOptions())
     method.finish(images)
-    heads = load("centres").heads_of(method.seal())
+    heads = load("centres").heads_of(method.build_head())
     f = method.encode(torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))).detach()
     for name, options in (
         ("text alone", {"test_metric": "euclidean"}),
         ("centre text", {"center": "text"}),
         ("centre visual", {"center": "visual"}),
     ):
-        torch.testing.assert_close(heads[name](f), with_options(method, options).classify(f))
+        torch.testing.assert_close(heads[name](f), method.with_options(options).classify(f))
     x, u = method.encode(images.pixels).detach(), method.encode_text().detach()
     means = F.normalize(torch.stack([x[images.labels == c].mean(0) for c in range(3)]), dim=-1)
     for name, vectors in (("image means", means[None]), ("text + means", F.normalize(u + means, dim=-1))):

@@ -30,7 +30,7 @@ from torch import Tensor
 from dca import Classifier, Session
 from dca.core.progress import silent
 from dca.datasets.dataset import Dataset
-from dca.methods.base import Head, with_options
+from dca.methods.base import Head
 from dca.methods.dca import DCA
 from dca.training.evaluate import encode_and_classify
 from paired import Right, accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
@@ -50,13 +50,13 @@ BATCH = 128
 
 def heads_of(method: DCA) -> dict[str, Head]:
     """The heads to compare, by name."""
-    return {name: with_options(method, options).head for name, options in HEADS.items()}
+    return {name: method.with_options(options).head for name, options in HEADS.items()}
 
 
 @torch.no_grad()
 def predicted(head: Head, features: Tensor) -> NDArray[np.int64]:
     """The class of each image, (N,), from features (N, D)."""
-    parts = torch.split(features, min(BATCH, head.images_at_once))
+    parts = torch.split(features, min(BATCH, head.max_batch_size))
     return torch.cat([head(rows).argmax(dim=1).cpu() for rows in parts]).numpy()
 
 

@@ -120,7 +120,7 @@ def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Proble
     if method.trains_on == "features":
         Trainer(method, train, method.options, seed=1).run()  # type: ignore[arg-type]
     method.finish(train)
-    method.seal()
+    method.build_head()
     with torch.no_grad():
         return hits(method.classify(method.encode(test.features)), test)
 

@@ -127,7 +127,7 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
                 new = np.array([item.label not in known for item in dataset.test])
                 method, zero = model.method_, model.zero_shot()
                 # Stored features: `model.answers` would encode all test images again for every model.
-                features = method.from_frozen(session.frozen_features(method.clip, test).to(method.clip.device))
+                features = method.adapt_features(session.frozen_features(method.clip, test).to(method.clip.device))
                 p_values, probabilities = method.p_values(features), method.classify(features).double()
                 cosines = features @ zero.head.weight.T / zero.clip.tau  # type: ignore[attr-defined]
                 assert p_values is not None

@@ -74,7 +74,7 @@ class Measurements:
         kind = get_method(method)
         shorter = self.epochs is not None and kind.trains_on != "nothing"
         given = dict(options) | ({"epochs": self.epochs} if shorter else {})
-        key = (kind.choose(given), dataset.name, shots, seed)
+        key = (kind.parse_options(given), dataset.name, shots, seed)
         if key not in self._known:
             model = Classifier(method, shots=shots, seed=seed, backbone=self.backbone, **given)
             found = model.fit(dataset, session=self.session, progress=silent).evaluate(dataset)

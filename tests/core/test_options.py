@@ -170,7 +170,7 @@ def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
         for row in options.describe(method.Options):
             for word in ("none", "auto"):
                 if f"{word}:" in row["help"] and row["name"] not in method.unused_options():
-                    chosen = method.choose([f"{row['name']}={word}"])
+                    chosen = method.parse_options([f"{row['name']}={word}"])
                     assert getattr(chosen, row["name"]) in (None, ()), f"{method.name}: {row['name']}={word}"
                     method.build(clip, problem, chosen)
 
@@ -180,13 +180,13 @@ def test_options_of_the_loop_are_refused_where_no_loop_trains():
 
     gda, coop = get_method("gda"), get_method("coop")
     with pytest.raises(UserError, match="gda is not trained in steps") as caught:
-        gda.choose(["epochs=50", "views=2", "momentum=0.5"])
+        gda.parse_options(["epochs=50", "views=2", "momentum=0.5"])
     assert caught.value.details == ("epochs=50", "momentum=0.5")
     assert "dca methods show gda" in caught.value.render("cli")
     with pytest.raises(UserError, match="epochs=50"):
-        gda.choose({"epochs": 50})
-    assert gda.choose({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
-    assert coop.choose(["epochs=50"]).epochs == 50
+        gda.parse_options({"epochs": 50})
+    assert gda.parse_options({"epochs": None, "momentum": 0.9, "views": 2}).views == 2, "as a saved model names them"
+    assert coop.parse_options(["epochs=50"]).epochs == 50
     assert coop.unused_options() == []
     assert {"epochs", "batch_size", "optimizer", "augment"} <= set(get_method("linear_probe").unused_options())
 
@@ -196,7 +196,7 @@ def test_an_error_of_a_method_names_it_in_the_way_out():
 
     for line in ("epochs=abc", "epochs=-1", "epocs=3"):
         with pytest.raises(UserError) as caught:
-            get_method("coop").choose([line])
+            get_method("coop").parse_options([line])
         assert "fix: see the options and their limits with `dca methods show coop`" in caught.value.render("cli")
 
 

@@ -105,10 +105,10 @@ def features_of(clip: CLIP, images: Images) -> NDArray[np.float32]:
 
 def fitted(clip: CLIP, images: Images, name: str, **options: object) -> Method:
     kind = get_method(name)
-    method = kind.build(clip, Problem(names=CLASSES, shots=5), kind.choose(options))
+    method = kind.build(clip, Problem(names=CLASSES, shots=5), kind.parse_options(options))
     with torch.no_grad():
         method.finish(images)
-        return method.seal()
+        return method.build_head()
 
 
 def parity() -> Iterator[object]:

@@ -58,7 +58,7 @@ def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
     torch.stack(list(step.terms.values())).sum().backward()
     gradients = torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
     method.finish(images)
-    method.seal()
+    method.build_head()
     with torch.no_grad():
         seen = {
             "image features": method.encode(pixels),

@@ -21,7 +21,7 @@ NAMES = ("cat", "dog", "x")
 def finished(clip: CLIP, images: Images, **options: object) -> DCA:
     method = DCA.build(clip, Problem(names=NAMES, shots=3, seed=1), DCAOptions(n_prompts=2, **options))  # type: ignore[arg-type]
     method.finish(images)
-    return method.seal()
+    return method.build_head()
 
 
 @pytest.mark.parametrize("anchors", ["text", "means", "both"])

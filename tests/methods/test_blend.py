@@ -59,7 +59,7 @@ def test_the_product_of_two_models_that_are_fitted_alone(trained: str, sample: D
     images = pictures(sample)
     p = closed.predict_proba(images) ** 0.8 * other.predict_proba(images) ** 0.4
     np.testing.assert_allclose(model.predict_proba(images), p / p.sum(1, keepdims=True), atol=1e-6)
-    assert model.method_.frozen_images is (trained != "dca")
+    assert model.method_.has_frozen_image_tower is (trained != "dca")
     own = model.method_.p_values(model.method_.encode(torch.zeros(1, 3, 32, 32)))
     assert torch.equal(own, closed.method_.p_values(closed.method_.encode(torch.zeros(1, 3, 32, 32))))
     estimate = Classifier(trained, seed=3, backbone=tiny, device="cpu", estimate=True, **alone).fit(sample).estimate_
@@ -88,7 +88,7 @@ def test_without_worth_the_model_is_the_closed_form(sample: Dataset, tiny: CLIP,
     model = fitted(sample, tiny)
     closed = Classifier("closed_form", seed=3, backbone=tiny, device="cpu").fit(sample)
     images = pictures(sample)
-    assert model.method_.count_trained() == 0
+    assert model.method_.count_parameters() == 0
     assert not [name for name in model.method_.state_dict() if name.startswith("trained.")]
     assert np.array_equal(model.predict_proba(images), closed.predict_proba(images))
     assert model.estimate_ == closed.estimate_
@@ -106,7 +106,7 @@ def test_one_image_per_class_trains_nothing(sample: Dataset, tiny: CLIP) -> None
     model = fitted(one_each(sample), tiny)
     assert model.method_.notes()[-1].startswith("dca was not trained")
     assert model.estimate_ is None
-    assert model.method_.count_trained() == 0
+    assert model.method_.count_parameters() == 0
 
 
 def one_each(sample: Dataset) -> Dataset:
@@ -204,7 +204,7 @@ def test_options_of_the_trained_method_have_one_form() -> None:
     spec = Spec(data="sample", method="blend", options={"trained": "CoOp", "epochs": 5})
     assert spec == Spec(data="sample", method="blend", options={"trained": "coop", "trained_options": ["epochs = 5"]})
     assert spec.options == {"trained": "coop", "trained_options": ("epochs=5",)}
-    assert Blend.choose({"trained_options": ["n_prompts=4", "epochs=auto"]}) == Blend.choose({})
+    assert Blend.parse_options({"trained_options": ["n_prompts=4", "epochs=auto"]}) == Blend.parse_options({})
 
 
 def test_wrong_options_are_named(sample: Dataset) -> None:
@@ -221,12 +221,12 @@ def test_wrong_options_are_named(sample: Dataset) -> None:
 
 def test_validation_images_are_those_of_the_trained_method() -> None:
     for name, use in (("dca", "none"), ("linear_probe", "few"), ("gda", "full")):
-        assert Blend.validation_for(Blend.choose({"trained": name})) == use
+        assert Blend.validation_for(Blend.parse_options({"trained": name})) == use
 
 
 def test_it_says_that_it_needs_the_engine(tiny: CLIP) -> None:
-    method = Blend.build(tiny, Problem(names=("cat", "dog"), shots=3), Blend.choose(SHORT))
-    with pytest.raises(ValueError, match=r"Support\.nested"):
+    method = Blend.build(tiny, Problem(names=("cat", "dog"), shots=3), Blend.parse_options(SHORT))
+    with pytest.raises(ValueError, match=r"Support\.fitter"):
         method.finish(Images((3, 3)))
 
 
@@ -240,14 +240,14 @@ def test_a_clairvoyant_method_is_taken_in_and_a_noisy_one_is_not(tiny: CLIP) -> 
         def fit(self, kind: Any, chosen: Any) -> Any:
             return kind.build(tiny, Problem(names=("a", "b", "c"), shots=6), chosen)
 
-        def held_out(self, kind: Any, chosen: Any, folds: int) -> HeldOutPredictions:
+        def predict_held_out(self, kind: Any, chosen: Any, folds: int) -> HeldOutPredictions:
             return HeldOutPredictions(self.p.numpy(), "given")
 
     right = 0.8 * F.one_hot(images.labels, 3).double() + 0.2 / 3
     noise = torch.rand(18, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)
     for p, taken in ((right, True), (noise, False)):
-        method = Blend.build(tiny, Problem(names=("a", "b", "c"), shots=6), Blend.choose({}))
-        images.nested = Given(p)  # type: ignore[assignment]
+        method = Blend.build(tiny, Problem(names=("a", "b", "c"), shots=6), Blend.parse_options({}))
+        images.fitter = Given(p)  # type: ignore[assignment]
         method.finish(images)
         assert (method.trained is not None) is taken
         assert (method.worth.second > 0) is taken

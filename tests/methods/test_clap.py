@@ -45,7 +45,7 @@ def test_the_loss_equals_the_equations(clip: CLIP, counts: tuple[int, ...]) -> N
     terms = {name: float(term.detach()) for name, term in method.step(batch).terms.items()}
     expected = {"cls": cross_entropy(logits, labels), "near_text": 0.7 * dot(lam, apart) / 4}
     assert terms == pytest.approx(expected, rel=1e-5)
-    method.seal()
+    method.build_head()
     got = method.classify(method.encode(images.view(0)))
     wanted = torch.tensor([softmax(row) for row in logits], dtype=torch.float64)
     torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
@@ -79,8 +79,8 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     method, batch = prepared(clip, images)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
-    plain.seal()
-    method.seal()
+    plain.build_head()
+    method.build_head()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
     assert float(method.step(batch).terms["near_text"].detach()) == 0
@@ -103,7 +103,7 @@ def trained(clip: CLIP, images: Images, size: float, **options: object) -> CLAP:
     texts = size * method.texts()
     method.texts = lambda: texts  # type: ignore[method-assign]
     Trainer(method, images, chosen, seed=1).run()  # type: ignore[arg-type]
-    return method.seal()
+    return method.build_head()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -78,7 +78,7 @@ def built(method: Method, names: tuple[str, ...], items: list[Item]) -> Method:
     with torch.no_grad():
         other.finish(support(items, method.clip))
     other.temperature = method.temperature
-    return other.seal()
+    return other.build_head()
 
 
 @pytest.mark.parametrize(("name", "more"), TEXT, ids=WORDS)

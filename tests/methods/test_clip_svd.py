@@ -56,7 +56,7 @@ def test_logits_and_loss_equal_towers_with_other_matrices(clip: CLIP, options: d
     assert list(step.terms) == ["cls"]
     assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.encode(images.pixels).double(), f, atol=1e-5, rtol=0)
     torch.testing.assert_close(method.text_features.double(), t, atol=1e-5, rtol=0)
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
@@ -110,9 +110,9 @@ def test_at_zero_steps_it_is_zero_shot_with_the_template(clip: CLIP) -> None:
     images, method = Images((1, 1, 1, 1)), build(clip, trained=False)
     zero_shot = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     zero_shot.finish()
-    zero_shot.seal()
+    zero_shot.build_head()
     method.finish(images)
-    method.seal()
+    method.build_head()
     expected = zero_shot.classify(zero_shot.encode(images.pixels))
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), expected, atol=1e-6, rtol=0)
 

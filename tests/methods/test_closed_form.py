@@ -216,7 +216,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Datas
     five = part(sample, [0, 1, 2, 3, 4])
     method = fitted(five, tiny, **GIVEN)
     images = TrainingImages(five.train, Session(device="cpu"), tiny, 1)
-    held = method.held_out(images)
+    held = method.predict_held_out(images)
     rest = dataclasses.replace(five, train=five.train[1:])
     again = fitted(rest, tiny, **GIVEN).classify(method.image_features[:1]).double().numpy()
     assert held.how == "leave-one-out"

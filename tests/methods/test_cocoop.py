@@ -60,7 +60,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP) -> None:
     step = method.step(images.batch())
     assert values(step) == pytest.approx({"cls": cross_entropy(z, images.labels)}, abs=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
-    probabilities = method.seal().classify(method.encode(images.pixels))
+    probabilities = method.build_head().classify(method.encode(images.pixels))
     torch.testing.assert_close(probabilities, z.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -87,19 +87,19 @@ def test_a_batch_gives_what_its_images_give_one_by_one(clip: CLIP) -> None:
     f = method.encode(Images((2, 2, 2, 1)).pixels)
     alone = torch.cat([method.logits(one) for one in f.split(1)])
     torch.testing.assert_close(method.logits(f), alone, atol=1e-5, rtol=0)
-    torch.testing.assert_close(method.seal().classify(f), alone.softmax(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(method.build_head().classify(f), alone.softmax(-1), atol=1e-5, rtol=0)
 
 
 def test_images_at_once_bound_the_sentences(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = build(clip).seal()
-    assert method.images_at_once == 4096 // len(CLASSES)
+    method = build(clip).build_head()
+    assert method.max_batch_size == 4096 // len(CLASSES)
     monkeypatch.setattr(cocoop, "SENTENCES", 9)
-    assert method.images_at_once == 2
+    assert method.max_batch_size == 2
 
 
 def test_the_image_changes_the_wording(clip: CLIP) -> None:
     method = loud(clip)
-    head = method.seal().head
+    head = method.build_head().head
     assert isinstance(head, cocoop.ConditionalHead)
     t = head.texts(method.encode(Images((1, 1, 1, 1)).pixels))
     assert t.shape == (4, 4, 16)

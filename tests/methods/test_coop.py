@@ -58,7 +58,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, position: str, c
     assert values(step) == pytest.approx({"cls": cross_entropy(z, images.labels)}, abs=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), z.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -74,7 +74,7 @@ def test_a_photo_of_a_starts_at_zero_shot_clip(clip: CLIP, contexts: str) -> Non
     method = build(clip, phrase="a photo of a", contexts=contexts)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
-    plain.seal()
+    plain.build_head()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
     assert float(difference.detach().abs().max()) < 1e-4
@@ -107,7 +107,7 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
-    method.seal()
+    method.build_head()
     new = method.encode(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
     t, x = method.encode_text().detach().double(), method.encode(images.pixels).double()
     for f, got in zip(new.double(), method.classify(new), strict=True):
@@ -121,7 +121,7 @@ def test_the_finished_model_can_measure_euclidean_distances(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     method = build(clip, test_metric="euclidean")
     method.finish(images)
-    method.seal()
+    method.build_head()
     f = method.encode(images.pixels)
     expected = (clip.tau / ((f[:, None] - method.text_features).square().sum(-1) + 1e-6)).softmax(-1)
     torch.testing.assert_close(method.classify(f), expected, atol=1e-5, rtol=1e-4)

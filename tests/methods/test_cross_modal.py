@@ -73,7 +73,7 @@ def test_the_loss_equals_the_equations(clip: CLIP) -> None:
     logits = [[clip.tau * dot(x, w) for w in method.weight.double().tolist()] for x in samples]
     assert float(step.terms["cls"].detach()) == pytest.approx(cross_entropy(logits, labels), rel=1e-5)
     method.finish(images)
-    method.seal()
+    method.build_head()
     wanted = torch.tensor(logits[: len(f)], dtype=torch.float64).softmax(-1)
     torch.testing.assert_close(method.classify(f).double(), wanted, atol=1e-5, rtol=0)
 
@@ -102,7 +102,7 @@ def test_the_partial_forms_logits_and_loss_equal_the_equations(clip: CLIP) -> No
     wanted = torch.tensor(logits[: len(f)], dtype=torch.float64).softmax(-1)
     torch.testing.assert_close(step.probabilities.double(), wanted, atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     shown = method.classify(method.encode(images.pixels)).detach()
     torch.testing.assert_close(shown.double(), wanted, atol=1e-5, rtol=0)
 
@@ -132,8 +132,8 @@ def test_partial_gradients_reach_the_end_and_the_head_and_nothing_else(clip: CLI
 def test_partial_rows_are_what_enters_the_last_block(clip: CLIP) -> None:
     images = Images((1, 2, 1, 1))
     method = disturbed(clip, images, batch_size=2)
-    assert not method.frozen_images
-    assert prepared(clip, images).frozen_images
+    assert not method.has_frozen_image_tower
+    assert prepared(clip, images).has_frozen_image_tower
     rows, labels = method.training_rows(images)
     assert rows.shape == (200, 17, clip.config.vision.width)
     assert torch.equal(labels[:10], images.labels.repeat(2))
@@ -145,13 +145,13 @@ def test_partial_before_the_first_step_is_zero_shot_at_its_own_scale(clip: CLIP)
     images = Images((1, 1, 1, 1))
     plain = ZeroShot.build(clip, Problem(names=CLASSES, shots=3), ZeroShot.Options())
     plain.finish()
-    plain.seal()
+    plain.build_head()
     with torch.no_grad():
         wanted = plain.classify(plain.encode(images.pixels))
         for tau, scale in ((clip.tau, clip.tau), (None, math.exp(4))):
             method = prepared(clip, images, form="partial", tau=tau)
             method.finish(images)
-            method.seal()
+            method.build_head()
             shown = method.classify(method.encode(images.pixels))
             scaled = (wanted.log() * scale / clip.tau).softmax(dim=-1)
             torch.testing.assert_close(shown, scaled, atol=1e-5, rtol=0)
@@ -177,10 +177,10 @@ def test_partial_keeps_the_best_end_with_its_head(clip: CLIP) -> None:
         for weight, change in ((best, 0.0), (best, 0.5), (-best, 0.0)):
             method.weight.copy_(weight)
             the_end(method).take(kept + change)
-            method.epoch_done(1, 3)
+            method.on_epoch_end(1, 3)
     assert "best_end" in method.state_dict()
     method.finish(images)
-    method.seal()
+    method.build_head()
     assert torch.equal(method.final_weight, best)
     assert torch.equal(the_end(method).vector(), kept)
     assert float(method.validated) == 1.0
@@ -193,7 +193,7 @@ def test_wise_leaves_the_trained_end_as_it_is(clip: CLIP) -> None:
     method = disturbed(clip, images, wise=0.5)
     end, weight = the_end(method).vector(), method.weight.detach().clone()
     method.finish(images)
-    method.seal()
+    method.build_head()
     assert torch.equal(the_end(method).vector(), end)
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
     torch.testing.assert_close(method.final_weight, (weight + t) / 2)
@@ -274,10 +274,10 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method = prepared(clip, images)
     method.finish(images)
-    method.seal()
+    method.build_head()
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
-    plain.seal()
+    plain.build_head()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
 
@@ -296,17 +296,17 @@ def test_the_best_weights_on_validation_images_are_kept(clip: CLIP) -> None:
     for weight in (-best, best, 0 * best):
         with torch.no_grad():
             method.weight.copy_(weight)
-        method.epoch_done(1, 3)
+        method.on_epoch_end(1, 3)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.final_weight, best)
     assert float(method.validated) == 1.0
     last = prepared(clip, images, keep="last")
     with torch.no_grad():
         last.weight.copy_(best)
-    last.epoch_done(1, 1)
+    last.on_epoch_end(1, 1)
     last.finish(images)
-    last.seal()
+    last.build_head()
     assert float(last.validated) == -1
 
 
@@ -315,11 +315,11 @@ def test_of_equally_good_states_the_first_is_kept(clip: CLIP, monkeypatch: pytes
     images = Images((1, 1, 1, 1), validation=Images((1, 1, 1, 1)))
     method = prepared(clip, images)
     monkeypatch.setattr("dca.methods.cross_modal.accuracy", lambda logits, labels: 0.7)
-    method.epoch_done(1, 2)
+    method.on_epoch_end(1, 2)
     first = method.final_weight
     with torch.no_grad():
         method.weight.add_(1.0)
-    method.epoch_done(2, 2)
+    method.on_epoch_end(2, 2)
     assert torch.equal(method.final_weight, first)
 
 
@@ -331,7 +331,7 @@ def test_wise_mixes_the_text_features_in(clip: CLIP, init: str) -> None:
         method.weight.add_(1.0)
     trained = method.weight.detach().clone()
     method.finish(images)
-    method.seal()
+    method.build_head()
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1)
     torch.testing.assert_close(method.final_weight, (trained + t) / 2)
 
@@ -393,14 +393,14 @@ def test_a_resumed_run_remembers_the_best_state(form: str, sample: Dataset, tmp_
 
 def test_the_grid_is_the_authors_and_leaves_what_is_given(clip: CLIP) -> None:
     problem = Problem(names=tuple(map(str, range(20))), shots=2)
-    points = CrossModal.candidates(CrossModalOptions(search="grid"), problem)
+    points = CrossModal.candidate_options(CrossModalOptions(search="grid"), problem)
     found = [(p.learning_rate, p.weight_decay, 2 * (p.batch_size or 0)) for p in points]
     assert found == [(r, d, b) for r in (1e-3, 1e-4) for d in (0.0, 0.01, 1e-4) for b in (8, 32)]
-    assert len(CrossModal.candidates(CrossModalOptions(search="grid", form="partial"), problem)) == 9
-    given = CrossModal.candidates(CrossModalOptions(search="grid", learning_rate=0.5, batch_size=3), problem)
+    assert len(CrossModal.candidate_options(CrossModalOptions(search="grid", form="partial"), problem)) == 9
+    given = CrossModal.candidate_options(CrossModalOptions(search="grid", learning_rate=0.5, batch_size=3), problem)
     assert {(p.learning_rate, p.batch_size) for p in given} == {(0.5, 3)}
     assert len(given) == 3
-    assert CrossModal.candidates(CrossModalOptions(), problem) == [CrossModalOptions()]
+    assert CrossModal.candidate_options(CrossModalOptions(), problem) == [CrossModalOptions()]
     with pytest.raises(UserError, match="keep=last"):
         CrossModalOptions(search="grid", keep="last")
 
@@ -411,7 +411,7 @@ def test_batches_of_more_sentences_than_there_are_are_left_out(
 ) -> None:
     """EuroSAT has ten sentences, so that a batch of 32 needs more than there are."""
     problem = Problem(names=tuple(map(str, range(names))), shots=4)
-    points = CrossModal.candidates(CrossModalOptions(search="grid", templates=templates), problem)
+    points = CrossModal.candidate_options(CrossModalOptions(search="grid", templates=templates), problem)
     assert {p.batch_size for p in points} == sizes
 
 
@@ -432,8 +432,8 @@ def test_the_first_best_point_on_validation_images_is_kept(sample: Dataset) -> N
     found = searched(data, batch_size=4, search="grid")
     assert (found.options.learning_rate, found.options.weight_decay) == points[wanted]
     assert torch.equal(found.final_weight, alone[wanted].final_weight)
-    assert found.settled(CrossModalOptions(search="grid")).search == "none"
-    assert found.settled(CrossModalOptions(search="grid")).learning_rate == points[wanted][0]
+    assert found.options_for_folds(CrossModalOptions(search="grid")).search == "none"
+    assert found.options_for_folds(CrossModalOptions(search="grid")).learning_rate == points[wanted][0]
     assert found.notes() == []
 
 

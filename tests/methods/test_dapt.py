@@ -66,7 +66,7 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, counts: tuple[int, ...]
     assert {name: float(term.detach()) for name, term in step.terms.items()} == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(step.probabilities.double(), logits.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -151,7 +151,7 @@ def test_with_the_mahalanobis_distance_it_equals_the_equations(clip: CLIP) -> No
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
-    method.seal()
+    method.build_head()
     x, t = method.encode(images.pixels).detach().double(), method.encode_text().detach().double()
     f = method.encode(Images((1, 1), seed=5).pixels).detach()
     for row, got in zip(f.double(), method.classify(f), strict=True):

@@ -42,7 +42,7 @@ def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> N
 
     problem = Problem(names=tuple(f"class {c}" for c in range(7)), shots=4)
     method = DCA.build(blank(VIT_B_16), problem, DCAOptions(contexts="class"))
-    assert method.count_trained() == 7 * 9216 + 12288
+    assert method.count_parameters() == 7 * 9216 + 12288
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3), (1, 1, 1, 1), (4, 1, 2, 3)])
@@ -85,7 +85,7 @@ def test_probabilities_equal_the_equations(clip: CLIP, table: str | None, expect
     images = Images((3, 3, 3, 3))
     method = build(clip, gammas=table)
     method.finish(images)
-    method.seal()
+    method.build_head()
     new = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))
     got = method.classify(method.encode(new))
     f = method.encode(new).detach().double()
@@ -118,7 +118,7 @@ def test_gradients_reach_every_own_parameter_and_nothing_else(contexts: str) -> 
 def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLIP) -> None:
     method = build(clip)
     method.finish(Images((2, 2, 2, 2)))
-    method.seal()
+    method.build_head()
     names = {"text_features", "shot_features", "shot_counts", "visual.tokens"}
     names |= {"rest_features", "rest_counts", "rest_text"}
     assert set(method.state_dict()) == names | {f"text.contexts.{m}" for m in range(4)}
@@ -169,7 +169,7 @@ def test_the_ablation_baseline_is_one_context_with_cosine(clip: CLIP) -> None:
     assert list(step.terms) == ["cls"]
     torch.testing.assert_close(step.terms["cls"], expected)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(f), (clip.tau * f @ u.T).softmax(-1))
 
 
@@ -201,7 +201,7 @@ def test_centres_of_l_in_can_include_the_first_visual_tokens(clip: CLIP) -> None
 def test_head_views_multiply_the_shots(clip: CLIP) -> None:
     method = build(clip, head_views=3)
     method.finish(Images((2, 2, 2, 2)))
-    method.seal()
+    method.build_head()
     assert len(method.shot_features) == 24
     assert method.shot_counts.tolist() == [6] * 4
 

@@ -48,7 +48,7 @@ def test_losses_are_finite_and_named(fitted: Classifier) -> None:
         assert all(np.isfinite(value) for value in row.values())
         named = {name.removeprefix("loss_") for name in row if name.startswith("loss_")}
         assert named
-        assert named <= set(fitted.method_.term_words), "what each means, for the titles of curves"
+        assert named <= set(fitted.method_.term_titles), "what each means, for the titles of curves"
 
 
 def test_same_seed_gives_the_same_weights(fitted: Classifier, sample: Dataset) -> None:

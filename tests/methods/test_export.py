@@ -53,7 +53,7 @@ class OneStep:
     def fit(self, kind: type[Method], chosen: Any) -> Method:
         return finished(kind.name, **dataclasses.asdict(chosen))
 
-    def held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOutPredictions:
+    def predict_held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOutPredictions:
         right = F.one_hot(self.labels, len(CLASSES)).double()
         return HeldOutPredictions((0.9 * right + 0.1 / len(CLASSES)).numpy(), f"{folds}-fold cross-validation")
 
@@ -61,7 +61,7 @@ class OneStep:
 def finished(name: str, **options: object) -> Method:
     """A method after one step, with unequal numbers of images."""
     kind, images = get_method(name), Images(COUNTS)
-    images.nested = OneStep(images)
+    images.fitter = OneStep(images)
     method = kind.build(make_clip(), Problem(names=CLASSES, shots=3, seed=1), kind.Options(**options))  # type: ignore[arg-type]
     if isinstance(method, TrainedMethod):
         rows, labels = images.pixels, images.labels
@@ -75,7 +75,7 @@ def finished(name: str, **options: object) -> Method:
     else:
         method.prepare(images)
     method.finish(images)
-    return method.seal()
+    return method.build_head()
 
 
 DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(all_methods())]

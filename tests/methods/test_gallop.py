@@ -112,7 +112,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, options: dict[st
     probabilities = ((z.mean(dim=1) + local.mean(dim=1)) / 2).softmax(dim=-1)
     torch.testing.assert_close(step.probabilities, probabilities, atol=1e-5, rtol=0)
     method.finish(images)
-    found = method.seal().classify(method.encode(images.pixels))
+    found = method.build_head().classify(method.encode(images.pixels))
     torch.testing.assert_close(found.detach(), probabilities, atol=1e-5, rtol=0)
 
 
@@ -148,8 +148,8 @@ def test_more_patches_than_there_are_means_all(clip: CLIP) -> None:
     one, other = build(clip, top=(16,)), build(clip, top=(1000,))
     for method in (one, other):
         method.finish(Images((1, 1, 1, 1)))
-    expected = one.seal().classify(one.encode(pixels))
-    torch.testing.assert_close(other.seal().classify(other.encode(pixels)), expected)
+    expected = one.build_head().classify(one.encode(pixels))
+    torch.testing.assert_close(other.build_head().classify(other.encode(pixels)), expected)
 
 
 @pytest.mark.parametrize(("dropout", "kept"), [(0.0, 4), (0.25, 3), (0.5, 2), (0.75, 1), (0.9, 1), (1.0, 1)])
@@ -164,7 +164,7 @@ def test_dropout_keeps_different_prompts_of_each_image(dropout: float, kept: int
 def test_a_batch_gives_what_its_images_give_one_by_one(clip: CLIP) -> None:
     method = loud(clip)
     method.finish(Images((1, 1, 1, 1)))
-    method.seal()
+    method.build_head()
     f = method.encode(Images((2, 2, 1, 1)).pixels).detach()
     assert f.shape == (6, 17 * 16)
     torch.testing.assert_close(method.classify(f), torch.cat([method.classify(one) for one in f.split(1)]))
@@ -183,7 +183,7 @@ def test_building_draws_from_no_global_stream(clip: CLIP) -> None:
 def test_prompts_are_attached_to_other_names(clip: CLIP) -> None:
     images, method = Images((1, 1, 1, 1)), loud(clip)
     method.finish(images)
-    other = method.seal().retarget(dataclasses.replace(PROBLEM, names=("x y z", "bird", "cat")), [3, None, 0])
+    other = method.build_head().retarget(dataclasses.replace(PROBLEM, names=("x y z", "bird", "cat")), [3, None, 0])
     f = method.encode(images.pixels).detach()
     torch.testing.assert_close(other.encode(images.pixels).detach(), f)
     torch.testing.assert_close(other.text_features[:, [0, 2]], method.text_features[:, [3, 0]], atol=1e-5, rtol=0)
@@ -195,7 +195,7 @@ def test_prompts_are_attached_to_other_names(clip: CLIP) -> None:
 def test_memory_of_prediction_is_bounded() -> None:
     """One logit per patch and class: ViT-B/16 with ImageNet's classes."""
     head = GlobalLocalHead.of(torch.zeros(8, 1000, 4), 100.0, (5, 10, 15, 20), 196)
-    assert head.images_at_once == 2**24 // (196 * 1000) == 85
+    assert head.max_batch_size == 2**24 // (196 * 1000) == 85
 
 
 def test_the_recipe_is_the_authors(clip: CLIP) -> None:
@@ -233,7 +233,7 @@ def test_options_that_cannot_be_are_refused(clip: CLIP) -> None:
         build(clip, top=(5, 0))
     with pytest.raises(UserError, match="longer than"):
         build(clip, phrase="x " * 75)
-    assert GalLoP.choose(["top=3,9"]).top == (3, 9)
+    assert GalLoP.parse_options(["top=3,9"]).top == (3, 9)
 
 
 def test_training_lowers_the_loss() -> None:

@@ -21,7 +21,7 @@ CLASSES = ("cat", "dog", "a photo", "x")
 def build(clip: CLIP, images: Images, shots: int = 3, **options: object) -> GDA:
     method = GDA.build(clip, Problem(names=CLASSES, shots=shots), GDAOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
-    method.seal()
+    method.build_head()
     return method
 
 
@@ -62,7 +62,7 @@ def test_without_the_gaussian_part_it_is_zero_shot(clip: CLIP) -> None:
     method = build(clip, images, alpha=0.0)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     plain.finish()
-    plain.seal()
+    plain.build_head()
     f = method.encode(images.pixels)
     torch.testing.assert_close(method.classify(f), plain.classify(f))
 

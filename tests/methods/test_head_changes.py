@@ -7,7 +7,7 @@ import torch
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.methods.base import Method, Problem, with_options
+from dca.methods.base import Method, Problem
 from dca.methods.registry import get_method
 from oracles.images import Images
 
@@ -17,10 +17,10 @@ CLASSES = ("cat", "dog", "a photo", "x")
 def finished(clip: CLIP, name: str, images: Images, **options: Any) -> Method:
     kind = get_method(name)
     problem = Problem(names=CLASSES, shots=3, seed=1)
-    method = kind.build(clip, problem, kind.choose(options))
+    method = kind.build(clip, problem, kind.parse_options(options))
     with torch.no_grad():
         method.finish(images)
-        return method.seal()
+        return method.build_head()
 
 
 CHANGES = [
@@ -38,7 +38,7 @@ OF_DCA += [{"anchors": "means"}, {"anchors": "both", "test_metric": "cosine"}]
 def test_a_head_made_again_is_that_of_a_fit_with_these_values(clip: CLIP, changes: dict[str, Any]):
     images = Images((3, 3, 1, 4))
     before, fresh = finished(clip, "dca", images), finished(clip, "dca", images, **changes)
-    after = with_options(before, changes)
+    after = before.with_options(changes)
     f = before.encode(images.pixels)
     assert torch.equal(after.classify(f), fresh.classify(f))
     assert after.options == fresh.options
@@ -53,27 +53,27 @@ def test_methods_with_covariances_of_dca_have_the_same_options(clip: CLIP, chang
     before = finished(clip, "coop", images, test_metric="mahalanobis")
     fresh = finished(clip, "coop", images, test_metric="mahalanobis", **changes)
     f = before.encode(images.pixels)
-    assert torch.equal(with_options(before, changes).classify(f), fresh.classify(f))
+    assert torch.equal(before.with_options(changes).classify(f), fresh.classify(f))
 
 
 def test_texts_are_read_and_auto_is_the_default(clip: CLIP):
     method = finished(clip, "dca", Images((3, 3, 3, 3)))
-    changed = with_options(method, ["gamma1=700", "gamma2 = 20"])
+    changed = method.with_options(["gamma1=700", "gamma2 = 20"])
     assert (changed.options.gamma1, changed.options.gamma2) == (700.0, 20.0)
-    assert with_options(changed, ["gamma1=auto", "gamma2=auto"]).options == method.options
+    assert changed.with_options(["gamma1=auto", "gamma2=auto"]).options == method.options
 
 
 def test_a_temperature_stays_with_the_head_it_was_fitted_for(clip: CLIP):
     method = finished(clip, "dca", Images((3, 3, 3, 3)))
     method.temperature = 2.0
-    assert with_options(method, {"gamma1": method.options.gamma1}) is method
-    assert with_options(method, {"gamma1": 9999.0}).temperature == 1.0
+    assert method.with_options({"gamma1": method.options.gamma1}) is method
+    assert method.with_options({"gamma1": 9999.0}).temperature == 1.0
     assert method.temperature == 2.0
 
 
 def test_setting_a_tensor_of_the_copy_leaves_the_original(clip: CLIP):
     method = finished(clip, "dca", Images((3, 3, 3, 3)))
-    copied = with_options(method, {"gamma1": 900.0})
+    copied = method.with_options({"gamma1": 900.0})
     copied.text_features = torch.zeros(1)
     assert method.text_features.numel() > 1
 
@@ -91,7 +91,7 @@ def test_setting_a_tensor_of_the_copy_leaves_the_original(clip: CLIP):
 def test_other_options_are_refused(clip: CLIP, name: str, options: dict[str, Any], changes: dict[str, Any], said: str):
     method = finished(clip, name, Images((2, 2, 2, 2)), **options)
     with pytest.raises(UserError, match=f"(?s){said}"):
-        with_options(method, changes)
+        method.with_options(changes)
 
 
 def test_head_options_are_options(clip: CLIP):

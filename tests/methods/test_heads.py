@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dca.backbones.clip import CLIP
-from dca.methods.base import IMAGES_PER_CALL, Problem
+from dca.methods.base import MAX_BATCH_SIZE, Problem
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian, metric
@@ -104,7 +104,7 @@ def test_one_large_class_is_stored_without_padding(clip: CLIP) -> None:
     other = DCA.build(clip, problem, DCAOptions())
     other.restore(state)
     f = method.encode(Images((2,)).pixels)
-    assert torch.equal(other.classify(f), method.seal().classify(f))
+    assert torch.equal(other.classify(f), method.build_head().classify(f))
 
 
 def test_one_large_class_does_not_pad_the_others_in_memory() -> None:
@@ -172,7 +172,7 @@ def test_a_sealed_method_computes_no_covariance_again(clip: CLIP, monkeypatch: p
     calls = []
     measure = gaussian.precisions
     monkeypatch.setattr(gaussian, "precisions", lambda *a: calls.append(1) or measure(*a))
-    assert method.seal() is method
+    assert method.build_head() is method
     f = method.encode(images.pixels)
     one, other = method.classify(f), method.classify(f)
     assert len(calls) == 1
@@ -188,7 +188,7 @@ def test_a_head_does_not_follow_later_training(clip: CLIP, name: str) -> None:
         for parameter in method.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
         f = F.normalize(torch.randn(2, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
-        before = method.seal().classify(f)
+        before = method.build_head().classify(f)
         for parameter in method.parameters():
             parameter.add_(1.0)
         assert torch.equal(method.classify(f), before)
@@ -198,6 +198,6 @@ def test_a_head_does_not_follow_later_training(clip: CLIP, name: str) -> None:
 
 def test_large_heads_take_fewer_images_at_once() -> None:
     small = LinearHead(torch.zeros(10, 4))
-    assert small.images_at_once == IMAGES_PER_CALL
-    assert LinearHead(torch.zeros(1, 4).expand(2**20, 4)).images_at_once == 16
-    assert LinearHead(torch.zeros(1, 4).expand(2**30, 4)).images_at_once == 1
+    assert small.max_batch_size == MAX_BATCH_SIZE
+    assert LinearHead(torch.zeros(1, 4).expand(2**20, 4)).max_batch_size == 16
+    assert LinearHead(torch.zeros(1, 4).expand(2**30, 4)).max_batch_size == 1

@@ -79,7 +79,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, anchor: str, dis
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities, z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), z.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -88,7 +88,7 @@ def test_it_starts_at_zero_shot_clip_with_nothing_to_hold(clip: CLIP) -> None:
     method = build(clip)
     plain = ZeroShot.build(clip, method.problem, ZeroShot.Options(templates=("a photo of a {}.",)))
     plain.finish()
-    plain.seal()
+    plain.build_head()
     f = method.encode(images.pixels)
     difference = clip.tau * f @ (method.encode_text() - plain.text_features).mT
     assert float(difference.detach().abs().max()) < 1e-4

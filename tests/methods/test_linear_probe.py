@@ -128,7 +128,7 @@ def test_probabilities_equal_the_equation(clip: CLIP, features: str) -> None:
     images = Images((3, 3, 3, 3))
     method = build(clip, features=features)
     method.finish(images)
-    method.seal()
+    method.build_head()
     got = method.classify(method.encode(images.pixels))
     f = clip.encode_image(images.pixels).detach()
     f = F.normalize(f, dim=-1) if features == "unit" else f
@@ -142,9 +142,9 @@ def test_without_validation_images_c_is_clips(clip: CLIP) -> None:
     images = Images((2, 2, 2, 2))
     searched, fixed = build(clip), build(clip, c=0.316)
     searched.finish(images)
-    searched.seal()
+    searched.build_head()
     fixed.finish(images)
-    fixed.seal()
+    fixed.build_head()
     assert torch.equal(searched.weight, fixed.weight)
 
 
@@ -167,7 +167,7 @@ def test_c_is_searched_on_the_validation_images(clip: CLIP) -> None:
         images.validation.labels = labels
         fitted[name] = build(clip)
         fitted[name].finish(images)
-        fitted[name].seal()
+        fitted[name].build_head()
     same = fitted["same"].classify(clip.encode_image(images.pixels)).argmax(-1)
     assert torch.equal(same, images.labels)
     assert not torch.equal(fitted["same"].weight, fitted["other"].weight)
@@ -182,12 +182,12 @@ def test_held_out_predictions_are_those_of_leave_one_out(clip: CLIP) -> None:
     images = Images((3, 4, 1, 3))
     method = build(clip, c=0.5)
     method.finish(images)
-    held = method.held_out(images)
+    held = method.predict_held_out(images)
     assert held is not None
     assert held.how == "approximate leave-one-out"
     assert held.known.tolist() == [y != 2 for y in images.labels.tolist()], "the only image of its class has none"
     assert held.probabilities[held.known].sum(axis=1) == pytest.approx(1)
-    seen = method.seal().classify(method.encode_all(images)).double().detach().numpy()
+    seen = method.build_head().classify(method.encode_all(images)).double().detach().numpy()
     own = [(row, int(y)) for row, y in enumerate(images.labels) if y != 2]
     assert all(held.probabilities[place] < seen[place] for place in own), "an unseen image is less certain"
 
@@ -197,4 +197,4 @@ def test_near_copies_are_left_to_folds(clip: CLIP) -> None:
     images.groups = torch.tensor([0, 0, 1, 2, 3, 4, 5, 6])
     method = build(clip, c=0.5)
     method.finish(images)
-    assert method.held_out(images) is None
+    assert method.predict_held_out(images) is None

@@ -25,6 +25,6 @@ def test_gradients_losses_and_counts_are_those_of_backpropagation(S: int, R: int
         right.append((logits[:images].argmax(-1) == labels[s, :images]).sum())
         with torch.no_grad():
             weight -= 0.01 * gradient  # the next step is taken from here
-    terms, counts = steps.outcome()
+    terms, counts = steps.summarize()
     torch.testing.assert_close(terms["cls"], torch.stack(losses))
     assert torch.equal(counts, torch.stack(right))

@@ -119,9 +119,9 @@ def test_without_a_step_it_is_zero_shot(outside: type[Method], clip: CLIP) -> No
     )
     method.prepare(images)
     method.finish(images)
-    method.seal()
+    method.build_head()
     zero_shot.finish()
-    zero_shot.seal()
+    zero_shot.build_head()
     f = F.normalize(clip.encode_image(images.pixels), dim=-1)
     torch.testing.assert_close(method.classify(f), zero_shot.classify(f))
 

@@ -57,7 +57,7 @@ def test_loss_and_probabilities_equal_the_equations(clip: CLIP, counts: tuple[in
     wanted = torch.tensor([softmax(row) for row in logits], dtype=torch.float64)
     torch.testing.assert_close(step.probabilities.double(), wanted, atol=1e-5, rtol=0)
     method.finish(images)
-    got = method.seal().classify(method.encode(images.view(0, 0.5))).detach()
+    got = method.build_head().classify(method.encode(images.view(0, 0.5))).detach()
     torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
 
 
@@ -105,7 +105,7 @@ def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method, batch = prepared(clip, images)
     plain = ZeroShot.of(clip, method.problem)
-    got = method.seal().classify(method.encode(images.pixels)).detach()
+    got = method.build_head().classify(method.encode(images.pixels)).detach()
     torch.testing.assert_close(got, plain.classify(plain.encode(images.pixels)))
     assert float(method.step(batch).terms["near_clip"].detach()) == 0
 

@@ -102,7 +102,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, depth: int) -> N
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities.double(), z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     got = method.classify(method.encode(images.pixels)).double()
     torch.testing.assert_close(got, z.softmax(-1), atol=1e-5, rtol=0)
 
@@ -209,7 +209,7 @@ def test_the_mean_of_constant_tokens_is_those_tokens(clip: CLIP) -> None:
     before = [p.detach().clone() for p in method.parameters()]
     method.prepare(Images((1, 1, 1, 1)))
     for epoch in range(1, 51):
-        method.epoch_done(epoch, 50)
+        method.on_epoch_end(epoch, 50)
     for parameter, value in zip(method.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), value, atol=1e-6, rtol=1e-6)
 
@@ -225,10 +225,10 @@ def test_the_model_is_the_weighted_mean_of_its_epochs(clip: CLIP) -> None:
             method.visual.fill_(float(epoch**2))
         expected += w[epoch - 1] / sum(w) * epoch**2
         assert "average" in method.state_dict()
-        method.epoch_done(epoch, 5)
+        method.on_epoch_end(epoch, 5)
     torch.testing.assert_close(method.visual.detach(), torch.full_like(method.visual, expected))
     method.finish(images)
-    method.seal()
+    method.build_head()
     assert "average" not in method.state_dict()
 
 

@@ -38,10 +38,10 @@ def test_recipes_by_protocol_are_those_of_the_authors_files() -> None:
     for name, kind in all_methods().items():
         for protocol in PROTOCOLS:
             wanted = EXPECTED.get(name, {}).get(protocol, {})
-            assert kind.recipe_for(protocol, "paper") == wanted, (name, protocol)
-            assert kind.recipe_for(protocol, "strict") == {}
-            kind.choose(wanted)
-        assert all(own.source.endswith(".yaml") for own in kind.protocol_recipes.values())
+            assert kind.options_for_protocol(protocol, "paper") == wanted, (name, protocol)
+            assert kind.options_for_protocol(protocol, "strict") == {}
+            kind.parse_options(wanted)
+        assert all(own.source.endswith(".yaml") for own in kind.protocol_options.values())
 
 
 @pytest.mark.parametrize("name", ["maple", "promptsrc"])
@@ -81,8 +81,8 @@ def test_a_run_trains_with_them(rules: str, mean: float, sample: Dataset, tiny_f
 
 def test_the_command_lists_them_with_their_source(dca: Any) -> None:
     shown = " ".join(dca("methods", "show", "maple").out.split())
-    assert "settings of its authors in other protocols, taken with --rules paper:" in shown
+    assert "options of its authors in other protocols, taken with --rules paper:" in shown
     assert "domain-shift: depth=3 epochs=2 learning_rate=0.0026 (MaPLe's code: configs/trainers/MaPLe/" in shown
     row = json.loads(dca("methods", "show", "promptsrc", "--json").out)
-    assert row["protocol_recipes"]["base-to-new"]["options"] == EXPECTED["promptsrc"]["base-to-new"]
-    assert get_method("gda").explanations() == {}
+    assert row["protocol_options"]["base-to-new"]["options"] == EXPECTED["promptsrc"]["base-to-new"]
+    assert get_method("gda").explain_options() == {}

@@ -48,7 +48,7 @@ def test_printed_tests_with_covariances_about_the_mean_of_the_images(clip: CLIP)
     method = DCA.build(clip, PROBLEM, DCAOptions(reading="printed"))
     method.finish(images)
     new = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(9))
-    got = method.seal().classify(method.encode(new)).detach()
+    got = method.build_head().classify(method.encode(new)).detach()
     f, u = method.encode(new).detach().double(), method.encode_text().detach().double()
     x = method.encode(images.pixels).detach().double()
     for n in range(4):

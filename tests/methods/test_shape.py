@@ -52,7 +52,7 @@ def test_measured_settings_are_options_of_their_methods() -> None:
     assert all(mean_accuracy(name) for name in measured()["accuracy"])
     assert mean_accuracy("no such method") is None
     for name, settings in measured()["settings"].items():
-        get_method(name).choose(settings)
+        get_method(name).parse_options(settings)
 
 
 def test_the_default_method_exists() -> None:

@@ -19,7 +19,7 @@ CLASSES = ("bkr", "n0144", "??", "x")
 def build(clip: CLIP, images: Images, names: tuple[str, ...] = CLASSES, **options: object) -> SiM:
     method = SiM.build(clip, Problem(names=names, shots=3), SiMOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
-    return method.seal()
+    return method.build_head()
 
 
 def literal(clip: CLIP, images: Images, kept: Tensor, ridge: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(clip: CLIP, c
     """A class of one image, and near-copies of the same and of different classes."""
     images = Images((3, 1, 4, 5))
     images.groups[list(copies)] = 99
-    held = build(clip, images).held_out(images)
+    held = build(clip, images).predict_held_out(images)
     assert held.how == "leave-one-out"
     for i in range(len(images.labels)):
         kept = images.groups != images.groups[i]
@@ -75,7 +75,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(clip: CLIP, c
 def test_copies_that_are_a_whole_class_have_no_prediction(clip: CLIP) -> None:
     images = Images((2, 2, 3, 3))
     images.groups[:2] = 7
-    assert build(clip, images).held_out(images).known.tolist() == [False, False, *[True] * 8]
+    assert build(clip, images).predict_held_out(images).known.tolist() == [False, False, *[True] * 8]
 
 
 def test_no_class_name_is_read(clip: CLIP) -> None:

@@ -82,7 +82,7 @@ def test_step_and_probabilities_equal_the_equations(
     assert values(step) == pytest.approx(expected, abs=1e-5, rel=1e-5)
     torch.testing.assert_close(step.probabilities.double(), z.softmax(-1), atol=1e-5, rtol=0)
     method.finish(images)
-    method.seal()
+    method.build_head()
     got = method.classify(method.encode(images.pixels)).double()
     torch.testing.assert_close(got, z.softmax(-1), atol=1e-5, rtol=0)
 
@@ -165,7 +165,7 @@ def test_the_recipe_and_the_sentences_follow_the_dataset(clip: CLIP) -> None:
 def test_another_dataset_is_asked_with_its_own_sentences(clip: CLIP) -> None:
     trained, there = loud(build(clip, "oxford_pets")), loud(build(clip, "dtd"))
     trained.finish(Images((1, 1, 1, 1)))
-    trained.seal()
+    trained.build_head()
     moved = trained.retarget(there.problem, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, there.encode_text().detach(), atol=1e-6, rtol=0)
 
@@ -179,7 +179,7 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     images = Images((3, 3, 3, 3))
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
-    method.seal()
+    method.build_head()
     assert method.shot_features.shape == (12, 16)
     probabilities = method.classify(method.encode(images.pixels))
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(12))

@@ -34,7 +34,7 @@ def build(clip: CLIP, name: str, **options: Any) -> TextHead:
 @pytest.mark.parametrize("name", HELPED)
 def test_dcas_losses_join_those_of_the_method(clip: CLIP, name: str) -> None:
     images, plain = Images((3, 2, 2, 3)), build(clip, name)
-    weights = {} if plain.frozen_images else {"alpha_in": 0.7}
+    weights = {} if plain.has_frozen_image_tower else {"alpha_in": 0.7}
     weights |= {"beta_ts": 0.3} if plain.learns_text else {}
     method = build(clip, name, **weights)
     for one in (plain, method):
@@ -75,7 +75,7 @@ def test_distances_to_text_equal_the_dense_ones(clip: CLIP, covariance: str, cou
     images = Images(counts)
     method = build(clip, "coop", test_metric="mahalanobis", covariance=covariance, center="visual")
     method.finish(images)
-    method.seal()
+    method.build_head()
     x = method.encode(images.pixels).double()
     means = torch.stack([x[images.labels == c].mean(0) for c in range(4)])
     head = method.head
@@ -111,7 +111,7 @@ def test_the_papers_own_baseline_measures_with_covariances(clip: CLIP) -> None:
         step = method.step(images.batch())
         assert step.terms.keys() == {"cls"}
         method.finish(images)
-        method.seal()
+        method.build_head()
         f, t = method.encode(images.pixels), method.encode_text()[0]  # type: ignore[operator]
         logits = clip.tau * f @ t.T
         torch.testing.assert_close(step.terms["cls"], F.cross_entropy(logits, images.labels), atol=1e-5, rtol=1e-5)

@@ -22,7 +22,7 @@ def build(clip: CLIP, images: Images, dataset: str = "", run: str = "strict", **
     problem = Problem(names=CLASSES, shots=3, dataset=dataset, rules=run)
     method = TipAdapter.build(clip, problem, TipAdapterOptions(**options))  # type: ignore[arg-type]
     method.finish(images)
-    method.seal()
+    method.build_head()
     return method
 
 

@@ -79,7 +79,7 @@ def test_stage_2_trains_a_cosine_classifier_on_adapted_features(clip: CLIP) -> N
     assert method.classifier.grad is not None
     assert all(p.grad is None for p in method.norms.values())
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -95,9 +95,9 @@ def test_at_zero_steps_it_is_zero_shot_with_the_template(clip: CLIP) -> None:
     images, method = Images((1, 1, 1, 1)), build(clip, trained=False)
     zero_shot = ZeroShot.build(clip, method.problem, ZeroShot.Options())
     zero_shot.finish()
-    zero_shot.seal()
+    zero_shot.build_head()
     method.finish(images)
-    method.seal()
+    method.build_head()
     expected = zero_shot.classify(zero_shot.encode(images.pixels))
     torch.testing.assert_close(method.classify(method.encode(images.pixels)), expected, atol=1e-6, rtol=0)
 
@@ -107,7 +107,7 @@ def test_new_classes_keep_the_text_of_stage_1(clip: CLIP) -> None:
     with torch.no_grad():
         method.classifier.add_(0.1 * torch.randn(4, 16, generator=torch.Generator().manual_seed(2)))
     method.finish(images)
-    method.seal()
+    method.build_head()
     names = ("a fox", "dog", "cat")
     other = method.retarget(Problem(names=names, shots=3, seed=1, template=TEMPLATE), [None, 1, 0])
     with torch.no_grad():

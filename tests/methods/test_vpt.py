@@ -69,7 +69,7 @@ def test_logits_and_loss_equal_the_equations(clip: CLIP, placement: str, depth: 
     assert list(step.terms) == ["cls"]
     assert float(step.terms["cls"].detach()) == pytest.approx(towers.cross_entropy(logits, images.labels), abs=1e-5)
     method.finish(images)
-    method.seal()
+    method.build_head()
     torch.testing.assert_close(method.classify(f.float()).double(), logits.softmax(-1), atol=1e-5, rtol=0)
 
 
@@ -79,7 +79,7 @@ def test_parameters_on_vit_b_16() -> None:
     counts = {
         (placement, n, depth): VPT.build(
             blank(VIT_B_16), problem, VPTOptions(placement=placement, tokens=n, depth=depth)
-        ).count_trained()
+        ).count_parameters()
         for placement, n, depth in [("dapt", 8, None), ("maple", None, None), ("original", None, None)]
     }
     assert list(counts.values()) == [6_144, 73_728, 46_080]
@@ -187,14 +187,14 @@ def test_the_sentence_is_ours_or_the_dataset_s(clip: CLIP) -> None:
     own = VPT.build(clip, problem, VPTOptions(template=None))
     zero_shot = ZeroShot.build(clip, problem, ZeroShot.Options())
     zero_shot.finish()
-    zero_shot.seal()
+    zero_shot.build_head()
     own.finish(images)
-    own.seal()
+    own.build_head()
     torch.testing.assert_close(own.text_features, zero_shot.text_features)
     elsewhere = dataclasses.replace(problem, template="a {} seen from above.")
     zero_shot.problem = elsewhere
     zero_shot.finish()
-    zero_shot.seal()
+    zero_shot.build_head()
     moved = own.retarget(elsewhere, (None,) * len(CLASSES))
     torch.testing.assert_close(moved.text_features, zero_shot.text_features)
     assert VPT.build(clip, problem, VPTOptions()).options.template == "a photo of a {}."
@@ -219,7 +219,7 @@ def test_mahalanobis_probabilities_equal_the_equations(clip: CLIP, center: str, 
     images = Images(counts)
     method = build(clip, test_metric="mahalanobis", center=center)
     method.finish(images)
-    method.seal()
+    method.build_head()
     x, t = method.encode(images.pixels).detach().double(), method.encode_text().double()
     f = method.encode(Images((3, 2), seed=9).pixels).detach()
     got = method.classify(f)
@@ -237,7 +237,7 @@ def test_mahalanobis_probabilities_equal_the_equations(clip: CLIP, center: str, 
 def test_euclidean_probabilities_equal_the_equations(clip: CLIP) -> None:
     method = build(clip, test_metric="euclidean")
     method.finish(Images((1, 1, 1, 1)))
-    method.seal()
+    method.build_head()
     f = method.encode(Images((1, 1), seed=9).pixels).detach()
     t = method.encode_text()
     for row, got in zip(f, method.classify(f), strict=True):
@@ -251,7 +251,7 @@ def test_shots_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
     cosine, covariance = build(clip), build(clip, test_metric="mahalanobis")
     for method, shape in [(cosine, (0, 16)), (covariance, (8, 16))]:
         method.finish(images)
-        method.seal()
+        method.build_head()
         assert method.shot_features.shape == shape
         twin = build(clip, test_metric=method.options.test_metric)
         twin.restore(method.state_dict())
@@ -271,5 +271,5 @@ def test_an_indefinite_covariance_is_named_by_class(clip: CLIP) -> None:
     method = build(clip, test_metric="mahalanobis", gamma1=0.0, gamma2=500.0)
     method.finish(Images((3, 3, 3, 3)))
     with pytest.raises(UserError, match="gamma1=0, gamma2=500") as caught:
-        method.seal()
+        method.build_head()
     assert all(line.removeprefix("class ") in CLASSES for line in caught.value.details)

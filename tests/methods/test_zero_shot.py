@@ -41,7 +41,7 @@ def test_probabilities_equal_the_equations(
     images, problem = Images((2, 1, 1)), Problem(names=CLASSES, shots=1, dataset=dataset, template=OWN)
     method = ZeroShot.build(clip, problem, ZeroShotOptions(**options))  # type: ignore[arg-type]
     method.finish()
-    method.seal()
+    method.build_head()
     text = written(clip, templates)
     got = method.classify(method.encode(images.pixels)).tolist()
     for row, f in zip(got, unit(clip.encode_image(images.pixels).double().tolist()), strict=True):
@@ -76,6 +76,6 @@ def test_its_predictions_are_held_out_as_they_are(clip: CLIP) -> None:
     method = ZeroShot.of(clip, Problem(names=CLASSES, shots=1))
     expected = method.classify(method.encode(images.pixels)).detach().double().numpy()
     method.temperature = 3.0
-    held = method.held_out(images)
+    held = method.predict_held_out(images)
     assert held.known.all()
     assert held.probabilities == pytest.approx(expected, abs=1e-6), "without the temperature"

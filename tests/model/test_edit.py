@@ -211,7 +211,7 @@ def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLI
     other = model.with_options(gamma1=300, gamma2=20)
     fresh = fitted("dca", sample, tiny, shots=2, gamma1=300.0, gamma2=20.0, alpha=0.0)
     fresh.method_.load_state_dict(model.method_.state_dict())
-    fresh.method_.seal()
+    fresh.method_.build_head()
     images = [item.image for item in sample.test[:4]]
     assert np.array_equal(other.predict_proba(images), fresh.predict_proba(images))
     assert not np.array_equal(other.predict_proba(images), model.predict_proba(images))

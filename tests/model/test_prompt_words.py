@@ -18,7 +18,7 @@ LEARNERS = {"blend", "cocoop", "coop", "dapt", "dca", "gallop", "lamm", "maple",
 
 def built(clip: CLIP, name: str, **options: object) -> Method:
     kind = list_methods()[name]
-    return kind.build(clip, Problem(names=NAMES, shots=1), kind.choose(options))
+    return kind.build(clip, Problem(names=NAMES, shots=1), kind.parse_options(options))
 
 
 def test_every_method_that_learns_prompts_shows_them(clip: CLIP) -> None:

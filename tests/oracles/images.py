@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.methods.base import Batch, Nested
+from dca.methods.base import Batch, Fitter
 
 
 @cache
@@ -32,7 +32,7 @@ class Images:
         self.pixels = torch.randn(len(self.labels), 3, 32, 32, generator=generator)
         self.groups = torch.arange(len(self.labels))
         self.validation = validation
-        self.nested: Nested | None = None
+        self.fitter: Fitter | None = None
 
     def view(self, v: int, crop_low: float = 0.08) -> Tensor:
         return self.pixels + 0.1 * (v + 1) * (crop_low / 0.08)

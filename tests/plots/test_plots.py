@@ -142,7 +142,7 @@ def curves(monkeypatch: pytest.MonkeyPatch, epochs: int, sizes: dict[str, float]
         {"epoch": e, "loss": 9 / e, "accuracy": e / epochs, **{f"loss_{name}": s / e for name, s in sizes.items()}}
         for e in range(1, epochs + 1)
     ]
-    plots.training_curves(rows, "curves.png", term_words=LONG)
+    plots.training_curves(rows, "curves.png", term_titles=LONG)
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
 

@@ -16,7 +16,7 @@ from helpers.made_runs import blocks_under, write_run
 def test_rows_name_methods_and_options_that_exist() -> None:
     for row in paper_rows().values():
         kind = get_method(row.method)
-        kind.choose(dict(row.change))
+        kind.parse_options(dict(row.change))
         options = set(kind.Options.__dataclass_fields__)
         assert {*row.vary, *row.allow, *row.ranges, *row.without} <= options
 

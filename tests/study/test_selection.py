@@ -213,10 +213,10 @@ def test_a_method_may_say_why_a_default_is_another(monkeypatch: pytest.MonkeyPat
     assert line == "clap: recipe='paper' was chosen, the default is 'scaled'"
     monkeypatch.setattr(get_method("clap"), "not_taken", {"recipe": "it depends on the size of the features"})
     assert disagreements(found) == []
-    lines = get_method("clap").explanations()["defaults that are not those chosen on validation images"]
+    lines = get_method("clap").explain_options()["defaults that are not those chosen on validation images"]
     assert lines == ["recipe: it depends on the size of the features"]
 
 
 def test_reasons_are_given_for_options_that_exist():
     for kind in all_methods().values():
-        assert all(hasattr(kind.Options(), name) and why for name, why in kind.not_taken.items()), kind.name
+        assert all(hasattr(kind.Options(), name) and why for name, why in kind.kept_defaults.items()), kind.name

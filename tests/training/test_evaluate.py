@@ -56,7 +56,7 @@ def test_what_is_stored_is_not_encoded_again(
 
     monkeypatch.setattr(CLIP, "encode_image", watched)
     predict_probabilities([model.method_], images, session)
-    assert sum(seen) == (len(images) - 20 if model.method_.frozen_images else len(images))
+    assert sum(seen) == (len(images) - 20 if model.method_.has_frozen_image_tower else len(images))
 
 
 def test_another_backbone_finds_nothing_stored(sample: Dataset, session: Session) -> None:
@@ -84,7 +84,7 @@ def test_methods_that_touch_the_image_tower_are_never_stored(clip: CLIP) -> None
 
     def touches(name: str, **options: Any) -> bool:
         kind = all_methods()[name]
-        return not kind.build(clip, problem, kind.Options(**options)).frozen_images
+        return not kind.build(clip, problem, kind.Options(**options)).has_frozen_image_tower
 
     trained = {"dca", "gallop", "vpt", "maple", "dapt", "prolip", "promptsrc", "clip_lora", "clip_svd", "two_sfs"}
     touching = {"blend", *trained}

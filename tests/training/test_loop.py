@@ -257,7 +257,7 @@ def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CL
     chosen = TwoSFSOptions(epochs=4, batch_size=8, first_share=0.5, learning_rate=1e-3)
     ours, theirs = (Trainer(TwoSFS.build(clip, problem, chosen), images, chosen, 1) for _ in range(2))
     recorders = [ours._gradients]
-    ours.method.epoch_done = lambda *at, done=ours.method.epoch_done: (recorders.append(ours._gradients), done(*at))  # type: ignore[method-assign, misc]
+    ours.method.on_epoch_end = lambda *at, done=ours.method.on_epoch_end: (recorders.append(ours._gradients), done(*at))  # type: ignore[method-assign, misc]
     ours.run()
     assert [one is recorders[0] for one in recorders] == [True, True, True, False, False], "recorded anew"
     method = theirs.method

@@ -28,10 +28,10 @@ def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, c
     session = Session(device="cpu", progress=lambda stage, done, total, note: said.append(note))
     nested = NestedFits(sample, session, clip, 1, folder=tmp_path)
     kind = get_method(name)
-    chosen = kind.choose(options)
+    chosen = kind.parse_options(options)
     alone, _ = fit(kind, chosen, sample, Session(device="cpu"), clip, seed=1)
     expected = held_out(alone, chosen, sample, Session(device="cpu"), clip, seed=1)
-    found = nested.held_out(kind, chosen, 5)
+    found = nested.predict_held_out(kind, chosen, 5)
     assert found.how == expected.how
     np.testing.assert_array_equal(found.probabilities, expected.probabilities)
     made = nested.fit(kind, chosen).state_dict()
@@ -42,4 +42,7 @@ def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, c
 def test_the_number_of_folds_is_limited(sample: Dataset, clip: CLIP) -> None:
     kind = get_method("gda")
     nested = NestedFits(sample, Session(device="cpu"), clip, 1)
-    assert nested.held_out(kind, kind.choose({"views": 0, "shrinkage": "oas"}), 3).how == "3-fold cross-validation"
+    assert (
+        nested.predict_held_out(kind, kind.parse_options({"views": 0, "shrinkage": "oas"}), 3).how
+        == "3-fold cross-validation"
+    )

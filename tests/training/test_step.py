@@ -138,9 +138,9 @@ def test_a_step_that_draws_noise_and_more_is_not_recorded(on_gpu: type[Fake]):
 
 def test_the_noise_of_a_batch_is_one_stream_from_one_draw():
     first, second = batch(1), batch(1)
-    assert not first.noisy
+    assert not first.noise_used
     drawn = torch.rand(3, generator=first.noise), torch.rand(3, generator=first.noise)
-    assert first.noisy
+    assert first.noise_used
     assert not torch.equal(*drawn)
     assert torch.equal(torch.cat(drawn), torch.rand(6, generator=second.noise))
     assert torch.equal(first.generator.get_state(), second.generator.get_state())

@@ -81,7 +81,7 @@ def demo(
     if not drawable:
         return outcome
     seconds = [row["seconds"] for row in rows[1:]]
-    plot(folder, dataset, target.zero_shot, default[0], target.adapted, seconds, model.method_.term_words)
+    plot(folder, dataset, target.zero_shot, default[0], target.adapted, seconds, model.method_.term_titles)
     return outcome
 
 
@@ -116,11 +116,11 @@ def plot(
     default: Evaluation,
     adapted: Evaluation,
     seconds: Sequence[float],
-    term_words: Mapping[str, str],
+    term_titles: Mapping[str, str],
 ) -> None:
     """Write the plots of a finished run.
 
-    seconds: of the fits of the default method and of the run. term_words: readable names of the run's loss terms.
+    seconds: of the fits of the default method and of the run. term_titles: readable names of the run's loss terms.
     """
     truth = adapted.truth
     plain, middle, answer = (found.probabilities.argmax(axis=1) for found in (zero_shot, default, adapted))
@@ -133,7 +133,7 @@ def plot(
         rows, images, truths, answers, sure, folder / COMPARISON, labels=labels, seconds=seconds, shots=SHOTS
     )
     plots.prediction_grid(images, truths, answers, sure, folder / GRID)
-    plots.training_curves(read_metrics(folder), folder / CURVES, term_words=term_words)
+    plots.training_curves(read_metrics(folder), folder / CURVES, term_titles=term_titles)
 
 
 def _names(labels: NDArray[np.int64], names: Sequence[str]) -> list[str]:

@@ -372,7 +372,7 @@ def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
     from dca.methods.registry import get_method
 
     kind = get_method(method)
-    values, default = asdict(kind.choose(settings)), asdict(kind.Options())
+    values, default = asdict(kind.parse_options(settings)), asdict(kind.Options())
     named = {text.partition("=")[0].strip().replace("-", "_") for text in settings}
     return {name: value for name, value in values.items() if name in named or value != default[name]}
 

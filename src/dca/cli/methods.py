@@ -123,9 +123,9 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 
     method = get_method(name)
     listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
-    recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_recipes.items()}
-    row: dict[str, Any] = {**summary(method), "options": listed, "protocol_recipes": recipes}
-    row["explanations"] = method.explanations()
+    recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_options.items()}
+    row: dict[str, Any] = {**summary(method), "options": listed, "protocol_options": recipes}
+    row["explanations"] = method.explain_options()
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
         return

@@ -45,7 +45,7 @@ class LogitHead(Protocol):
     """A finished head whose probabilities are the softmax of its logits."""
 
     @property
-    def images_at_once(self) -> int:
+    def max_batch_size(self) -> int:
         """Most rows that a call should be given."""
 
     def logits(self, f: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         rows = self._prepared(validate_data(self, X, dtype=np.float64, reset=False))
         with torch.no_grad():
-            return torch.cat([self.head_.logits(some) for some in torch.split(rows, self.head_.images_at_once)])
+            return torch.cat([self.head_.logits(some) for some in torch.split(rows, self.head_.max_batch_size)])
 
     def _prepared(self, X: NDArray[np.float64]) -> Tensor:
         """Unit vectors (n, D), as heads over CLIP features expect them, in float64."""

@@ -1,9 +1,13 @@
-"""The interface of a method: the problem it is built for, its options, its training images, and the life of a method.
+"""The interface of a method: the problem it solves, its options, its training images, its head, and its life.
 
-    build -> [prepare, steps of the training loop] -> finish -> seal -> encode and classify
+    parse_options -> build -> [prepare, steps of the training loop] -> finish -> build_head -> encode and classify
 
-`finish` computes what is stored beside the parameters (`results`); `seal` makes the finished head of both. Reading a
-saved model (`restore`) and moving it to other classes (`retarget`, `with_class`, ...) end with `seal`, too.
+`finish` computes the tensors that are stored beside the parameters (`results`). `build_head` turns both into the
+finished head. Loading a saved model (`restore`) and moving a model to other classes (`retarget`, `with_class`, ...)
+end with `build_head`, too.
+
+A method without training derives from `Method` and implements `finish` and `make_head`; one that is trained in steps
+derives from `TrainedMethod` and adds `step`. All else has a default. docs/add-a-method.md walks through an example.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -23,26 +27,73 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
-from dca.core import options, seeds
+from dca.core import options as core_options
+from dca.core import seeds
 from dca.core.choices import ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError
 from dca.core.hints import change_label_only, set_option, show_method, then
 from dca.core.options import opt
 from dca.stats.calibration import apply_temperature
 
+if TYPE_CHECKING:
+    from dca.backbones.clip import CLIP
+
+__all__ = [
+    "AnalyticSteps",
+    "Batch",
+    "CurvePoint",
+    "Fitter",
+    "Head",
+    "HeldOutPredictions",
+    "Method",
+    "Problem",
+    "ProtocolOptions",
+    "Rules",
+    "Step",
+    "Support",
+    "TrainedMethod",
+    "TrainingOptions",
+    "TrainsOn",
+    "ValidationUse",
+    "describe_terms",
+]
+
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleUnit = Literal["epoch", "step"]
 LastBatch = Literal["drop", "keep"]
+TrainsOn = Literal["images", "features", "nothing"]
 # Smallest share of an image that a random crop covers, unless an option says otherwise.
 CROP_LOW = 0.08
 # The same for augmented views of methods over frozen features, as in the code of Tip-Adapter and ProLIP.
 VIEW_CROP_LOW = 0.5
+# Most images per call of a head, and most values in an intermediate result: they bound memory, not results.
+MAX_BATCH_SIZE, MAX_VALUES_PER_CALL = 128, 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The classification problem that a method is built for.
+
+    Args:
+        names: The text of each class that CLIP reads.
+        shots: Training images per class, on average.
+        seed: Seed of all random numbers of the method.
+        dataset: Name of a public dataset, or "".
+        template: Zero-shot sentence with `{}` for the class name.
+        rules: "paper" allows values that authors chose per dataset, "strict" does not.
+    """
+
+    names: tuple[str, ...]
+    shots: int
+    seed: int = 0
+    dataset: str = ""
+    template: str = "a photo of a {}."
+    rules: Rules = "strict"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The training recipe: options that all methods share. Options of a method are a dataclass derived from it.
+    """Training options, which all methods share. The options of a method are a dataclass derived from it.
 
     Args:
         epochs: Passes over the training images; None if the method decides.
@@ -66,7 +117,7 @@ class TrainingOptions:
 
     Example:
         >>> from dca import TrainingOptions
-        >>> TrainingOptions(epochs=10).settled(epochs=50, batch_size=32)  # doctest: +ELLIPSIS
+        >>> TrainingOptions(epochs=10).fill_unset(epochs=50, batch_size=32)  # doctest: +ELLIPSIS
         TrainingOptions(epochs=10, batch_size=32, learning_rate=None, ...)
     """
 
@@ -90,44 +141,50 @@ class TrainingOptions:
     )
 
     def __post_init__(self) -> None:
-        options.check(self)
+        core_options.check(self)
 
-    def settled(self, **auto: Any) -> Self:
-        """The same options with values in place of None.
+    def fill_unset(self, **values: Any) -> Self:
+        """Replace options that are None.
 
         Args:
-            **auto: Values by name, for options that are None.
+            **values: Values by name; those of options that are set are ignored.
 
         Returns:
-            The new options; values that were given are kept.
+            The new options.
         """
-        return dataclasses.replace(self, **{name: v for name, v in auto.items() if getattr(self, name) is None})
+        return dataclasses.replace(self, **{name: v for name, v in values.items() if getattr(self, name) is None})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """The classification problem that a method is built for.
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """The options that the authors of a method use in one protocol.
 
     Args:
-        names: Words that CLIP reads for each class.
-        shots: Training images per class, on average.
-        seed: Seed of all random numbers of the method.
-        dataset: Name of a public dataset, or "".
-        template: Zero-shot sentence with `{}` for the class name.
-        rules: "paper" allows values that authors chose per dataset, "strict" does not.
+        options: Values that differ from the defaults, by name.
+        source: Where they are published.
+
+    Example:
+        >>> ProtocolOptions({"depth": 3, "epochs": 2}, "a file of the authors").describe()
+        'depth=3 epochs=2 (a file of the authors)'
     """
 
-    names: tuple[str, ...]
-    shots: int
-    seed: int = 0
-    dataset: str = ""
-    template: str = "a photo of a {}."
-    rules: Rules = "strict"
+    options: Mapping[str, Any]
+    source: str
+
+    def describe(self) -> str:
+        """Return options and source in one line."""
+        return f"{' '.join(f'{name}={value}' for name, value in self.options.items())} ({self.source})"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of one training step: pixels (B, 3, S, S) or frozen features (B, D), and labels (B,)."""
+    """The images of one training step.
+
+    Args:
+        inputs: Pixels (B, 3, S, S), or frozen features (B, D), as `Method.trains_on` says.
+        labels: Class of each image, (B,).
+        generator: Random numbers of this step, on the CPU.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -139,62 +196,44 @@ class Batch:
         return seeds.branch(self.generator, self.inputs.device)
 
     @property
-    def noisy(self) -> bool:
-        """Whether `noise` has been used."""
+    def noise_used(self) -> bool:
+        """Whether the step has drawn from `noise`."""
         return "noise" in vars(self)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Result of a training step: weighted loss terms by name, whose sum is minimised, and (B, C) probabilities."""
+    """Result of a training step.
+
+    Args:
+        terms: Weighted loss terms by name; their sum is minimised.
+        probabilities: Of the images of the batch, (B, C), for the training accuracy.
+    """
 
     terms: dict[str, Tensor]
     probabilities: Tensor
 
 
-@dataclass(frozen=True)
-class HeldOutPredictions:
-    """Predictions for training images by models that have not seen them.
-
-    Args:
-        probabilities: (N, C) float64; rows of NaN where an image cannot be left out (the only one of its class).
-        how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
-    """
-
-    probabilities: NDArray[np.float64]
-    how: str
-
-    @property
-    def known(self) -> NDArray[np.bool_]:
-        """(N,) whether an image has a prediction."""
-        return np.asarray(np.isfinite(self.probabilities).all(axis=1))
-
-
-class Steps(Protocol):
-    """Several steps whose batches are known before the first, with gradients that need no backpropagation."""
+class AnalyticSteps(Protocol):
+    """S steps whose batches are known before the first, with gradients that need no backpropagation."""
 
     def gradients(self, number: int) -> Sequence[Tensor]:
-        """Gradients of the sum of the terms of one step, from 0 on, at the present values of the parameters.
+        """Gradients of step `number` (from 0 on) at the present parameters, in the order of the parameters.
 
-        They are asked for once, in order, and given in the order of the parameters.
+        Called once per step, in order.
         """
 
-    def outcome(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Loss terms by name, (S,) each, and the number of correct images, (S,), of all S steps."""
+    def summarize(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Loss terms by name, (S,) each, and the number of correct images of each step, (S,)."""
 
 
-class Nested(Protocol):
-    """Fits other methods on the same training images, for methods that are made of others."""
-
-    def fit(self, kind: type[Method], chosen: Any) -> Method:
-        """The finished method `kind`, fitted with the options `chosen`."""
-
-    def held_out(self, kind: type[Method], chosen: Any, folds: int) -> HeldOutPredictions:
-        """Predictions for the training images by fits that have not seen them; at most so many folds."""
+def describe_terms(**own: str) -> Mapping[str, str]:
+    """Titles of loss terms by name: those that many methods have, and a method's own."""
+    return MappingProxyType({"cls": "classification", "in": "within classes", "ts": "between texts", **own})
 
 
 class Support(Protocol):
-    """The training images, as a method may use them outside the steps."""
+    """The training images as a method sees them outside the steps."""
 
     @property
     def labels(self) -> Tensor:
@@ -202,14 +241,14 @@ class Support(Protocol):
 
     @property
     def groups(self) -> Tensor:
-        """Group of each image, (N,): near-copies share a number; they are left out together."""
+        """Group of each image, (N,): near-copies share a number, so that they are left out together."""
 
     @property
     def validation(self) -> Support | None:
         """Validation images, if the method may select on any."""
 
     @property
-    def nested(self) -> Nested | None:
+    def fitter(self) -> Fitter | None:
         """Fits other methods on these images; None where nothing is being fitted."""
 
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = CROP_LOW) -> Tensor:
@@ -226,37 +265,42 @@ class Support(Protocol):
         """
 
 
-def describe_terms(**own: str) -> Mapping[str, str]:
-    """Descriptions of loss terms by name: those that many methods have, and a method's own."""
-    return MappingProxyType({"cls": "classification", "in": "within classes", "ts": "between texts", **own})
+class Fitter(Protocol):
+    """Fits other methods on the same training images, for a method that combines several."""
+
+    def fit(self, kind: type[Method], options: Any) -> Method:
+        """Fit the method `kind` with these options."""
+
+    def predict_held_out(self, kind: type[Method], options: Any, folds: int) -> HeldOutPredictions:
+        """Predict every training image by a fit of `kind` that has not seen it, in at most `folds` folds."""
 
 
 @dataclass(frozen=True)
-class ProtocolOptions:
-    """The settings that the authors of a method use in one protocol.
+class HeldOutPredictions:
+    """Predictions for training images by models that have not seen them.
 
     Args:
-        options: Values of options that differ from the defaults, by name.
-        source: Where they are published.
-
-    Example:
-        >>> ProtocolOptions({"depth": 3, "epochs": 2}, "a file of the authors").text()
-        'depth=3 epochs=2 (a file of the authors)'
+        probabilities: (N, C) float64; NaN in the rows of images that cannot be left out (the only one of a class).
+        how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
     """
 
-    options: Mapping[str, Any]
-    source: str
+    probabilities: NDArray[np.float64]
+    how: str
 
-    def text(self) -> str:
-        """Options and source in one line."""
-        return f"{' '.join(f'{name}={value}' for name, value in self.options.items())} ({self.source})"
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """(N,) whether an image has a prediction."""
+        return np.asarray(np.isfinite(self.probabilities).all(axis=1))
 
 
 @dataclass(frozen=True)
 class CurvePoint:
     """Accuracy with a number of training images.
 
-    shots: images per class. accuracy: a fraction. expected: whether it is extrapolated rather than measured.
+    Args:
+        shots: Images per class.
+        accuracy: A fraction.
+        expected: Whether the accuracy is extrapolated rather than measured.
     """
 
     shots: float
@@ -264,82 +308,21 @@ class CurvePoint:
     expected: bool = False
 
 
-def check_state(
-    parameters: Mapping[str, Tensor], results: Mapping[str, torch.dtype], state: Mapping[str, Tensor]
-) -> list[str]:
-    """Errors in the names, shapes, types and values of the saved tensors `state`, one line each.
-
-    parameters: expected tensors by name, float32. results: types of further tensors, of any shape.
-    """
-    expected = {**parameters, **dict.fromkeys(results)}
-    problems = [f"missing {n}" for n in expected if n not in state]
-    problems += [f"unexpected {n}" for n in state if n not in expected]
-    for name, tensor in state.items():
-        want = expected.get(name)
-        dtype = results.get(name, torch.float32)
-        if want is not None and want.shape != tensor.shape:
-            problems.append(f"{name}: shape {tuple(tensor.shape)}, expected {tuple(want.shape)}")
-        if tensor.dtype != dtype:
-            problems.append(f"{name}: type {tensor.dtype}, expected {dtype}")
-        elif not torch.isfinite(tensor).all():
-            problems.append(f"{name}: holds NaN or infinite values")
-    return problems
-
-
-def copy_parameters(source: nn.Module, target: nn.Module, of_classes: Collection[str], rows: Sequence[int]) -> str:
-    """Copy parameters into a method for other classes; returns the name of the first whose shape differs, or "".
-
-    of_classes: parameters whose first axis is the classes; of these only `rows` are taken.
-    """
-    mine = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        value: Tensor = mine[name]
-        if name in of_classes:
-            value = value[list(rows)]
-        if value.shape != parameter.shape:
-            return name
-        with torch.no_grad():
-            parameter.copy_(value)
-    return ""
-
-
-__all__ = [
-    "Batch",
-    "HeldOutPredictions",
-    "Method",
-    "Problem",
-    "Rules",
-    "Step",
-    "Steps",
-    "Support",
-    "TrainedMethod",
-    "TrainsOn",
-    "ValidationUse",
-    "describe_terms",
-]
-
-TrainsOn = Literal["images", "features", "nothing"]
-
-
-# Most images per call, and most numbers in an intermediate result: they bound memory, not results.
-IMAGES_PER_CALL, NUMBERS_PER_CALL = 128, 2**24
-
-
 class Head(ABC):
-    """The end of a finished model; subclasses are frozen dataclasses of tensors."""
+    """The finished classifier over image features; subclasses are frozen dataclasses of tensors."""
 
     @abstractmethod
     def __call__(self, f: Tensor) -> Tensor:
         """Image features f (B, D) -> probabilities (B, C)."""
 
     @property
-    def images_at_once(self) -> int:
-        """Most images that a call should be given."""
-        return max(min(IMAGES_PER_CALL, NUMBERS_PER_CALL // self.numbers_per_image), 1)
+    def max_batch_size(self) -> int:
+        """Most images per call, which bounds memory."""
+        return max(min(MAX_BATCH_SIZE, MAX_VALUES_PER_CALL // self.values_per_image), 1)
 
     @property
-    def numbers_per_image(self) -> int:
-        """Size of the largest intermediate result, per image."""
+    def values_per_image(self) -> int:
+        """Number of values in the largest intermediate result, per image."""
         return 1
 
 
@@ -352,30 +335,32 @@ class Method(nn.Module, ABC):
     Args:
         clip: The frozen backbone.
         problem: Classes, shots and seed.
-        chosen: Options with all values filled in; `build` does that.
+        options: Options with all values filled in; `build` does that.
 
     Attributes:
         name: Name of the method.
         paper: Authors, title and venue.
         trains_on: What the training loop feeds to steps: "images", "features", or "nothing".
         Options: Dataclass of the options.
-        validation: Validation images that the authors select on.
-        results: Tensors made after training, whose shapes depend on the data, and their types.
-        term_words: Loss terms in a few words, for the titles of training curves.
+        validation: Validation images that the authors choose options on.
+        results: Tensors computed after training, whose shapes depend on the data, and their types.
         fits_others: Whether a fit of this method fits others, too.
-        estimates_itself: Whether `held_out` takes no time: then every fit estimates its accuracy.
-        calibrated: Whether probabilities are calibrated without a temperature.
         head_options: Options that only the head reads, so that a finished model can change them.
-        decides: Option -> the options whose values it decides where they are not given.
+        dependent_options: Option -> the options that take their values from it where they are not set.
+        term_titles: Short titles of the loss terms, for training curves.
+        has_cheap_held_out: Whether `predict_held_out` takes no time: then every fit estimates its accuracy.
+        calibrated: Whether probabilities are calibrated without a temperature.
+        protocol_options: Options that the authors use in a protocol, where these are not the defaults.
+        kept_defaults: Option -> why its default is not the value that was chosen on validation images.
         temperature: `classify` returns softmax(log p / temperature) of the head's p.
-        head: The finished head, after `seal`.
+        head: The finished head, after `build_head`.
 
     Example:
         >>> from dca import CLIP, list_methods
         >>> from dca.methods.base import Problem
         >>> kind = list_methods()["coop"]
         >>> problem = Problem(names=("cat", "dog"), shots=1)
-        >>> method = kind.build(CLIP.from_pretrained("mini"), problem, kind.choose({"n_tokens": 4}))
+        >>> method = kind.build(CLIP.from_pretrained("mini"), problem, kind.parse_options({"n_tokens": 4}))
         >>> method.context.shape == (4, method.clip.config.text.width)
         True
     """
@@ -388,109 +373,130 @@ class Method(nn.Module, ABC):
     results: ClassVar[Mapping[str, torch.dtype]] = {}
     fits_others: ClassVar[bool] = False
     head_options: ClassVar[tuple[str, ...]] = ()
-    decides: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
-    term_words: ClassVar[Mapping[str, str]] = describe_terms()
-    estimates_itself: ClassVar[bool] = False
+    dependent_options: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    term_titles: ClassVar[Mapping[str, str]] = describe_terms()
+    has_cheap_held_out: ClassVar[bool] = False
     calibrated: ClassVar[bool] = False
-    protocol_recipes: ClassVar[Mapping[ProtocolName, ProtocolOptions]] = MappingProxyType({})
-    not_taken: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    protocol_options: ClassVar[Mapping[ProtocolName, ProtocolOptions]] = MappingProxyType({})
+    kept_defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     temperature: float = 1.0
     head: Head
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: Any) -> None:
-        super().__init__()
-        self._backbone = (clip,)  # a tuple, so that nn.Module does not register it
-        self.problem = problem
-        self.options = chosen
-        for name in self.results:
-            self.register_buffer(name, None)
+    # Options, from what the user writes to what a fit uses.
 
     @classmethod
-    def choose(cls, given: Mapping[str, Any] | Iterable[str]) -> Any:
-        """The options of this method.
+    def parse_options(cls, values: Mapping[str, Any] | Iterable[str]) -> Any:
+        """Read and check the options of this method.
 
         Args:
-            given: Values by name, or `key=value` texts.
+            values: Values by name, or `key=value` texts.
 
         Returns:
-            The options, checked.
+            The options.
 
         Raises:
             UserError: If a name is unknown, a value is not allowed, or an option would have no effect.
         """
         hint = show_method(cls.name)
-        read = options.from_dict if isinstance(given, Mapping) else options.parse
-        chosen: TrainingOptions = read(cls.Options, given, hint=hint)  # type: ignore[arg-type]
+        read = core_options.from_dict if isinstance(values, Mapping) else core_options.parse
+        options: TrainingOptions = read(cls.Options, values, hint=hint)  # type: ignore[arg-type]
         default = cls.Options()
-        idle = [name for name in cls.unused_options() if getattr(chosen, name) != getattr(default, name)]
-        if idle:
+        unused = [name for name in cls.unused_options() if getattr(options, name) != getattr(default, name)]
+        if unused:
             raise UserError(
                 f"{cls.name} is not trained in steps: these options would have no effect",
-                details=[f"{name}={getattr(chosen, name)}" for name in idle],
+                details=[f"{name}={getattr(options, name)}" for name in unused],
                 hint=["leave them out", hint],
             )
-        return chosen
+        return options
 
     @classmethod
     def unused_options(cls) -> list[str]:
-        """Options of the recipe without an effect: all that a method without steps does not redefine."""
+        """Training options without an effect: all that a method without steps does not define again."""
         if cls.trains_on != "nothing":
             return []
-        recipe = dataclasses.fields(TrainingOptions)
-        return [field.name for field in dataclasses.fields(cls.Options) if any(field is one for one in recipe)]
+        shared = dataclasses.fields(TrainingOptions)
+        return [field.name for field in dataclasses.fields(cls.Options) if any(field is one for one in shared)]
 
     @classmethod
-    def build(cls, clip: CLIP, problem: Problem, chosen: Any) -> Self:
-        """A method for a problem, not trained yet.
-
-        Args:
-            clip: The frozen backbone.
-            problem: Classes, shots and seed.
-            chosen: Options of `choose`; values that are left open are filled in.
-
-        Returns:
-            The method.
-        """
-        return cls(clip, problem, cls.resolve(chosen, problem))
-
-    @classmethod
-    def resolve(cls, chosen: Any, problem: Problem) -> Any:
-        """Fill in the values that depend on the problem.
-
-        Args:
-            chosen: Options of `choose`.
-            problem: Classes, shots and dataset.
-
-        Returns:
-            The options to train with.
-        """
-        return chosen
-
-    @classmethod
-    def recipe_for(cls, protocol: ProtocolName, rules: Rules) -> dict[str, Any]:
-        """Values that take the place of the defaults in an experiment; options that are given win over them.
+    def options_for_protocol(cls, protocol: ProtocolName, rules: Rules) -> dict[str, Any]:
+        """Values that replace the defaults in an experiment; options that the user sets win over them.
 
         Args:
             protocol: The protocol of the experiment.
-            rules: "strict" has one recipe for all protocols; "paper" takes that of the authors.
+            rules: "strict" has the same options for all protocols; "paper" takes those of the authors.
 
         Returns:
-            Values by name; none where the defaults are used.
+            Values by name; empty where the defaults are used.
         """
-        own = cls.protocol_recipes.get(protocol)
-        return dict(own.options) if own and rules == "paper" else {}
+        published = cls.protocol_options.get(protocol)
+        return dict(published.options) if published and rules == "paper" else {}
 
     @classmethod
-    def validation_for(cls, chosen: Any) -> ValidationUse:
+    def validation_for(cls, options: Any) -> ValidationUse:
         """The validation images that are drawn for a fit with these options.
 
         Args:
-            chosen: Options of `choose`.
+            options: Options of `parse_options`.
 
         Returns:
             `validation`, unless the options decide.
         """
         return cls.validation
+
+    @classmethod
+    def resolve(cls, options: Any, problem: Problem) -> Any:
+        """Fill in the values that depend on the problem.
+
+        Args:
+            options: Options of `parse_options`.
+            problem: Classes, shots and dataset.
+
+        Returns:
+            The options to train with.
+        """
+        return options
+
+    @classmethod
+    def explain_options(cls) -> dict[str, list[str]]:
+        """What `dca methods show` prints below the options.
+
+        Returns:
+            Lines by heading.
+        """
+        sections = {
+            "options of its authors in other protocols, taken with --rules paper": [
+                f"{protocol}: {published.describe()}" for protocol, published in cls.protocol_options.items()
+            ],
+            "defaults that are not those chosen on validation images": [
+                f"{option}: {why}" for option, why in cls.kept_defaults.items()
+            ],
+        }
+        return {heading: lines for heading, lines in sections.items() if lines}
+
+    # A fit: build, prepare, train, finish, build the head.
+
+    @classmethod
+    def build(cls, clip: CLIP, problem: Problem, options: Any) -> Self:
+        """Create a method for a problem, not trained yet.
+
+        Args:
+            clip: The frozen backbone.
+            problem: Classes, shots and seed.
+            options: Options of `parse_options`; `resolve` fills in what is not set.
+
+        Returns:
+            The method.
+        """
+        return cls(clip, problem, cls.resolve(options, problem))
+
+    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
+        super().__init__()
+        self._backbone = (clip,)  # a tuple, so that nn.Module does not register it
+        self.problem = problem
+        self.options = options
+        for name in self.results:
+            self.register_buffer(name, None)
 
     @property
     def clip(self) -> CLIP:
@@ -498,7 +504,7 @@ class Method(nn.Module, ABC):
         return self._backbone[0]
 
     def generator(self, stream: str) -> torch.Generator:
-        """A random stream of this method's own, e.g. for initial values.
+        """Open a random stream of this method's own, e.g. for initial values.
 
         Args:
             stream: Name of the stream.
@@ -508,8 +514,8 @@ class Method(nn.Module, ABC):
         """
         return seeds.generator(self.problem.seed, self.name, stream)
 
-    def count_trained(self) -> int:
-        """Number of trained values."""
+    def count_parameters(self) -> int:
+        """Count the trained values."""
         return sum(p.numel() for p in self.parameters())
 
     def prepare(self, support: Support) -> None:
@@ -528,21 +534,18 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def make_head(self) -> Head:
-        """The finished head, from parameters and `results` alone."""
+        """Compute the finished head from parameters and `results` alone; `build_head` stores it."""
 
     @torch.no_grad()
-    def seal(self) -> Self:
-        """Make `head`, whose constants are computed once; returns self."""
+    def build_head(self) -> Self:
+        """Store the head of `make_head`, whose constants are computed once, in `head`; returns self."""
         self.head = self.make_head()
         return self
 
-    @property
-    def changeable_options(self) -> tuple[str, ...]:
-        """The `head_options` that have an effect on this model's head."""
-        return self.head_options
+    # Prediction, after `build_head`.
 
     def classify(self, features: Tensor) -> Tensor:
-        """Probabilities of images; the method must be sealed.
+        """Classify images by their features.
 
         Args:
             features: Image features (B, D) of `encode`.
@@ -550,16 +553,16 @@ class Method(nn.Module, ABC):
         Returns:
             Probabilities (B, C).
         """
-        found = self.head(features)
-        return found if self.temperature == 1.0 else apply_temperature(found, self.temperature)
+        probabilities = self.head(features)
+        return probabilities if self.temperature == 1.0 else apply_temperature(probabilities, self.temperature)
 
     @property
-    def images_at_once(self) -> int:
-        """Most images that `classify` should be given at once, which bounds memory."""
-        return self.head.images_at_once
+    def max_batch_size(self) -> int:
+        """Most images per call of `classify`, which bounds memory."""
+        return self.head.max_batch_size
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Image features; overridden by methods that change the image tower.
+        """Encode images; overridden by methods that change the image tower.
 
         Args:
             pixels: Normalised pixels (B, 3, S, S).
@@ -567,10 +570,10 @@ class Method(nn.Module, ABC):
         Returns:
             Unit features (B, D).
         """
-        return self.from_frozen(self.clip.encode_image(pixels))
+        return self.adapt_features(self.clip.encode_image(pixels))
 
-    def from_frozen(self, features: Tensor) -> Tensor:
-        """The features that `encode` returns, from those of the frozen backbone.
+    def adapt_features(self, features: Tensor) -> Tensor:
+        """Turn features of the frozen backbone into those of `encode`.
 
         Args:
             features: Features (B, D) of the frozen backbone, not normalised.
@@ -581,7 +584,7 @@ class Method(nn.Module, ABC):
         return F.normalize(features, dim=-1)
 
     def encode_all(self, support: Support, *, views: int = 0) -> Tensor:
-        """`encode` of all images, from stored features if the image tower is unchanged.
+        """Encode all images of a support, by stored features if the image tower is unchanged.
 
         Args:
             support: The N images.
@@ -590,43 +593,43 @@ class Method(nn.Module, ABC):
         Returns:
             Features (N, D), or (views · N, D) view after view.
         """
-        if self.frozen_images:
-            return self.from_frozen(support.frozen_features(views=views, crop_low=self.options.crop_low))
+        if self.has_frozen_image_tower:
+            return self.adapt_features(support.frozen_features(views=views, crop_low=self.options.crop_low))
         return support.map(self.encode, views=views, crop_low=self.options.crop_low)
 
     @property
-    def frozen_images(self) -> bool:
+    def has_frozen_image_tower(self) -> bool:
         """Whether the image tower is unchanged, so that image features can be stored and reused."""
         return type(self).encode is Method.encode
 
     # What a finished method knows about its own errors; every function is optional.
 
-    def held_out(self, support: Support) -> HeldOutPredictions | None:
-        """Predictions for the training images by models that have not seen them; called after `finish`.
+    def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
+        """Predict every training image by a model that has not seen it; called after `finish`.
 
         Args:
             support: The training images of `finish`.
 
         Returns:
-            The predictions, without the temperature; None if the engine should cross-validate.
+            The predictions, without the temperature; None if they have to be found by cross-validation.
         """
         return None
 
-    def settled(self, chosen: Any) -> Any:
+    def options_for_folds(self, options: Any) -> Any:
         """Options for cross-validation: what was searched on validation images keeps the value that was found.
 
         A search in every fold would find other values, and probabilities on other scales.
 
         Args:
-            chosen: The options of the fit.
+            options: The options of the fit.
 
         Returns:
             The options of the folds.
         """
-        return chosen
+        return options
 
     def p_values(self, features: Tensor) -> Tensor | None:
-        """How usual images are among the training images; small for images of none of the classes.
+        """How typical images are of the training images; small for images of none of the classes.
 
         Args:
             features: Image features (B, D) of `encode`.
@@ -672,14 +675,59 @@ class Method(nn.Module, ABC):
         """
         return []
 
-    # Other classes: nothing is trained again. One class is added, removed or renamed through `retarget` by default.
+    # Changes of a finished method; nothing is trained again. By default a class is added, removed or renamed through
+    # `retarget`.
+
+    def with_options(self, values: Mapping[str, Any] | Iterable[str]) -> Self:
+        """Change options of the head; parameters and stored tensors are shared.
+
+        The head is that of a fit whose options had these values, at the same parameters. A temperature belongs to
+        the head that it was fitted for: the new one has none. Options that depend on a changed one (see
+        `dependent_options`) are filled in again, unless they are among the values, too.
+
+        Args:
+            values: Values by name, or `key=value` texts; only `head_options` can be changed.
+
+        Returns:
+            Another method with its head; this method itself if no value is different.
+
+        Raises:
+            UserError: If an option is unknown, has a wrong value, or is not one of the head.
+        """
+        values = values if isinstance(values, Mapping) else list(values)
+        parsed = self.parse_options(values)
+        names = list(values) if isinstance(values, Mapping) else [text.partition("=")[0].strip() for text in values]
+        if fixed := [name for name in names if name not in self.changeable_options]:
+            can = ", ".join(self.changeable_options)
+            details = (
+                f"its head reads, and can be made again with: {can}" if can else "its head has no option to change"
+            )
+            raise UserError(
+                f"{' and '.join(fixed)} of this finished {self.name} model cannot be changed",
+                details=[details],
+                hint=["fit again with the new values", show_method(self.name)],
+            )
+        unset = {dependent: None for name in names for dependent in self.dependent_options.get(name, ())}
+        changes = unset | {name: getattr(parsed, name) for name in names}
+        options = self.resolve(dataclasses.replace(self.options, **changes), self.problem)
+        if options == self.options:
+            return self
+        other = copy.copy(self)
+        other._buffers = dict(self._buffers)  # tensors are shared, but setting one here must not set it there
+        other.options, other.temperature = options, 1.0
+        return other.build_head()
+
+    @property
+    def changeable_options(self) -> tuple[str, ...]:
+        """The `head_options` that have an effect on this model's head."""
+        return self.head_options
 
     def class_parameters(self) -> set[str]:
         """Names of parameters whose first axis is the classes."""
         return set()
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The finished model for the classes of another problem; nothing is fitted again.
+        """Move the finished model to the classes of another problem.
 
         Args:
             problem: The other problem.
@@ -687,7 +735,7 @@ class Method(nn.Module, ABC):
                 attached to the new names; values of a class (such as its covariance) follow its source.
 
         Returns:
-            Another method, sealed.
+            Another method with its head.
 
         Raises:
             UserError: If the method cannot be used for other classes.
@@ -698,112 +746,108 @@ class Method(nn.Module, ABC):
         )
 
     def with_class(self, name: str, images: Support) -> Self:
-        """The finished model with one more class, the last.
+        """Add a class, the last, to the finished model.
 
         Args:
-            name: Words that CLIP reads for the class.
+            name: The text of the class that CLIP reads.
             images: Images of the class, with its index C as their label. There may be none of them for methods
                 that learn prompts.
 
         Returns:
-            Another method, sealed.
+            Another method with its head.
 
         Raises:
             UserError: If the method has to be fitted again, or needs images of the class.
         """
-        if not self._takes_other_classes or self.class_parameters():
+        if not self._can_retarget or self.class_parameters():
             raise UserError(
                 f"this {self.name} model cannot take a new class: what it learned belongs to the classes it has",
                 hint="fit again with the images of all classes",
             )
         names = self.problem.names
-        return self._moved_to((*names, name), [*range(len(names)), None])
+        return self._retarget_to_names((*names, name), [*range(len(names)), None])
 
     def without_class(self, index: int) -> Self:
-        """The finished model without one of its classes.
+        """Remove a class from the finished model.
 
         Args:
             index: The class.
 
         Returns:
-            Another method, sealed.
+            Another method with its head.
 
         Raises:
             UserError: If the method has to be fitted again.
         """
-        if not self._takes_other_classes:
+        if not self._can_retarget:
             hint = "fit again with the images of the other classes"
             raise UserError(f"no class can be removed from a {self.name} model", hint=hint)
         kept = self.other_classes(index)
-        return self._moved_to([self.problem.names[c] for c in kept], kept)
+        return self._retarget_to_names([self.problem.names[c] for c in kept], kept)
 
     def with_name(self, index: int, name: str) -> Self:
-        """The finished model with another name for one of its classes; learned values of the class are kept.
+        """Rename a class of the finished model; learned values of the class are kept.
 
         Args:
             index: The class.
-            name: Words that CLIP reads for it from now on.
+            name: The text of the class that CLIP reads from now on.
 
         Returns:
-            Another method, sealed.
+            Another method with its head.
 
         Raises:
             UserError: If the method has to be fitted again.
         """
-        if not self._takes_other_classes:
-            raise self.learned_name_error()
-        names = [name if c == index else old for c, old in enumerate(self.problem.names)]
-        return self._moved_to(names, range(len(names)))
+        if not self._can_retarget:
+            raise self.renaming_error()
+        return self._retarget_to_names(self.names_with(index, name), range(len(self.problem.names)))
+
+    def names_with(self, index: int, name: str) -> list[str]:
+        """The names of all classes, with another one for class `index`."""
+        return [name if c == index else old for c, old in enumerate(self.problem.names)]
 
     def other_classes(self, index: int) -> list[int]:
-        """All classes but one.
-
-        Args:
-            index: The class to leave out.
-
-        Returns:
-            Indices of the others, in order.
-        """
+        """Indices of all classes but `index`, in order."""
         return [c for c in range(len(self.problem.names)) if c != index]
 
-    def learned_name_error(self) -> UserError:
-        """The error for another name that the finished model has no way to read."""
+    def renaming_error(self) -> UserError:
+        """The error for a new name that the finished model has no way to read."""
         return UserError(
             f"a {self.name} model cannot read another name of a class: what it learned belongs to the old one",
             hint=[change_label_only(), "fit again with the new name"],
         )
 
     def copy_for(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """A copy with these parameters for another problem, without `results`; `retarget` begins with it.
+        """Copy the parameters to a method for another problem; `retarget` begins with it.
 
         Args:
             problem: The other problem.
             sources: As for `retarget`.
 
         Returns:
-            The copy, not sealed.
+            The copy, without `results` and head.
 
         Raises:
             UserError: If a parameter belongs to classes that the other problem does not have.
         """
         other = type(self)(self.clip, problem, self.options)
         rows = [s for s in sources if s is not None]
-        if wrong := copy_parameters(self, other, self.class_parameters(), rows):
+        if mismatch := copy_parameters(self, other, self.class_parameters(), rows):
             raise UserError(
-                f"{wrong} of this {self.name} model belongs to the classes it was trained on",
+                f"{mismatch} of this {self.name} model belongs to the classes it was trained on",
                 hint=then("fit a model whose prompts all classes share", set_option("contexts", "unified")),
             )
         other.temperature = self.temperature
         return other
 
     @property
-    def _takes_other_classes(self) -> bool:
+    def _can_retarget(self) -> bool:
         return type(self).retarget is not Method.retarget
 
-    def _moved_to(self, names: Sequence[str], sources: Sequence[int | None]) -> Self:
+    def _retarget_to_names(self, names: Sequence[str], sources: Sequence[int | None]) -> Self:
         return self.retarget(dataclasses.replace(self.problem, names=tuple(names)), sources)
 
-    # What can be looked at; every function is optional.
+    # What a report can show; every function is optional.
 
     def text_contexts(self) -> Sequence[Tensor]:
         """Learned vectors that enter the text tower in the place of words.
@@ -821,35 +865,18 @@ class Method(nn.Module, ABC):
         """
         return None
 
-    def kept_features(self) -> tuple[Tensor, Tensor] | None:
-        """Training images as the image tower of this method sees them.
+    def training_features(self) -> tuple[Tensor, Tensor] | None:
+        """Features of the training images that the method stores, from its own image tower.
 
         Returns:
             Features (N, D) and classes (N,), or None if the method stores none.
         """
         return None
 
-    # Saved state, and what authors published beyond the defaults.
-
-    @classmethod
-    def explanations(cls) -> dict[str, list[str]]:
-        """What `dca methods show` prints below the options.
-
-        Returns:
-            Lines by heading.
-        """
-        found = {
-            "settings of its authors in other protocols, taken with --rules paper": [
-                f"{protocol}: {own.text()}" for protocol, own in cls.protocol_recipes.items()
-            ],
-            "defaults that are not those chosen on validation images": [
-                f"{option}: {why}" for option, why in cls.not_taken.items()
-            ],
-        }
-        return {heading: lines for heading, lines in found.items() if lines}
+    # Saved state.
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a saved `state_dict` and seal the method.
+        """Load a saved `state_dict` and build_head the method.
 
         Args:
             state: Tensors by name.
@@ -864,7 +891,7 @@ class Method(nn.Module, ABC):
                 parameter.copy_(state[name])
         for name in self.results:
             setattr(self, name, state[name].to(self.clip.device))
-        self.seal()
+        self.build_head()
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Check the shapes of saved `results`.
@@ -882,7 +909,7 @@ class TrainedMethod(Method):
     """A method that the training loop trains: it turns a batch into loss terms.
 
     Args:
-        clip, problem, chosen: As for `Method`.
+        clip, problem, options: As for `Method`.
 
     Attributes:
         recordable: Whether a GPU may record a step once and replay it. False for a step that reads values
@@ -900,22 +927,22 @@ class TrainedMethod(Method):
 
     @abstractmethod
     def step(self, batch: Batch) -> Step:
-        """Loss terms of one batch.
+        """Compute the loss terms of one batch.
 
         Args:
-            batch: Pixels (B, 3, S, S) or frozen features, and labels (B,).
+            batch: Inputs as `trains_on` says, and labels (B,).
 
         Returns:
             Loss terms and probabilities (B, C).
         """
 
     @property
-    def analytic_steps(self) -> Callable[[Batch], Steps] | None:
-        """For small steps on features: what replaces `step`, from batches (S, B, D) and labels (S, B) of S steps."""
+    def analytic_steps(self) -> Callable[[Batch], AnalyticSteps] | None:
+        """For small steps on features: a function of the batches of S steps that replaces `step`."""
         return None
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
-        """What steps train on if `trains_on` is "features".
+        """Compute what steps train on if `trains_on` is "features".
 
         Args:
             support: The training images.
@@ -925,8 +952,8 @@ class TrainedMethod(Method):
         """
         return support.frozen_features(), support.labels
 
-    def epoch_done(self, epoch: int, epochs: int) -> None:
-        """Called after every epoch, for methods that average over epochs or train in stages.
+    def on_epoch_end(self, epoch: int, epochs: int) -> None:
+        """Callback after every epoch, for methods that average over epochs or train in stages.
 
         Args:
             epoch: The epoch that has ended, from 1 on.
@@ -934,7 +961,7 @@ class TrainedMethod(Method):
         """
 
     def stages(self, epochs: int) -> tuple[int, ...]:
-        """Epochs of each stage, for methods that train other values in later epochs.
+        """Epochs of each stage, for methods that train different parameters in later epochs.
 
         The learning rate goes through its whole schedule in every stage.
 
@@ -947,39 +974,39 @@ class TrainedMethod(Method):
         return (epochs,)
 
     def begin_stage(self, stage: int) -> None:
-        """Choose the values that a stage trains (`requires_grad_`) and its step; it changes no value.
+        """Select the parameters that a stage trains (`requires_grad_`) and its step; it changes no value.
 
         Called before the first epoch of a stage, and where an interrupted run continues. Initial values of a stage
-        are set by `epoch_done` of the epoch before, so that they are saved with it.
+        are set by `on_epoch_end` of the epoch before, so that they are saved with it.
 
         Args:
             stage: Number of the stage, from 0 on.
         """
 
     def steps_per_epoch(self, images: int, batch_size: int) -> int | None:
-        """Most steps of an epoch.
+        """Most steps in an epoch.
 
         Args:
             images: Number of training images, which may be fewer than the rows of `training_rows`.
             batch_size: Rows per step.
 
         Returns:
-            The number, or None for as many as it takes to see every row.
+            The number, or None for as many as see every row.
         """
         return None
 
     @classmethod
-    def candidates(cls, chosen: Any, problem: Problem) -> list[Any]:
-        """The settings that a fit tries, each by a whole training, if there are validation images.
+    def candidate_options(cls, options: Any, problem: Problem) -> list[Any]:
+        """The options that a fit tries, each by a whole training, if there are validation images.
 
         Args:
-            chosen: Options of `choose`.
+            options: Options of `parse_options`.
             problem: Classes, shots and dataset.
 
         Returns:
-            Options, of which the first with the highest `validation_accuracy` is kept.
+            Candidates, of which the first with the highest `validation_accuracy` is kept.
         """
-        return [chosen]
+        return [options]
 
     @property
     def validation_accuracy(self) -> float:
@@ -987,46 +1014,40 @@ class TrainedMethod(Method):
         raise NotImplementedError
 
 
-M = TypeVar("M", bound=Method)
+def check_state(
+    parameters: Mapping[str, Tensor], results: Mapping[str, torch.dtype], state: Mapping[str, Tensor]
+) -> list[str]:
+    """Errors in the names, shapes, types and values of the saved tensors `state`, one line each.
 
-
-def with_options(method: M, given: Mapping[str, Any] | Iterable[str]) -> M:
-    """The finished method with other options of its head; parameters and stored tensors are shared.
-
-    The head is that of a fit whose options had these values, at the same parameters. A temperature belongs to
-    the head that it was fitted for: the new one has none. An option that decides others, such as DCA's `gammas`,
-    decides them again, unless they are given, too.
-
-    Args:
-        method: A finished method.
-        given: Values by name, or `key=value` texts; only `Method.head_options` can be changed.
-
-    Returns:
-        Another method, sealed; the method itself if no value is different.
-
-    Raises:
-        UserError: If an option is unknown, has a wrong value, or is not one of the head.
+    parameters: expected tensors by name, float32. results: types of further tensors, of any shape.
     """
-    given = given if isinstance(given, Mapping) else list(given)
-    read = method.choose(given)
-    names = list(given) if isinstance(given, Mapping) else [text.partition("=")[0].strip() for text in given]
-    if fixed := [name for name in names if name not in method.changeable_options]:
-        raise _fixed_error(method, fixed)
-    open_again = {other: None for name in names for other in method.decides.get(name, ())}
-    values = open_again | {name: getattr(read, name) for name in names}
-    chosen = method.resolve(dataclasses.replace(method.options, **values), method.problem)
-    if chosen == method.options:
-        return method
-    other = copy.copy(method)
-    other._buffers = dict(method._buffers)  # tensors are shared, but setting one here must not set it there
-    other.options, other.temperature = chosen, 1.0
-    return other.seal()
+    expected = {**parameters, **dict.fromkeys(results)}
+    problems = [f"missing {n}" for n in expected if n not in state]
+    problems += [f"unexpected {n}" for n in state if n not in expected]
+    for name, tensor in state.items():
+        parameter = expected.get(name)
+        dtype = results.get(name, torch.float32)
+        if parameter is not None and parameter.shape != tensor.shape:
+            problems.append(f"{name}: shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
+        if tensor.dtype != dtype:
+            problems.append(f"{name}: type {tensor.dtype}, expected {dtype}")
+        elif not torch.isfinite(tensor).all():
+            problems.append(f"{name}: holds NaN or infinite values")
+    return problems
 
 
-def _fixed_error(method: Method, names: list[str]) -> UserError:
-    can = ", ".join(method.changeable_options)
-    return UserError(
-        f"{' and '.join(names)} of this finished {method.name} model cannot be changed",
-        details=[f"its head reads, and can be made again with: {can}" if can else "its head has no option to change"],
-        hint=["fit again with the new values", show_method(method.name)],
-    )
+def copy_parameters(source: nn.Module, target: nn.Module, of_classes: Collection[str], rows: Sequence[int]) -> str:
+    """Copy parameters into a method for other classes; returns the name of the first whose shape differs, or "".
+
+    of_classes: parameters whose first axis is the classes; of these only `rows` are taken.
+    """
+    values = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        value: Tensor = values[name]
+        if name in of_classes:
+            value = value[list(rows)]
+        if value.shape != parameter.shape:
+            return name
+        with torch.no_grad():
+            parameter.copy_(value)
+    return ""

@@ -140,9 +140,9 @@ class ProductHead(Head):
         return logits.softmax(dim=-1).to(f.dtype)
 
     @property
-    def images_at_once(self) -> int:
+    def max_batch_size(self) -> int:
         """Most images that both heads take."""
-        return min(self.first.images_at_once, self.second.images_at_once)
+        return min(self.first.max_batch_size, self.second.max_batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class BlendOptions(TrainingOptions):
         if kind.fits_others or kind is ClosedForm:
             raise UserError(f"{kind.name} cannot be blended with the closed form", hint=list_methods())
         epochs = [] if self.epochs is None else [f"epochs={self.epochs}"]
-        return kind, kind.choose([*self.trained_options, *epochs])
+        return kind, kind.parse_options([*self.trained_options, *epochs])
 
     def settled_by(self, name: str, inner: Any) -> BlendOptions:
         """The same with the name and the options of the trained method in one form only."""
@@ -174,7 +174,7 @@ class Blend(Method):
     paper = "this library, 2026: docs/your-own-images.md"
     trains_on = "nothing"
     fits_others = True
-    estimates_itself = True
+    has_cheap_held_out = True
     calibrated = True
     Options = BlendOptions
     results = MappingProxyType({"numbers": torch.float64})
@@ -182,23 +182,23 @@ class Blend(Method):
     numbers: Tensor
     _held: HeldOutPredictions | None = None
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: BlendOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        kind, inner = chosen.inner()
+    def __init__(self, clip: CLIP, problem: Problem, options: BlendOptions) -> None:
+        super().__init__(clip, problem, options)
+        kind, inner = options.inner()
         self.closed = ClosedForm.build(clip, problem, ClosedForm.Options())
         self.trained: Method | None = kind.build(clip, problem, inner)
 
     @classmethod
-    def choose(cls, given: Mapping[str, Any] | Iterable[str]) -> BlendOptions:
+    def parse_options(cls, given: Mapping[str, Any] | Iterable[str]) -> BlendOptions:
         """The options, with those of the trained method checked."""
-        chosen: BlendOptions = super().choose(given)
-        kind, inner = chosen.inner()
-        return chosen.settled_by(kind.name, inner)
+        options: BlendOptions = super().parse_options(given)
+        kind, inner = options.inner()
+        return options.settled_by(kind.name, inner)
 
     @classmethod
-    def validation_for(cls, chosen: BlendOptions) -> ValidationUse:
+    def validation_for(cls, options: BlendOptions) -> ValidationUse:
         """As for the trained method alone."""
-        kind, inner = chosen.inner()
+        kind, inner = options.inner()
         return kind.validation_for(inner)
 
     @property
@@ -209,8 +209,8 @@ class Blend(Method):
     def finish(self, support: Support) -> None:
         """Fit the closed form, weigh the trained method in folds, and fit it if it is worth something."""
         self.closed.finish(support)
-        self.closed.seal()
-        own, worth = self.closed.held_out(support), Worth()
+        self.closed.build_head()
+        own, worth = self.closed.predict_held_out(support), Worth()
         if self.closed.leaves_out:
             own, worth = self._weighed(support, own)
         self._held = own
@@ -219,9 +219,9 @@ class Blend(Method):
 
     def _weighed(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, Worth]:
         """What the trained method is worth beside held-out predictions of the closed form, and those of the blend."""
-        if support.nested is None:
-            raise ValueError("a blend needs the engine to fit the trained method: Support.nested")
-        other = support.nested.held_out(*self.options.inner(), self.options.folds)
+        if support.fitter is None:
+            raise ValueError("a blend needs the engine to fit the trained method: Support.fitter")
+        other = support.fitter.predict_held_out(*self.options.inner(), self.options.folds)
         worth = weigh(own.probabilities, other.probabilities, support.labels.cpu().numpy())
         if not worth.second:
             return own, worth
@@ -230,22 +230,22 @@ class Blend(Method):
 
     def _fitted(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it settled become options."""
-        assert support.nested is not None
-        trained = support.nested.fit(*self.options.inner())
+        assert support.fitter is not None
+        trained = support.fitter.fit(*self.options.inner())
         trained.zero_grad(set_to_none=True)
         self.options = self.options.settled_by(trained.name, trained.options)
         return trained
 
-    def held_out(self, support: Support) -> HeldOutPredictions | None:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
         """Those of `finish`, with the weights held fixed."""
         return self._held
 
     def make_head(self) -> Head:
         """The product of both heads, or the head of the closed form."""
-        first = self.closed.seal().head
+        first = self.closed.build_head().head
         if self.trained is None:
             return first
-        return ProductHead(first, self.trained.seal().head, self._size, self.worth.first, self.worth.second)
+        return ProductHead(first, self.trained.build_head().head, self._size, self.worth.first, self.worth.second)
 
     @property
     def _size(self) -> int:
@@ -253,20 +253,20 @@ class Blend(Method):
         return self.clip.config.embed_dim
 
     @property
-    def frozen_images(self) -> bool:
+    def has_frozen_image_tower(self) -> bool:
         """Whether the trained method leaves the image tower as it is, or is left out."""
-        return self.trained is None or self.trained.frozen_images
+        return self.trained is None or self.trained.has_frozen_image_tower
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Unit features of the frozen backbone, and those of the trained method: (B, D) or (B, 2 D)."""
-        if self.trained is None or self.trained.frozen_images:
+        if self.trained is None or self.trained.has_frozen_image_tower:
             return super().encode(pixels)
         return torch.cat([self.closed.encode(pixels), self.trained.encode(pixels)], dim=-1)
 
-    def from_frozen(self, features: Tensor) -> Tensor:
+    def adapt_features(self, features: Tensor) -> Tensor:
         """The features of `encode`, where the image tower is unchanged."""
-        own = self.closed.from_frozen(features)
-        return own if self.trained is None else torch.cat([own, self.trained.from_frozen(features)], dim=-1)
+        own = self.closed.adapt_features(features)
+        return own if self.trained is None else torch.cat([own, self.trained.adapt_features(features)], dim=-1)
 
     def text_contexts(self) -> Sequence[Tensor]:
         """Those of the trained method."""
@@ -324,7 +324,7 @@ class Blend(Method):
         options = self.options if trained is None else self.options.settled_by(trained.name, trained.options)
         other = type(self)(self.clip, closed.problem, options)
         other.closed, other.trained, other.numbers = closed, trained, self.numbers
-        return other.seal()
+        return other.build_head()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load a saved `state_dict`: numbers, the closed form, and the trained method if it has a weight."""
@@ -336,7 +336,7 @@ class Blend(Method):
             problems = _restored("closed", self.closed, closed) + _restored("trained", self.trained, trained)
         if problems:
             raise UserError(f"the saved tensors are not those of a '{self.name}' model", details=problems)
-        self.seal()
+        self.build_head()
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Four numbers, of which the exponents are not negative."""

@@ -126,18 +126,18 @@ class CLAP(FrozenMethod, TrainedMethod):
     paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
     trains_on = "features"
     imagenet_templates = (*SEVEN, "a photo of a {}.")
-    term_words = describe_terms(near_text="near the text")
+    term_titles = describe_terms(near_text="near the text")
     Options = CLAPOptions
     class_rows = frozenset({"weight"})
     options: CLAPOptions
 
     @classmethod
-    def resolve(cls, chosen: CLAPOptions, problem: Problem) -> CLAPOptions:
+    def resolve(cls, options: CLAPOptions, problem: Problem) -> CLAPOptions:
         """Strength by recipe."""
-        return chosen.settled(strength=STRENGTH[chosen.recipe])
+        return options.fill_unset(strength=STRENGTH[options.recipe])
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CLAPOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: CLAPOptions) -> None:
+        super().__init__(clip, problem, options)
         self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:

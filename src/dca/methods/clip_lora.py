@@ -57,12 +57,12 @@ class CLIPLoRA(UpdatedTowers):
     Options = CLIPLoRAOptions
     options: CLIPLoRAOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPLoRAOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: CLIPLoRAOptions) -> None:
+        super().__init__(clip, problem, options)
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
         for tower, config in (("visual", clip.config.vision), ("text", clip.config.text)):
-            if chosen.towers in ("both", tower):
-                shape = (config.layers, len(PARTS), chosen.rank, config.width)
+            if options.towers in ("both", tower):
+                shape = (config.layers, len(PARTS), options.rank, config.width)
                 start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
                 self.down[tower] = nn.Parameter(start.to(clip.device))
                 self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))

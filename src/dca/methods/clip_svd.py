@@ -99,9 +99,9 @@ class CLIPSVD(UpdatedTowers):
     Options = CLIPSVDOptions
     options: CLIPSVDOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CLIPSVDOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        found = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if chosen.towers in ("both", tower)}
+    def __init__(self, clip: CLIP, problem: Problem, options: CLIPSVDOptions) -> None:
+        super().__init__(clip, problem, options)
+        found = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if options.towers in ("both", tower)}
         self._found = {(tower, part): found[tower][part] for tower in found for part in LINEARS}
         # s (N, R) of each part in the N blocks of a tower, e.g. "visual_q".
         self.values = nn.ParameterDict(

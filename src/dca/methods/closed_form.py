@@ -79,10 +79,10 @@ class ClosedForm(FrozenMethod):
     name = "closed_form"
     paper = "this library, 2026: docs/closed-form.md"
     trains_on = "nothing"
-    estimates_itself = True
+    has_cheap_held_out = True
     calibrated = True
     Options = ClosedFormOptions
-    not_taken = MappingProxyType({
+    kept_defaults = MappingProxyType({
         "text_shots": "4 was chosen, with class names that say what is to be seen; those of own classes may say "
         "nothing, and then leave-one-out takes a small k",
     })  # fmt: skip
@@ -109,7 +109,7 @@ class ClosedForm(FrozenMethod):
         self.text_features = unit_mean(self.texts())
         self.numbers = torch.tensor(astuple(choose(self.experts)), dtype=torch.float64, device=self.clip.device)
 
-    def held_out(self, support: Support) -> HeldOutPredictions:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out, with the numbers held fixed."""
         logits = left_out_logits(self.experts, self.chosen)
         return HeldOutPredictions(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
@@ -178,7 +178,7 @@ class ClosedForm(FrozenMethod):
         other.image_features = torch.cat([self.image_features, self.encode_all(images)])
         other.image_labels = torch.cat([self.image_labels, images.labels])
         other.image_groups = torch.cat([self.image_groups, groups])
-        return other.seal()
+        return other.build_head()
 
     def without_class(self, index: int) -> Self:
         """Exactly the fit of the other classes with the same numbers."""
@@ -187,11 +187,11 @@ class ClosedForm(FrozenMethod):
         labels = self.image_labels[kept]
         other.image_features, other.image_groups = self.image_features[kept], self.image_groups[kept]
         other.image_labels = labels - (labels > index).long()
-        return other.seal()
+        return other.build_head()
 
     def with_name(self, index: int, name: str) -> Self:
         """Exactly the fit with another name and the same numbers."""
-        return self._for_names([name if c == index else old for c, old in enumerate(self.problem.names)]).seal()
+        return self._for_names([name if c == index else old for c, old in enumerate(self.problem.names)]).build_head()
 
     def _for_names(self, names: Sequence[str]) -> Self:
         """A copy with the same images and numbers and the texts of these names, not sealed."""

@@ -76,7 +76,7 @@ class ConditionalHead(Head):
         return self.logits(f).softmax(dim=-1)
 
     @property
-    def images_at_once(self) -> int:
+    def max_batch_size(self) -> int:
         """As many as make a bounded number of sentences."""
         return max(SENTENCES // len(self.name_ids), 1)
 
@@ -90,18 +90,18 @@ class CoCoOp(TrainedMethod):
     Options = CoCoOpOptions
     options: CoCoOpOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CoCoOpOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: CoCoOpOptions) -> None:
+        super().__init__(clip, problem, options)
         D, W = clip.config.embed_dim, clip.config.text.width
-        hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
-        self.context = nn.Parameter(start_context(clip, chosen.phrase or chosen.n_tokens, self.generator("context")))
+        hidden, stream = max(D // options.reduction, 1), self.generator("meta")
+        self.context = nn.Parameter(start_context(clip, options.phrase or options.n_tokens, self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
-        self.name_ids = name_ids(clip, problem.names, chosen.suffix)
+        self.name_ids = name_ids(clip, problem.names, options.suffix)
         require_room(clip, problem.names, self.name_ids, len(self.context))
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same context and network for other names."""
-        return self.copy_for(problem, sources).seal()
+        return self.copy_for(problem, sources).build_head()
 
     def text_contexts(self) -> Sequence[Tensor]:
         """The context, before an image shifts it."""

@@ -62,18 +62,18 @@ class CoOp(TextHead):
     options: CoOpOptions
 
     @classmethod
-    def resolve(cls, chosen: CoOpOptions, problem: Problem) -> Any:
+    def resolve(cls, options: CoOpOptions, problem: Problem) -> Any:
         """Epochs by shots and dataset."""
-        return super().resolve(chosen.settled(epochs=coop_epochs(problem)), problem)
+        return super().resolve(options.fill_unset(epochs=coop_epochs(problem)), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CoOpOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: CoOpOptions) -> None:
+        super().__init__(clip, problem, options)
         streams = ["context"]
-        if chosen.contexts == "class":
+        if options.contexts == "class":
             streams = [f"context/{name}" for name in problem.names]
-        starts = [start_context(clip, chosen.phrase or chosen.n_tokens, self.generator(s)) for s in streams]
-        self.context = nn.Parameter(torch.stack(starts) if chosen.contexts == "class" else starts[0])
-        self.name_ids = name_ids(clip, problem.names, chosen.suffix)
+        starts = [start_context(clip, options.phrase or options.n_tokens, self.generator(s)) for s in streams]
+        self.context = nn.Parameter(torch.stack(starts) if options.contexts == "class" else starts[0])
+        self.name_ids = name_ids(clip, problem.names, options.suffix)
         require_room(clip, problem.names, self.name_ids, self.context.shape[-2])
 
     def class_parameters(self) -> set[str]:

@@ -78,7 +78,7 @@ class LinearSteps:
         inner = torch.ops.aten._log_softmax_backward_data(outer, logs, -1, logs.dtype)
         return (inner.T @ x,)
 
-    def outcome(self) -> tuple[dict[str, Tensor], Tensor]:
+    def summarize(self) -> tuple[dict[str, Tensor], Tensor]:
         """The loss and the number of correct images of each step, (S,)."""
         right = self.logs[:, : self.images].argmax(dim=-1) == self.labels[:, : self.images]
         losses = -self.logs.gather(2, self.labels[:, :, None]).mean(dim=(1, 2))
@@ -185,7 +185,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
     trains_on = "features"
     validation = "few"
     Options = CrossModalOptions
-    not_taken = MappingProxyType({
+    kept_defaults = MappingProxyType({
         "search": "grid was chosen, as published; it trains twelve times, which a first try need not do",
     })  # fmt: skip
     class_rows = frozenset({"weight", "final_weight"})
@@ -197,35 +197,35 @@ class CrossModal(FrozenMethod, TrainedMethod):
     best_end: Tensor | None
 
     @classmethod
-    def resolve(cls, chosen: CrossModalOptions, problem: Problem) -> CrossModalOptions:
+    def resolve(cls, options: CrossModalOptions, problem: Problem) -> CrossModalOptions:
         """The recipe of the form, with the number of epochs nearest to the paper's 12,800 iterations."""
-        chosen = chosen.settled(**RECIPES[chosen.form])
-        batch, rows = chosen.batch_size or 1, 2 * len(problem.names) * problem.shots
+        options = options.fill_unset(**RECIPES[options.form])
+        batch, rows = options.batch_size or 1, 2 * len(problem.names) * problem.shots
         epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
-        return chosen.settled(epochs=max(epochs, 1))
+        return options.fill_unset(epochs=max(epochs, 1))
 
     @classmethod
-    def candidates(cls, chosen: CrossModalOptions, problem: Problem) -> list[CrossModalOptions]:
+    def candidate_options(cls, options: CrossModalOptions, problem: Problem) -> list[CrossModalOptions]:
         """The points of the grid, for values that are not given."""
-        if chosen.search == "none":
-            return [chosen]
-        axes = {name: own for name, own in GRIDS[chosen.form].items() if getattr(chosen, name) is None}
+        if options.search == "none":
+            return [options]
+        axes = {name: own for name, own in GRIDS[options.form].items() if getattr(options, name) is None}
         if "batch_size" in axes:
             C = len(problem.names)
-            sentences = C * len(sentences_of(problem, chosen.templates, cls.imagenet_templates))
+            sentences = C * len(sentences_of(problem, options.templates, cls.imagenet_templates))
             axes["batch_size"] = batches_in_grid(axes["batch_size"], sentences, 2 * C * problem.shots)
         points = product(*axes.values())
-        return [dataclasses.replace(chosen, **dict(zip(axes, point, strict=True))) for point in points]
+        return [dataclasses.replace(options, **dict(zip(axes, point, strict=True))) for point in points]
 
     @property
     def validation_accuracy(self) -> float:
         """That of the state that was kept; -1 without validation images."""
         return float(self.validated)
 
-    def settled(self, chosen: CrossModalOptions) -> CrossModalOptions:
+    def options_for_folds(self, options: CrossModalOptions) -> CrossModalOptions:
         """The point of the grid that was found."""
-        found = {name: getattr(self.options, name) for name in GRIDS[chosen.form]}
-        return dataclasses.replace(chosen, search="none", **found) if chosen.search == "grid" else chosen
+        found = {name: getattr(self.options, name) for name in GRIDS[options.form]}
+        return dataclasses.replace(options, search="none", **found) if options.search == "grid" else options
 
     def notes(self) -> list[str]:
         """Whether a search had nothing to select on."""
@@ -233,10 +233,10 @@ class CrossModal(FrozenMethod, TrainedMethod):
             return []
         return ["search=grid had no validation images to select on, so one fixed point of the grid was trained."]
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: CrossModalOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: CrossModalOptions) -> None:
+        super().__init__(clip, problem, options)
         self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
-        self.end = TowerEnd(clip.visual) if chosen.form == "partial" else None
+        self.end = TowerEnd(clip.visual) if options.form == "partial" else None
         # The best end so far, in the state of an unfinished run; in a finished model it is the parameters.
         self.register_buffer("best_end", None)
 
@@ -246,7 +246,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
         return self.clip.tau if self.options.tau is None else self.options.tau
 
     @property
-    def frozen_images(self) -> bool:
+    def has_frozen_image_tower(self) -> bool:
         """Only the linear form leaves the image tower unchanged."""
         return self.end is None
 
@@ -259,7 +259,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
     def _rows_of(self, support: Support, *, mirrored: bool = False) -> Tensor:
         """`rows` of all images, or of their mirror images."""
         if self.end is None:
-            return self.from_frozen(support.frozen_features(mirrored=mirrored))
+            return self.adapt_features(support.frozen_features(mirrored=mirrored))
         return support.map(lambda pixels: self.rows(pixels.flip(-1) if mirrored else pixels))
 
     def features(self, rows: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
         )
 
     @torch.no_grad()
-    def epoch_done(self, epoch: int, epochs: int) -> None:
+    def on_epoch_end(self, epoch: int, epochs: int) -> None:
         """Keep the state if it is the best so far on the validation images."""
         if self._unseen is None:
             return

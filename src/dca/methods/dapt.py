@@ -74,25 +74,25 @@ class DAPT(TextHead):
     paper = "Cho et al., Distribution-Aware Prompt Tuning for Vision-Language Models, ICCV 2023"
     trains_on = "images"
     Options = DAPTOptions
-    term_words = describe_terms(visual="to prototypes", text="between texts")
+    term_titles = describe_terms(visual="to prototypes", text="between texts")
     options: DAPTOptions
 
     @classmethod
-    def resolve(cls, chosen: DAPTOptions, problem: Problem) -> Any:
+    def resolve(cls, options: DAPTOptions, problem: Problem) -> Any:
         """Learning rate and weights by dataset, epochs by shots."""
         own = (None, OWN_VISUAL, OWN_TEXT)
-        rate, visual, text = PAPER_TABLE.get(problem.dataset, own) if chosen.recipe == "paper" else own
-        settled = chosen.settled(
+        rate, visual, text = PAPER_TABLE.get(problem.dataset, own) if options.recipe == "paper" else own
+        settled = options.fill_unset(
             learning_rate=rate, beta_visual=visual, beta_text=text, epochs=coop_epochs(problem), batch_size=32
         )
         return super().resolve(settled, problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: DAPTOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        lengths = [chosen.text_tokens]
+    def __init__(self, clip: CLIP, problem: Problem, options: DAPTOptions) -> None:
+        super().__init__(clip, problem, options)
+        lengths = [options.text_tokens]
         start = self.generator("text")
         self.text = TextPrompts(clip, problem.names, lengths, per_class=False, suffix=".", generator=start)
-        self.visual = VisualTokens(clip, chosen.visual_tokens, self.generator("visual"))
+        self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
@@ -115,14 +115,14 @@ class DAPT(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """CE, β_v L_v and β_t L_t of one batch."""
-        chosen = self.options
+        options = self.options
         f, t = self.encode(batch.inputs), self.encode_text()
         logits = self.clip.tau * f @ t.T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
-        if chosen.beta_visual:
-            terms["visual"] = chosen.beta_visual * F.mse_loss(f, self._prototypes[batch.labels])
-        if chosen.beta_text and len(t) > 1:
-            terms["text"] = chosen.beta_text * text_potential(t)
+        if options.beta_visual:
+            terms["visual"] = options.beta_visual * F.mse_loss(f, self._prototypes[batch.labels])
+        if options.beta_text and len(t) > 1:
+            terms["text"] = options.beta_text * text_potential(t)
         terms |= self.dca_terms(f, t, batch.labels)
         return Step(terms, logits.detach().softmax(dim=-1))
 

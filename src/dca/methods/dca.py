@@ -355,7 +355,7 @@ class DCA(KeepsShots):
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions
-    decides = MappingProxyType({"gammas": ("gamma1", "gamma2")})
+    dependent_options = MappingProxyType({"gammas": ("gamma1", "gamma2")})
     head_options = (
         "gammas",
         "gamma1",
@@ -372,21 +372,21 @@ class DCA(KeepsShots):
     )
 
     @classmethod
-    def resolve(cls, chosen: DCAOptions, problem: Problem) -> DCAOptions:
+    def resolve(cls, options: DCAOptions, problem: Problem) -> DCAOptions:
         """Values by reading, shots and dataset. The training loop finds the learning rate of the recipe `own`."""
         alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
-        if chosen.recipe == "paper":
+        if options.recipe == "paper":
             if problem.dataset not in PAPER_TABLE:
                 raise UserError(
                     f"recipe=paper has no values for {problem.dataset or 'data that is no public dataset'}",
                     hint=[f"it has values for {', '.join(PAPER_TABLE)}", set_option("recipe", "own")],
                 )
             alpha, beta, rate = PAPER_TABLE[problem.dataset]
-        if chosen.classes_per_step and chosen.train_metric == "mahalanobis":
+        if options.classes_per_step and options.train_metric == "mahalanobis":
             hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
             raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
-        decided = decided_by(chosen.reading) | ({"gammas": "paper"} if chosen.recipe == "paper" else {})
-        table = chosen.gammas or decided["gammas"]
+        decided = decided_by(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
+        table = options.gammas or decided["gammas"]
         gamma1, gamma2 = gammas(problem.shots) if table == "paper" else OWN_GAMMAS
         auto: dict[str, Any] = {
             "alpha": alpha,
@@ -398,28 +398,28 @@ class DCA(KeepsShots):
             "gamma2": gamma2,
             **decided,
         }
-        return chosen.settled(**auto)
+        return options.fill_unset(**auto)
 
     @classmethod
-    def explanations(cls) -> dict[str, list[str]]:
+    def explain_options(cls) -> dict[str, list[str]]:
         """What each reading takes where the paper leaves it open, and why."""
         lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in POINTS]
         heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
         alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
-        return {**super().explanations(), heading: [*lines, alpha]}
+        return {**super().explain_options(), heading: [*lines, alpha]}
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: DCAOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        missing = max(chosen.n_prompts - len(chosen.phrases), 0)
+    def __init__(self, clip: CLIP, problem: Problem, options: DCAOptions) -> None:
+        super().__init__(clip, problem, options)
+        missing = max(options.n_prompts - len(options.phrases), 0)
         self.text = TextPrompts(
             clip,
             problem.names,
-            [*chosen.phrases[: chosen.n_prompts], *[chosen.random_length] * missing],
-            per_class=chosen.contexts == "class",
-            suffix=chosen.suffix,
+            [*options.phrases[: options.n_prompts], *[options.random_length] * missing],
+            per_class=options.contexts == "class",
+            suffix=options.suffix,
             generator=self.generator("text"),
         )
-        self.visual = VisualTokens(clip, chosen.visual_tokens, self.generator("visual"))
+        self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
 
     @property
     def tau(self) -> float:
@@ -456,41 +456,43 @@ class DCA(KeepsShots):
 
     def _require_definite(self, support: Support) -> None:
         """Raise before training if the head's covariances of CLIP's own features are not positive definite."""
-        names, chosen = self.problem.names, self.options
-        if chosen.test_metric == "mahalanobis" and chosen.covariance == "class":
+        names, options = self.problem.names, self.options
+        if options.test_metric == "mahalanobis" and options.covariance == "class":
             features = F.normalize(support.frozen_features(), dim=-1)
             shots = ClassFeatures.group(features, support.labels, len(names))
             with naming_classes(names):
                 ClassPrecisions.of(shots, self._head_gaussian(), features.dtype)
 
     def _head_gaussian(self) -> Gaussian:
-        chosen = self.options
+        options = self.options
         return dca_gaussian(
-            chosen.gamma1,
-            chosen.gamma2,
+            options.gamma1,
+            options.gamma2,
             self.problem.shots,
-            covariance=chosen.covariance,
-            normalize=chosen.normalize,
-            floor=chosen.floor,
+            covariance=options.covariance,
+            normalize=options.normalize,
+            floor=options.floor,
         )
 
     def step(self, batch: Batch) -> Step:
         """L_cls, α L_in and β L_ts of one batch."""
-        chosen = self.options
-        assert chosen.intra_reduction is not None
-        assert chosen.separation_reduction is not None
+        options = self.options
+        assert options.intra_reduction is not None
+        assert options.separation_reduction is not None
         some = self._sampled(batch)
         f, u = self.encode(batch.inputs), self.encode_text(some.places if some else None)
         logits = self._train_logits(f, u)
         terms = {"cls": losses.classification(logits, some.labels if some else batch.labels)}
-        if chosen.alpha:
-            terms["in"] = chosen.alpha * self._intra_class(f, batch.labels, chosen.intra, chosen.intra_reduction)
-        if chosen.beta:
+        if options.alpha:
+            terms["in"] = options.alpha * self._intra_class(f, batch.labels, options.intra, options.intra_reduction)
+        if options.beta:
             flat = u.flatten(0, 1)
             pairs = None
-            if chosen.separation_pairs and len(flat) > 1:
-                pairs = losses.random_pairs(len(flat), chosen.separation_pairs, batch.generator)
-            terms["ts"] = chosen.beta * losses.text_separation(flat, reduction=chosen.separation_reduction, pairs=pairs)
+            if options.separation_pairs and len(flat) > 1:
+                pairs = losses.random_pairs(len(flat), options.separation_pairs, batch.generator)
+            terms["ts"] = options.beta * losses.text_separation(
+                flat, reduction=options.separation_reduction, pairs=pairs
+            )
         probabilities = logits.detach().softmax(dim=-1).mean(dim=0)
         return Step(terms, some.spread(probabilities) if some else probabilities)
 
@@ -512,40 +514,40 @@ class DCA(KeepsShots):
 
     def _train_logits(self, f: Tensor, u: Tensor) -> Tensor:
         """Logits (M, B, C) of a training step: f (B, D) under text features u (M, C, D)."""
-        chosen = self.options
+        options = self.options
         return prompt_logits(
             f,
             u,
             tau=self.tau,
-            metric_name=chosen.train_metric,
-            score=chosen.score,
-            eps=chosen.eps,
-            precisions=self._intra_class.precisions if chosen.train_metric == "mahalanobis" else None,
+            metric_name=options.train_metric,
+            score=options.score,
+            eps=options.eps,
+            precisions=self._intra_class.precisions if options.train_metric == "mahalanobis" else None,
         )
 
     def make_head(self) -> Head:
         """Probabilities under the test metric, averaged over the prompts."""
-        chosen = self.options
-        u = anchors_of(self.text_features, self.shots, chosen.anchors)
-        if chosen.test_metric != "mahalanobis":
-            return PromptHead.of(u, self.tau, chosen.test_metric, chosen.score, chosen.eps)
-        assert chosen.center is not None
+        options = self.options
+        u = anchors_of(self.text_features, self.shots, options.anchors)
+        if options.test_metric != "mahalanobis":
+            return PromptHead.of(u, self.tau, options.test_metric, options.score, options.eps)
+        assert options.center is not None
         with naming_classes(self.problem.names):
             return MahalanobisHead.of(
                 u,
                 self.shots,
                 self._head_gaussian(),
                 tau=self.tau,
-                center=chosen.center,
+                center=options.center,
                 texts=self.text_features,
-                score=chosen.score,
-                eps=chosen.eps,
+                score=options.score,
+                eps=options.eps,
             )
 
     def without_shots(self) -> DCAOptions:
         """Euclidean distances to texts."""
-        chosen: DCAOptions = super().without_shots()
-        return dataclasses.replace(chosen, anchors="text")
+        options: DCAOptions = super().without_shots()
+        return dataclasses.replace(options, anchors="text")
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""

@@ -125,7 +125,7 @@ class GlobalLocalHead(Head):
         return self.logits(features).softmax(dim=-1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One logit per patch and class."""
         return self.patches * len(self.whole)
 
@@ -139,23 +139,23 @@ class GalLoP(TrainedMethod):
     Options = GalLoPOptions
     # Unit text features of the global, then of the local prompts: (G + J, C, D).
     results = MappingProxyType({"text_features": torch.float32})
-    term_words = describe_terms(**{"global": "whole image", "local": "patches"})
+    term_titles = describe_terms(**{"global": "whole image", "local": "patches"})
     options: GalLoPOptions
     text_features: Tensor
 
     @classmethod
-    def resolve(cls, chosen: GalLoPOptions, problem: Problem) -> GalLoPOptions:
+    def resolve(cls, options: GalLoPOptions, problem: Problem) -> GalLoPOptions:
         """Epochs by dataset, and the authors' batch sizes where these are asked for."""
         batch = PAPER_BATCHES.get(problem.dataset, BATCH) if problem.rules == "paper" else BATCH
-        return chosen.settled(epochs=50 if problem.dataset == "imagenet" else 200, batch_size=batch)
+        return options.fill_unset(epochs=50 if problem.dataset == "imagenet" else 200, batch_size=batch)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: GalLoPOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        start = start_context(clip, chosen.phrase, self.generator("context"))
-        self.global_prompts = nn.Parameter(start.repeat(chosen.global_prompts, 1, 1))
-        self.local_prompts = nn.Parameter(start.repeat(len(chosen.top), 1, 1))
+    def __init__(self, clip: CLIP, problem: Problem, options: GalLoPOptions) -> None:
+        super().__init__(clip, problem, options)
+        start = start_context(clip, options.phrase, self.generator("context"))
+        self.global_prompts = nn.Parameter(start.repeat(options.global_prompts, 1, 1))
+        self.local_prompts = nn.Parameter(start.repeat(len(options.top), 1, 1))
         self.local_layer = nn.Parameter(torch.eye(clip.config.vision.width, device=clip.device))
-        self.name_ids = name_ids(clip, problem.names, chosen.suffix)
+        self.name_ids = name_ids(clip, problem.names, options.suffix)
         require_room(clip, problem.names, self.name_ids, len(start))
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -191,8 +191,8 @@ class GalLoP(TrainedMethod):
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of a global prompt per image, and of all local prompts."""
         z, local = self.logits(self.encode(batch.inputs), self.encode_text())
-        chosen = draw_prompts(len(batch.labels), len(z), self.options.dropout, batch.noise)
-        kept = z.gather(0, chosen.T[..., None].expand(-1, -1, z.shape[-1])).mean(dim=0)
+        options = draw_prompts(len(batch.labels), len(z), self.options.dropout, batch.noise)
+        kept = z.gather(0, options.T[..., None].expand(-1, -1, z.shape[-1])).mean(dim=0)
         terms = {
             "global": F.cross_entropy(kept, batch.labels),
             "local": F.cross_entropy(local.flatten(0, 1), batch.labels.repeat(len(local))),
@@ -209,7 +209,7 @@ class GalLoP(TrainedMethod):
         """The same prompts on other names."""
         other = self.copy_for(problem, sources)
         other.text_features = other.encode_text()
-        return other.seal()
+        return other.build_head()
 
     def make_head(self) -> Head:
         """Softmax of the mean of global and local logits."""

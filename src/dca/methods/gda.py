@@ -83,10 +83,10 @@ class GDAOptions(FrozenOptions):
             )
 
 
-def gaussian_part(features: Tensor, labels: Tensor, classes: int, chosen: GDAOptions) -> tuple[Tensor, Tensor]:
+def gaussian_part(features: Tensor, labels: Tensor, classes: int, options: GDAOptions) -> tuple[Tensor, Tensor]:
     """W (C, D) and b (C,) of unit features (n, D), in float64."""
     shots = ClassFeatures.group(features.double(), labels, classes)
-    head = gaussian.Gaussian(chosen.shrinkage, pooling=1.0, rho=chosen.rho)
+    head = gaussian.Gaussian(options.shrinkage, pooling=1.0, rho=options.rho)
     W, b = gaussian.linear(shots, head)
     scale = features.shape[1] / max(len(features) - 1, 1)
     return scale * W, scale * b - math.log(classes)
@@ -125,16 +125,16 @@ class GDA(FrozenMethod):
 
     def _views(self, support: Support) -> Tensor:
         """Unit features of the views of each image, (N, V, D)."""
-        return self.from_frozen(image_views(support, self.options.views, self.options.crop_low))
+        return self.adapt_features(image_views(support, self.options.views, self.options.crop_low))
 
     def _alpha(self, support: Support, views: Tensor) -> float:
         """α: the option, the best on validation or left-out images, or by shots. views: (N, V, D)."""
-        validation, chosen = support.validation, self.options
-        if chosen.alpha is not None:
-            return chosen.alpha
-        if chosen.select == "loo" and int(support.labels.bincount().max()) > 1:
+        validation, options = support.validation, self.options
+        if options.alpha is not None:
+            return options.alpha
+        if options.select == "loo" and int(support.labels.bincount().max()) > 1:
             return self._left_out_alpha(support, views)
-        if chosen.select == "loo" or validation is None:
+        if options.select == "loo" or validation is None:
             return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.problem.shots, 1))]
         features, labels = self.encode_all(validation), validation.labels
         return first_best(ALPHAS, lambda alpha: accuracy(self._linear(alpha).logits(features), labels))[0]
@@ -151,7 +151,7 @@ class GDA(FrozenMethod):
 
         return first_best(ALPHAS, log_likelihood)[0]
 
-    def held_out(self, support: Support) -> HeldOutPredictions | None:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
         """Exact leave-one-out at the α of `finish`; folds for near-copies and for the other estimates."""
         y = support.labels
         if self.options.shrinkage != "gda" or len(set(support.groups.tolist())) < len(y):
@@ -163,9 +163,9 @@ class GDA(FrozenMethod):
         found[y.bincount(minlength=len(text))[y] == 1] = torch.nan
         return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
 
-    def settled(self, chosen: GDAOptions) -> GDAOptions:
+    def options_for_folds(self, options: GDAOptions) -> GDAOptions:
         """With the α of `finish`."""
-        return dataclasses.replace(chosen, alpha=float(self.alpha))
+        return dataclasses.replace(options, alpha=float(self.alpha))
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
         """The head with this α."""

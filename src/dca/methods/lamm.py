@@ -72,20 +72,20 @@ class LAMM(TextHead):
     paper = "Gao et al., LAMM: Label Alignment for Multi-Modal Prompt Learning, AAAI 2024"
     trains_on = "images"
     Options = LAMMOptions
-    term_words = describe_terms(names="drift of names", features="drift of texts", distillation="distillation")
+    term_titles = describe_terms(names="drift of names", features="drift of texts", distillation="distillation")
     options: LAMMOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: LAMMOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        ids = name_ids(clip, problem.names, chosen.suffix)
+    def __init__(self, clip: CLIP, problem: Problem, options: LAMMOptions) -> None:
+        super().__init__(clip, problem, options)
+        ids = name_ids(clip, problem.names, options.suffix)
         shortest = min(len(words) for words in name_ids(clip, problem.names, "")) - 1
-        length = min(chosen.n_tokens or shortest, shortest)
-        self.options = dataclasses.replace(chosen, n_tokens=length)  # kept when some of the classes are selected
-        require_room(clip, problem.names, ids, len(clip.tokenizer.words(chosen.phrase)))
+        length = min(options.n_tokens or shortest, shortest)
+        self.options = dataclasses.replace(options, n_tokens=length)  # kept when some of the classes are selected
+        require_room(clip, problem.names, ids, len(clip.tokenizer.words(options.phrase)))
         self.rest = [own[length:] for own in ids]
         table = clip.text.embedding.weight
         self._unit = no_unit(table)
-        if chosen.recipe == "scaled":
+        if options.recipe == "scaled":
             self._unit = clip_unit(table, CLIP_TOKEN_NORM, clip.logit_scale.detach().exp())
         self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach() / self._unit
         self.labels = nn.Parameter(self._start.clone())
@@ -96,7 +96,7 @@ class LAMM(TextHead):
 
     def with_name(self, index: int, name: str) -> Self:
         """Not possible: the names themselves are learned."""
-        raise self.learned_name_error()
+        raise self.renaming_error()
 
     def text_contexts(self) -> Sequence[Tensor]:
         """The learned names: one context per class."""
@@ -120,16 +120,16 @@ class LAMM(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy, and the terms that keep names, text features and probabilities near their start."""
-        chosen, y = self.options, batch.labels
+        options, y = self.options, batch.labels
         f, t = self.encode(batch.inputs), self.encode_text()
         z, z0 = self.clip.tau * f @ t.mT, self.clip.tau * f @ self.teacher.mT
         anchor = (self.labels - self._start).square().sum()
         drift = (1 - (t[y] * self.teacher[y]).sum(dim=-1)).mean() * (y != y[0]).any()
         terms = {
             "cls": F.cross_entropy(z, y),
-            "names": anchor if chosen.anchor == "code" else anchor / self.problem.shots,
-            "features": chosen.feature_weight * drift,
-            "distillation": chosen.distillation_weight * self._distillation(z, z0),
+            "names": anchor if options.anchor == "code" else anchor / self.problem.shots,
+            "features": options.feature_weight * drift,
+            "distillation": options.distillation_weight * self._distillation(z, z0),
             **self.dca_terms(f, t, y),
         }
         return Step(terms, z.detach().softmax(dim=-1))

@@ -91,13 +91,13 @@ class LinearProbe(FrozenMethod):
     options: LinearProbeOptions
     _found: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: LinearProbeOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: LinearProbeOptions) -> None:
+        super().__init__(clip, problem, options)
         C, D = len(problem.names), clip.config.embed_dim
         self.weight = nn.Parameter(torch.zeros(C, D, device=clip.device))
         self.bias = nn.Parameter(torch.zeros(C, device=clip.device))
 
-    def from_frozen(self, features: Tensor) -> Tensor:
+    def adapt_features(self, features: Tensor) -> Tensor:
         """Image features f (B, D) of the encoder, normalised only with features=unit."""
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
 
@@ -127,7 +127,7 @@ class LinearProbe(FrozenMethod):
             score(decade)
         return math.pow(10.0, best_decade(score))
 
-    def held_out(self, support: Support) -> HeldOutPredictions | None:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
         """Approximate leave-one-out at the c of `finish`; folds for near-copies and for very many weights."""
         if len(set(support.groups.tolist())) < len(support.labels):
             return None
@@ -140,9 +140,9 @@ class LinearProbe(FrozenMethod):
         probabilities[count == 1] = torch.nan
         return HeldOutPredictions(probabilities.cpu().numpy(), "approximate leave-one-out")
 
-    def settled(self, chosen: LinearProbeOptions) -> LinearProbeOptions:
+    def options_for_folds(self, options: LinearProbeOptions) -> LinearProbeOptions:
         """With the c of `finish`."""
-        return dataclasses.replace(chosen, c=self._found[0])
+        return dataclasses.replace(options, c=self._found[0])
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no text is used."""

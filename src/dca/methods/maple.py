@@ -56,16 +56,16 @@ class MaPLe(TextHead):
     trains_on = "images"
     Options = MaPLeOptions
     # The defaults are its recipe for base-to-new.
-    protocol_recipes = MappingProxyType({"cross-dataset": TRANSFER, "domain-shift": TRANSFER})
+    protocol_options = MappingProxyType({"cross-dataset": TRANSFER, "domain-shift": TRANSFER})
     options: MaPLeOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: MaPLeOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        n, words = chosen.tokens, clip.tokenizer.words(chosen.phrase)
+    def __init__(self, clip: CLIP, problem: Problem, options: MaPLeOptions) -> None:
+        super().__init__(clip, problem, options)
+        n, words = options.tokens, clip.tokenizer.words(options.phrase)
         fixed = words[n:] if len(words) > n else []
         self.name_ids = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
         require_room(clip, problem.names, self.name_ids, n)
-        width, J = clip.config.text.width, min(chosen.depth, clip.config.text.layers, clip.config.vision.layers)
+        width, J = clip.config.text.width, min(options.depth, clip.config.text.layers, clip.config.vision.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:
             start[0] = clip.text.embed(words[:n]).detach()

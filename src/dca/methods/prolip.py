@@ -85,19 +85,19 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
     name = "prolip"
     paper = "Fahes et al., CLIP's Visual Embedding Projector is a Few-shot Cornucopia, arXiv 2024"
     trains_on = "features"
-    term_words = describe_terms(near_clip="near CLIP's projection")
+    term_titles = describe_terms(near_clip="near CLIP's projection")
     Options = ProLIPOptions
-    protocol_recipes = MappingProxyType({"base-to-new": BASE_TO_NEW, "domain-shift": DOMAIN_SHIFT})
+    protocol_options = MappingProxyType({"base-to-new": BASE_TO_NEW, "domain-shift": DOMAIN_SHIFT})
     options: ProLIPOptions
 
     @classmethod
-    def resolve(cls, chosen: ProLIPOptions, problem: Problem) -> ProLIPOptions:
+    def resolve(cls, options: ProLIPOptions, problem: Problem) -> ProLIPOptions:
         """λ by shots, and steps over all images: shots are an average, so there are fewer than C · 2 N images."""
         everything = 2 * len(problem.names) * max(problem.shots, 1)
-        return chosen.settled(strength=strength_of(chosen.rule, problem.shots), batch_size=everything)
+        return options.fill_unset(strength=strength_of(options.rule, problem.shots), batch_size=everything)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: ProLIPOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: ProLIPOptions) -> None:
+        super().__init__(clip, problem, options)
         self.projection = nn.Parameter(self._clips_own.clone())
 
     @property

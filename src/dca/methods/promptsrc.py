@@ -116,27 +116,27 @@ class PromptSRC(TextHead):
     paper = "Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting, ICCV 2023"
     trains_on = "images"
     Options = PromptSRCOptions
-    term_words = describe_terms(text="drift of texts", image="drift of images", logits="drift of answers")
-    protocol_recipes = MappingProxyType(
+    term_titles = describe_terms(text="drift of texts", image="drift of images", logits="drift of answers")
+    protocol_options = MappingProxyType(
         {"base-to-new": BASE_TO_NEW, "cross-dataset": TRANSFER, "domain-shift": TRANSFER}
     )
     options: PromptSRCOptions
     average: Tensor | None
 
     @classmethod
-    def resolve(cls, chosen: PromptSRCOptions, problem: Problem) -> PromptSRCOptions:
+    def resolve(cls, options: PromptSRCOptions, problem: Problem) -> PromptSRCOptions:
         """Weights of the epochs by dataset."""
         mean, spread = LATE if problem.dataset in LATE_DATASETS else EVEN
-        share = max(chosen.epochs, 1) / EPOCHS
-        resolved: PromptSRCOptions = super().resolve(chosen, problem)
-        return resolved.settled(average_mean=mean * share, average_spread=spread * share)
+        share = max(options.epochs, 1) / EPOCHS
+        resolved: PromptSRCOptions = super().resolve(options, problem)
+        return resolved.fill_unset(average_mean=mean * share, average_spread=spread * share)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: PromptSRCOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: PromptSRCOptions) -> None:
+        super().__init__(clip, problem, options)
         text, vision = clip.config.text, clip.config.vision
-        first = start_context(clip, chosen.phrase or chosen.text_tokens, self.generator("context"))
-        deeper = (min(chosen.depth, text.layers) - 1, *first.shape)
-        seen = (min(chosen.depth, vision.layers), chosen.visual_tokens, vision.width)
+        first = start_context(clip, options.phrase or options.text_tokens, self.generator("context"))
+        deeper = (min(options.depth, text.layers) - 1, *first.shape)
+        seen = (min(options.depth, vision.layers), options.visual_tokens, vision.width)
         self.context = nn.Parameter(first)
         self.deep = nn.Parameter(random_tokens(clip, deeper, self.generator("deep")))
         self.visual = nn.Parameter(random_tokens(clip, seen, self.generator("visual")))
@@ -169,7 +169,7 @@ class PromptSRC(TextHead):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy, and the terms that keep text, image and probabilities near those of CLIP."""
-        chosen = self.options
+        options = self.options
         with torch.no_grad():
             f0 = F.normalize(self.clip.encode_image(batch.inputs), dim=-1)
             z0 = self.clip.tau * f0 @ self.teacher.mT
@@ -178,9 +178,9 @@ class PromptSRC(TextHead):
         kl = F.kl_div(z.log_softmax(dim=-1), z0.log_softmax(dim=-1), reduction="sum", log_target=True)
         terms = {
             "cls": F.cross_entropy(z, batch.labels),
-            "text": chosen.text_weight * (t - self.teacher).abs().mean(),
-            "image": chosen.image_weight * (f - f0).abs().mean(),
-            "logits": chosen.logit_weight * kl / z.numel(),
+            "text": options.text_weight * (t - self.teacher).abs().mean(),
+            "image": options.image_weight * (f - f0).abs().mean(),
+            "logits": options.logit_weight * kl / z.numel(),
             **self.dca_terms(f, t, batch.labels),
         }
         return Step(terms, z.detach().softmax(dim=-1))
@@ -188,16 +188,16 @@ class PromptSRC(TextHead):
     def prepare(self, support: Support) -> None:
         """Start the average over epochs."""
         super().prepare(support)
-        self.average = torch.zeros(self.count_trained(), device=self.clip.device)
+        self.average = torch.zeros(self.count_parameters(), device=self.clip.device)
 
     @torch.no_grad()
-    def epoch_done(self, epoch: int, epochs: int) -> None:
+    def on_epoch_end(self, epoch: int, epochs: int) -> None:
         """Add w_e θ_e to the mean; after the last epoch the mean is the model."""
-        chosen = self.options
+        options = self.options
         assert self.average is not None
-        assert chosen.average_mean is not None
-        assert chosen.average_spread is not None
-        weight = float(epoch_weights(epochs, chosen.average_mean, chosen.average_spread)[epoch - 1])
+        assert options.average_mean is not None
+        assert options.average_spread is not None
+        weight = float(epoch_weights(epochs, options.average_mean, options.average_spread)[epoch - 1])
         self.average += weight * torch.cat([p.flatten() for p in self.parameters()])
         if epoch == epochs:
             sizes = [p.numel() for p in self.parameters()]

@@ -113,8 +113,8 @@ class SiM(FrozenMethod):
     weight: Tensor
     _ridge: Ridge  # of `finish`
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: SiMOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: SiMOptions) -> None:
+        super().__init__(clip, problem, options)
         shape = len(problem.names), len(imagenet_names())
         self.mapping = nn.Parameter(torch.zeros(shape, device=clip.device))
 
@@ -134,7 +134,7 @@ class SiM(FrozenMethod):
             self.mapping.copy_(W.T)
         self.weight = (self.clip.tau * W.T @ P).float()
 
-    def held_out(self, support: Support) -> HeldOutPredictions:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out; near-copies are left out together."""
         labels, groups = support.labels, support.groups
         found = (self.clip.tau * self._ridge.left_out(groups)).softmax(dim=-1)

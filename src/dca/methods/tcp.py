@@ -84,21 +84,21 @@ class TCP(TextHead):
     paper = "Yao et al., TCP: Textual-based Class-aware Prompt tuning for Visual-Language Model, CVPR 2024"
     trains_on = "images"
     Options = TCPOptions
-    term_words = describe_terms(text="drift of texts")
+    term_titles = describe_terms(text="drift of texts")
     options: TCPOptions
 
     @classmethod
-    def resolve(cls, chosen: TCPOptions, problem: Problem) -> Any:
+    def resolve(cls, options: TCPOptions, problem: Problem) -> Any:
         """Epochs by dataset. Sentences depend on it, too, but a retargeted model takes those of its new dataset."""
-        return super().resolve(chosen.settled(epochs=25 if problem.dataset in SHORTER else 50), problem)
+        return super().resolve(options.fill_unset(epochs=25 if problem.dataset in SHORTER else 50), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: TCPOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        D, W, M = clip.config.embed_dim, clip.config.text.width, chosen.n_tokens
-        hidden, stream = max(D // chosen.reduction, 1), self.generator("meta")
+    def __init__(self, clip: CLIP, problem: Problem, options: TCPOptions) -> None:
+        super().__init__(clip, problem, options)
+        D, W, M = clip.config.embed_dim, clip.config.text.width, options.n_tokens
+        hidden, stream = max(D // options.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
         self.meta = nn.Sequential(linear(clip, D, hidden, stream), Activation(), linear(clip, hidden, M * W, stream))
-        sentence = chosen.sentence or STUDENTS.get(problem.dataset, "{}.")
+        sentence = options.sentence or STUDENTS.get(problem.dataset, "{}.")
         before, after = sentence.split("{}")
         self.name_ids = name_ids(clip, problem.names, after, before)
         require_room(clip, problem.names, self.name_ids, M)

@@ -133,9 +133,9 @@ class TipAdapter(FrozenMethod):
     alpha_beta: Tensor
 
     @classmethod
-    def resolve(cls, chosen: Any, problem: Problem) -> Any:
+    def resolve(cls, options: Any, problem: Problem) -> Any:
         """The rules of the run."""
-        return chosen.settled(rules=problem.rules)
+        return options.fill_unset(rules=problem.rules)
 
     def finish(self, support: Support) -> None:
         """Text features and keys, then α and β."""
@@ -155,7 +155,7 @@ class TipAdapter(FrozenMethod):
         text = self.clip.tau * f @ self.text_features.T
         return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 
-    def held_out(self, support: Support) -> HeldOutPredictions | None:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
         """Exact leave-one-out at the α and β of `finish`: the keys of an image and of its copies are left out."""
         if self.trains_on != "nothing":
             return None
@@ -168,10 +168,10 @@ class TipAdapter(FrozenMethod):
         found[alone] = torch.nan
         return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
 
-    def settled(self, chosen: TipAdapterOptions) -> TipAdapterOptions:
+    def options_for_folds(self, options: TipAdapterOptions) -> TipAdapterOptions:
         """With the α and β of `finish`."""
         alpha, beta = self.alpha_beta.tolist()
-        return dataclasses.replace(chosen, alpha=alpha, beta=beta)
+        return dataclasses.replace(options, alpha=alpha, beta=beta)
 
     def make_head(self) -> Head:
         """Softmax of text and cache."""

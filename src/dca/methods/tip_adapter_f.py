@@ -58,12 +58,12 @@ class TipAdapterF(TipAdapter, TrainedMethod):
     options: TipAdapterFOptions
 
     @classmethod
-    def resolve(cls, chosen: TipAdapterFOptions, problem: Problem) -> Any:
+    def resolve(cls, options: TipAdapterFOptions, problem: Problem) -> Any:
         """20 epochs, for EuroSAT 100."""
-        return super().resolve(chosen.settled(epochs=100 if problem.dataset == "eurosat" else 20), problem)
+        return super().resolve(options.fill_unset(epochs=100 if problem.dataset == "eurosat" else 20), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: TipAdapterFOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: TipAdapterFOptions) -> None:
+        super().__init__(clip, problem, options)
         rows = len(problem.names) * problem.shots
         self.keys = nn.Parameter(torch.zeros(rows, clip.config.embed_dim, device=clip.device))
 

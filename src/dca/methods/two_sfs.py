@@ -91,12 +91,12 @@ class TwoSFS(UpdatedTowers):
     options: TwoSFSOptions
     _stage = 0
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: TwoSFSOptions) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: TwoSFSOptions) -> None:
+        super().__init__(clip, problem, options)
         self._names, self._start, self.norms = {}, {}, nn.ParameterDict()
         for tower in TOWERS:
             layers = (clip.config.vision if tower == "visual" else clip.config.text).layers
-            self._names[tower] = names_of_norms(tower, layers, chosen.norms == "all")
+            self._names[tower] = names_of_norms(tower, layers, options.norms == "all")
             norms = [norm_of(clip, name) for name in self._names[tower]]
             # g and b of the tower's N norms, (N, 2, W).
             self._start[tower] = torch.stack([torch.stack([n.weight, n.bias]) for n in norms]).detach()
@@ -133,7 +133,7 @@ class TwoSFS(UpdatedTowers):
         super().prepare(support)
         self._start_classifier()
 
-    def epoch_done(self, epoch: int, epochs: int) -> None:
+    def on_epoch_end(self, epoch: int, epochs: int) -> None:
         """Start the classifier at the adapted text features when stage 1 ends."""
         if epoch == self.stages(epochs)[0]:
             self._start_classifier()

@@ -65,21 +65,21 @@ class VPT(TextHead):
     options: VPTOptions
 
     @classmethod
-    def resolve(cls, chosen: VPTOptions, problem: Problem) -> Any:
+    def resolve(cls, options: VPTOptions, problem: Problem) -> Any:
         """Sizes and recipe of the placement. The training loop finds a learning rate that is not published."""
-        tokens, depth = SIZES[chosen.placement]
+        tokens, depth = SIZES[options.placement]
         auto: dict[str, Any] = {"epochs": coop_epochs(problem), "batch_size": 32, "learning_rate": None}
-        if chosen.placement == "maple":
+        if options.placement == "maple":
             auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
-        return super().resolve(chosen.settled(tokens=tokens, depth=depth, **auto), problem)
+        return super().resolve(options.fill_unset(tokens=tokens, depth=depth, **auto), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: VPTOptions) -> None:
-        super().__init__(clip, problem, chosen)
-        assert chosen.tokens is not None
-        assert chosen.depth is not None
+    def __init__(self, clip: CLIP, problem: Problem, options: VPTOptions) -> None:
+        super().__init__(clip, problem, options)
+        assert options.tokens is not None
+        assert options.depth is not None
         config = clip.config.vision
-        shape = (min(chosen.depth, config.layers), chosen.tokens, config.width)
-        if chosen.placement == "maple":
+        shape = (min(options.depth, config.layers), options.tokens, config.width)
+        if options.placement == "maple":
             start = random_tokens(clip, shape, self.generator("tokens"))
         else:
             start = visual_start(clip, shape[0] * shape[1], self.generator("tokens")).view(shape)

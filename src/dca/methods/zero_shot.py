@@ -43,7 +43,7 @@ class ZeroShot(NameHeadMethod):
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
     trains_on = "nothing"
     Options = ZeroShotOptions
-    estimates_itself = True
+    has_cheap_held_out = True
     options: ZeroShotOptions
 
     @classmethod
@@ -51,7 +51,7 @@ class ZeroShot(NameHeadMethod):
         """Zero-shot CLIP for a problem, sealed: what other methods are compared with."""
         method = cls.build(clip, problem, ZeroShotOptions())
         method.finish()
-        return method.seal()
+        return method.build_head()
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
@@ -59,7 +59,7 @@ class ZeroShot(NameHeadMethod):
         self.text_features = unit_mean(class_texts(self.clip, self.problem, self.options.templates or ensemble))
 
     @torch.no_grad()
-    def held_out(self, support: Support) -> HeldOutPredictions:
+    def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """The predictions themselves: no image was used to make the head."""
         found = self.make_head()(self.encode_all(support)).double()
         return HeldOutPredictions((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")

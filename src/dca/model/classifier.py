@@ -30,7 +30,7 @@ from dca.datasets.folder import words_of
 from dca.datasets.protocols import Rules, training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
-from dca.methods.base import Method, with_options
+from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
@@ -322,7 +322,7 @@ class Classifier:
         dataset = as_dataset(X, y)
         require_learnable(dataset)
         require_shots(dataset, shots)
-        uses = kind.validation_for(kind.choose(self.settings))
+        uses = kind.validation_for(kind.parse_options(self.settings))
         source, _ = training_part(dataset, shots, seed, rules="strict", validation=uses)
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
@@ -354,13 +354,13 @@ class Classifier:
         """
         require_learnable(source)
         kind = get_method(self.method)
-        chosen = kind.choose(self.settings)
+        chosen = kind.parse_options(self.settings)
         own, session = session, session.reading(source.public, rules)
         clip = session.backbone(self.backbone, self.precision)
         session.require_readable(
             clip,
             [item.image for item in (*source.train, *source.val)],
-            summaries=kind.estimates_itself or bool(self.estimate),
+            summaries=kind.has_cheap_held_out or bool(self.estimate),
         )
         shared: dict[str, Any] = {"seed": int(self.seed), "rules": rules, "folder": folder}
         estimate = bool(self.estimate)
@@ -711,7 +711,7 @@ class Classifier:
         if texts and options:
             raise TypeError("give options as texts or as keyword arguments, not both")
         method = self._require_fitted()
-        changed = with_options(method, texts or options)
+        changed = method.with_options(texts or options)
         before, after = dataclasses.asdict(method.options), dataclasses.asdict(changed.options)
         different = {name: (before[name], value) for name, value in after.items() if value != before[name]}
         if not different:

@@ -168,7 +168,7 @@ def _measured(
     method, found = model.method_, model.evaluate(dataset, progress=progress)
     low, high = wilson_interval(found.accuracy, found.n)
     seconds = model.results_.get("seconds")
-    cost = Cost(method.count_trained(), milliseconds(method, images[:TIMED]), seconds)
+    cost = Cost(method.count_parameters(), milliseconds(method, images[:TIMED]), seconds)
     return ModelResult(name, method.name, method.clip.source, found, low, high, cost)
 
 

@@ -85,7 +85,7 @@ def assess(
     The first arguments are those of `training.held_out`.
     """
     nothing = Assessment(None, (None,) * len(source.train))
-    if not (estimate or method.estimates_itself):
+    if not (estimate or method.has_cheap_held_out):
         return nothing
     session.progress("estimating", 0, 1, "accuracy on training images that are left out")
     try:

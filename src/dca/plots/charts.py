@@ -31,7 +31,7 @@ _NOT_LOSSES = {"epoch", "step", "steps", "accuracy", "lr", "learning_rate", "sec
 
 
 def training_curves(
-    metrics: Sequence[Mapping[str, Any]], path: Path | str, *, term_words: Mapping[str, str] | None = None
+    metrics: Sequence[Mapping[str, Any]], path: Path | str, *, term_titles: Mapping[str, str] | None = None
 ) -> Path:
     """Draw the training accuracy and each loss term by epoch, each on its own scale.
 
@@ -39,7 +39,7 @@ def training_curves(
         metrics: Rows with `epoch`, `accuracy` (a fraction), `loss` and any further loss terms, beside
             these or in a mapping. Several rows of one epoch are averaged.
         path: Where to write the chart, a .png or .svg file.
-        term_words: Readable names of the loss terms, without their prefix `loss_`.
+        term_titles: Readable names of the loss terms, without their prefix `loss_`.
     """
     epochs, curves = _by_epoch(metrics)
     accuracy = curves.pop("accuracy", None)
@@ -47,7 +47,7 @@ def training_curves(
     if len(curves) == 2:
         curves.pop("loss", None)
     panels = [(name, y) for name, y in curves.items() if np.isfinite(y).any()]
-    words = {name: _term(name, term_words or {}) for name, _ in panels}
+    words = {name: _term(name, term_titles or {}) for name, _ in panels}
     below = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'} over the training images"
     if terms := [word for name, word in words.items() if name != "loss"]:
         below += f"; loss = {' + '.join(terms)}"
@@ -64,10 +64,10 @@ def training_curves(
         return save(figure, path)
 
 
-def _term(name: str, term_words: Mapping[str, str]) -> str:
+def _term(name: str, term_titles: Mapping[str, str]) -> str:
     """A loss term in words that fit above its curve."""
     bare = name.removeprefix("loss_")
-    return plain(term_words.get(bare, bare.replace("_", " ")), 18)
+    return plain(term_titles.get(bare, bare.replace("_", " ")), 18)
 
 
 def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str, colour: str) -> None:

@@ -250,9 +250,9 @@ def head_features(subject: Subject) -> tuple[Tensor, list[int]] | None:
     numbers after the D of the whole image, which are dropped.
     """
     method, gallery = subject.model.method_, subject.gallery
-    if method.frozen_images and gallery is not None:
+    if method.has_frozen_image_tower and gallery is not None:
         with torch.no_grad():
-            found = method.from_frozen(gallery.features.to(method.clip.device)).cpu()
+            found = method.adapt_features(gallery.features.to(method.clip.device)).cpu()
         return found[:, : method.clip.config.embed_dim], list(gallery.labels)
-    kept = method.kept_features()
+    kept = method.training_features()
     return None if kept is None else (kept[0].cpu(), kept[1].tolist())

@@ -76,7 +76,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     moved = retargeted(method, target)
     session = session.reading(target.dataset, method.problem.rules)
     zero_shot = ZeroShot.of(moved.clip, moved.problem)
-    if features is None or moved.frozen_images:
+    if features is None or moved.has_frozen_image_tower:
         plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)
     else:
         (plain,) = predict_probabilities([zero_shot], images, session, stage=stage)

@@ -38,7 +38,7 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
     source, kind = task.source, spec.kind
     session = session.reading(source.public, spec.rules)
     problem = problem_of(source, spec.seed, spec.rules)
-    resolved = kind.resolve(kind.choose(spec.settings), problem)
+    resolved = kind.resolve(kind.parse_options(spec.settings), problem)
     return {
         "version": dca.__version__,
         "method": spec.method,

@@ -262,7 +262,7 @@ def _task_of(spec: Spec, dataset: Dataset, targets: Sequence[Dataset]) -> Task:
         return _drawn_by_file(spec, dataset)
     dataset = _with_test_images(spec, dataset)
     require_shots(dataset, spec.shots)
-    validation = spec.kind.validation_for(spec.kind.choose(spec.settings))
+    validation = spec.kind.validation_for(spec.kind.parse_options(spec.settings))
     if spec.protocol == "few-shot" and not dataset.test and not targets:  # nothing is held out unless asked for
         source, words = training_part(dataset, spec.shots, spec.seed, rules=spec.rules, validation=validation)
         return Task("few-shot", spec.rules, words, spec.shots, spec.seed, source, ())
@@ -401,6 +401,6 @@ def _result(
         "findings": examine_training(model.method_, model.training_images_, model.classes_.tolist()).to_dict(),
         "warnings": name_warnings(task.source),
         "image_size": model.method_.clip.preprocess.size,
-        "trained_parameters": model.method_.count_trained(),
+        "trained_parameters": model.method_.count_parameters(),
         "seconds": round(seconds, 2),
     }

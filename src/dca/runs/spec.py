@@ -82,11 +82,11 @@ class Spec:
             "draw": None if self.draw is None else str(self.draw),
             "corrections": None if self.corrections is None else str(self.corrections),
             "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
-            "options": changed_options(kind, self.options, kind.recipe_for(self.protocol, self.rules)),
+            "options": changed_options(kind, self.options, kind.options_for_protocol(self.protocol, self.rules)),
             "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
             "seed": whole_number("seed", self.seed, 0),
             "hold_out": float(self.hold_out),
-            "estimate": bool(self.estimate) or kind.estimates_itself,
+            "estimate": bool(self.estimate) or kind.has_cheap_held_out,
         }
         # Where nothing is estimated, or the method calibrates itself, there is nothing to choose.
         values["calibrate"] = bool(self.calibrate) or kind.calibrated or not values["estimate"]
@@ -143,7 +143,7 @@ class Spec:
     @property
     def settings(self) -> dict[str, Any]:
         """The method's options that differ from its own defaults: the authors' for this protocol, and `options`."""
-        return {**self.kind.recipe_for(self.protocol, self.rules), **self.options}
+        return {**self.kind.options_for_protocol(self.protocol, self.rules), **self.options}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""
@@ -189,7 +189,7 @@ class Spec:
 
 def changed_options(kind: type[Method], given: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from their defaults, which are those of the recipe first; checked, sorted by name."""
-    chosen, default = kind.choose({**recipe, **given}), kind.Options(**recipe)
+    chosen, default = kind.parse_options({**recipe, **given}), kind.Options(**recipe)
     fields = sorted(f.name for f in dataclasses.fields(chosen))
     return {name: getattr(chosen, name) for name in fields if getattr(chosen, name) != getattr(default, name)}
 

@@ -138,7 +138,7 @@ def encode(method: Method, pixels: Sequence[Pixels]) -> list[Encoded]:
     clip = method.clip
     batch = clip.preprocess.normalize(torch.from_numpy(np.stack(pixels)).to(clip.device))
     frozen = clip.encode_image(batch)
-    own = [None] * len(pixels) if method.frozen_images else [row.clone() for row in method.encode(batch)]
+    own = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(batch)]
     # Copies: a row of the batch would keep all of it in memory.
     return [Encoded(row.clone(), other) for row, other in zip(frozen, own, strict=True)]
 

@@ -115,7 +115,7 @@ class ServedModel:
 def _method_features(method: Method, images: Sequence[Encoded]) -> Tensor:
     """Features (B, D) as `method.encode` gives them."""
     own = [image.own for image in images if image.own is not None]
-    return torch.stack(own) if own else method.from_frozen(torch.stack([image.frozen for image in images]))
+    return torch.stack(own) if own else method.adapt_features(torch.stack([image.frozen for image in images]))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def resolved(
 ) -> dict[str, Any]:
     """All options of a method as JSON holds them, with the values that depend on the problem filled in."""
     kind, names = get_method(method), tuple(map(str, range(classes)))
-    found = kind.resolve(kind.choose(options), Problem(names=names, shots=shots or 1, dataset=dataset))
+    found = kind.resolve(kind.parse_options(options), Problem(names=names, shots=shots or 1, dataset=dataset))
     return as_json(asdict(found))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dca.core.files import atomic_folder, read_json, write_json
 from dca.core.options import as_json
 from dca.datasets.protocols import Task
-from dca.methods.base import Method, with_options
+from dca.methods.base import Method
 from dca.model import checkpoint
 from dca.model.checkpoint import RESULT, SPEC
 from dca.runs.evaluate import accuracies, evaluate
@@ -70,7 +70,7 @@ def run_finished(
     Raises:
         UserError: If the head cannot have these options, or an image cannot be read.
     """
-    changed, began = with_options(method, head), time.monotonic()
+    changed, began = method.with_options(head), time.monotonic()
     measured = evaluate(changed, task.targets, session, features)
     result = {
         **read_json(fit / RESULT),

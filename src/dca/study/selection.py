@@ -113,7 +113,7 @@ def disagreements(found: Mapping[str, Any]) -> list[str]:
     """Chosen options that are not the defaults of their methods, of those whose defaults are ours.
 
     What authors publish stays the default: they chose it with larger backbones. A method may say why it does not take
-    another value (`Method.not_taken`).
+    another value (`Method.kept_defaults`).
 
     Args:
         found: What `select` returned, or the file that it was written to.
@@ -133,7 +133,7 @@ def _is_ours(method: str, name: str) -> bool:
     """Whether the default of an option is ours to choose, and the method has no reason against the choice."""
     kind = get_method(method)
     (field,) = (field for field in fields(kind.Options) if field.name == name)
-    return field.metadata["source"].startswith("ours") and name not in kind.not_taken
+    return field.metadata["source"].startswith("ours") and name not in kind.kept_defaults
 
 
 def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) -> bool:

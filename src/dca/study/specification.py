@@ -274,7 +274,7 @@ def _heads(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
         can = ", ".join(kind.head_options) or "none"
         raise UserError(f"{', '.join(unknown)}: no option of the head of {kind.name}, which has: {can}")
     for combination in _combinations(table, kind):
-        chosen = kind.choose(combination)
+        chosen = kind.parse_options(combination)
         yield {name: getattr(chosen, name) for name in sorted(combination)}
 
 

@@ -50,7 +50,7 @@ def few_shot_twin(spec: Spec) -> Spec | None:
     if spec.protocol not in _TESTED_ELSEWHERE or catalog.lookup(spec.data) is None:
         return None
     twin = dataclasses.replace(spec, protocol="few-shot", targets=(), options=spec.settings)
-    return twin if spec.kind.choose(twin.settings) == spec.kind.choose(spec.settings) else None
+    return twin if spec.kind.parse_options(twin.settings) == spec.kind.parse_options(spec.settings) else None
 
 
 def fits_of(cells: Iterable[Cell], runs: Path) -> Callable[[Spec], Spec]:

@@ -77,14 +77,14 @@ def encode_images(
     Raises:
         UserError: If images cannot be read; it names all of them.
     """
-    frozen = [method for method in methods if stored and method.frozen_images]
-    own = [method for method in methods if not (stored and method.frozen_images)]
+    frozen = [method for method in methods if stored and method.has_frozen_image_tower]
+    own = [method for method in methods if not (stored and method.has_frozen_image_tower)]
     features = dict[int, Tensor]()
     if frozen:
         clip = frozen[0].clip
         rows = session.frozen_features(clip, images, stage=stage).to(clip.device)
         session.progress(stage, len(images), len(images), "")
-        features |= {id(method): method.from_frozen(rows) for method in frozen}
+        features |= {id(method): method.adapt_features(rows) for method in frozen}
     if own:
         encoded = _encode_with(own, images, session, stage, stored=stored)
         features |= {id(method): rows for method, rows in zip(own, encoded, strict=True)}
@@ -122,7 +122,7 @@ def classify_features(method: Method, features: Tensor) -> NDArray[np.float64]:
     Raises:
         UserError: If they are not finite.
     """
-    at_once = min(MOST_CLASSIFIED, method.images_at_once)
+    at_once = min(MOST_CLASSIFIED, method.max_batch_size)
     parts = [method.classify(rows).cpu() for rows in torch.split(features, at_once)]
     probabilities = torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
     wide = probabilities.double()  # float32 softmaxes as rows that sum to one in float64, too

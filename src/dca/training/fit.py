@@ -15,7 +15,7 @@ from dca.core.files import explain_write_errors
 from dca.core.progress import Progress, silent
 from dca.datasets.dataset import Dataset
 from dca.datasets.protocols import Rules
-from dca.methods.base import Method, Nested, Problem, TrainedMethod, TrainingOptions
+from dca.methods.base import Fitter, Method, Problem, TrainedMethod, TrainingOptions
 from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import FOLDS, STATE, EpochCallback, EpochMetrics, write_metrics
 from dca.training.session import Pace, Session
@@ -46,14 +46,14 @@ def fit(
     seed: int,
     rules: Rules = "strict",
     folder: Path | None = None,
-    nested: Nested | None = None,
+    nested: Fitter | None = None,
     fits: int = 1,
     follow: EpochCallback | None = None,
 ) -> tuple[Method, list[EpochMetrics]]:
     """Learn from all training images of `source`, in their order.
 
-    Of several candidates of a method (`TrainedMethod.candidates`) each is fitted, and the first one with the highest
-    accuracy on the validation images is kept.
+    Of several candidates of a method (`TrainedMethod.candidate_options`) each is fitted, and the first one with the
+    highest accuracy on the validation images is kept.
 
     Args:
         kind: The method.
@@ -77,7 +77,7 @@ def fit(
     problem = problem_of(source, seed, rules)
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
     images = TrainingImages(source.train, session, clip, seed, validation, nested)
-    tried = kind.candidates(chosen, problem) if validation and issubclass(kind, TrainedMethod) else [chosen]
+    tried = kind.candidate_options(chosen, problem) if validation and issubclass(kind, TrainedMethod) else [chosen]
     if len(tried) == 1:
         return _fit(kind.build(clip, problem, tried[0]), images, seed, folder, session.progress, fits, follow)
     made = (kind.build(clip, problem, candidate) for candidate in tried)
@@ -141,7 +141,7 @@ def _fit(
     progress("fitting", 0, 1, method.name)
     method.finish(images)
     progress("fitting", 1, 1, method.name)
-    return method.seal(), rows
+    return method.build_head(), rows
 
 
 def _train(

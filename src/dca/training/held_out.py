@@ -1,7 +1,8 @@
 """Predictions for the training images by models that have not seen them.
 
-A method that knows them in closed form gives them itself (`Method.held_out`); any other one is cross-validated: the
-training images are divided into K folds, and each fold is predicted by a model that was fitted on the others.
+A method that knows them in closed form gives them itself (`Method.predict_held_out`); any other one is
+cross-validated: the training images are divided into K folds, and each fold is predicted by a model that was fitted on
+the others.
 
 Fits of other methods inside a fit, for methods that are made of others.
 """
@@ -58,7 +59,8 @@ def held_out(
 
     Args:
         method: The method, fitted on all training images.
-        chosen: Its options as they were given to `fit`; folds keep what a search has found, see `Method.settled`.
+        chosen: Its options as they were given to `fit`; folds keep what a search has found, see
+            `Method.options_for_folds`.
         source: The drawn training and validation images; all folds use the same validation images.
         session: Loads images and features, and receives progress.
         clip: The backbone.
@@ -75,9 +77,9 @@ def held_out(
     """
     validation = TrainingImages(source.val, session, clip, seed) if source.val else None
     images = TrainingImages(source.train, session, clip, seed, validation)
-    found = method.held_out(images)
+    found = method.predict_held_out(images)
     if found is None:
-        each = Folds(type(method), method.settled(chosen), source, session, clip, seed, rules, folder)
+        each = Folds(type(method), method.options_for_folds(chosen), source, session, clip, seed, rules, folder)
         found = each.predictions(images)
     if not found.known.any():
         raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
@@ -243,11 +245,12 @@ class NestedFits:
         )
         return method
 
-    def held_out(self, kind: type[Method], chosen: TrainingOptions, folds: int) -> HeldOutPredictions:
+    def predict_held_out(self, kind: type[Method], chosen: TrainingOptions, folds: int) -> HeldOutPredictions:
         """Predictions by the method's own way where it has one, else by cross-validation in at most `folds` folds."""
         session = self._named(kind)
         images = TrainingImages(self.source.train, session, self.clip, self.seed)
-        own = None if kind.held_out is Method.held_out else self.fit(kind, chosen).held_out(images)
+        exact = kind.predict_held_out is not Method.predict_held_out
+        own = self.fit(kind, chosen).predict_held_out(images) if exact else None
         if own is not None:
             return own
         each = Folds(kind, chosen, self.source, session, self.clip, self.seed, self.rules, self.folder)

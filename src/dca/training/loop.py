@@ -28,7 +28,7 @@ from dca.core import seeds
 from dca.core.device import threads_for, to_device, wait_for_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.hints import set_option, show_method
-from dca.methods.base import Batch, Step, Steps, TrainedMethod, TrainingOptions
+from dca.methods.base import AnalyticSteps, Batch, Step, TrainedMethod, TrainingOptions
 from dca.training.resume import EpochCallback, EpochMetrics, TrainingState, restore
 from dca.training.schedule import Stage, batches, make_optimizer, optimizer_step, rate_at, stage_at
 from dca.training.training_images import TrainingImages
@@ -50,7 +50,7 @@ class RecordedStep:
 
     def __init__(self, method: TrainedMethod, batch: Batch, noisy: bool) -> None:
         self.batch = Batch(batch.inputs.clone(), batch.labels.clone(), seeds.generator(0, "recording"))
-        self.graph, self.noisy = torch.cuda.CUDAGraph(), noisy
+        self.graph, self.noise_used = torch.cuda.CUDAGraph(), noisy
         if noisy:
             self.graph.register_generator_state(self.batch.noise)
         wait_for_gpu_libraries()
@@ -69,7 +69,7 @@ class RecordedStep:
         """The step of another batch of the same shape."""
         self.batch.inputs.copy_(batch.inputs)
         self.batch.labels.copy_(batch.labels)
-        if self.noisy:
+        if self.noise_used:
             self.batch.noise.manual_seed(batch.noise.initial_seed())
         self.graph.replay()
         for parameter, gradient in self.gradients:
@@ -128,8 +128,8 @@ class StepRunner:
         """The first step without recording; finds out which random numbers the step draws."""
         quiet = torch.Generator().set_state(batch.generator.get_state())
         step = compute_gradients(self.method, batch)
-        self._noisy = batch.noisy
-        if batch.noisy:
+        self._noisy = batch.noise_used
+        if batch.noise_used:
             seeds.branch(quiet, batch.inputs.device)
         drew = not torch.equal(quiet.get_state(), batch.generator.get_state())
         self._recordable = on_gpu(batch) and self.method.recordable and not drew
@@ -251,7 +251,7 @@ class Trainer:
         """The threads of training; steps in closed form are products of a batch with the parameters."""
         if self._features is None or self.method.analytic_steps is None:
             return nullcontext()
-        return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_trained())
+        return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_parameters())
 
     def _run(self, folder: Path | None, watch: StepCallback | None, follow: EpochCallback) -> list[EpochMetrics]:
         saved = self._restore(folder) if folder else 0
@@ -300,7 +300,7 @@ class Trainer:
                 due = time.monotonic() + READ_EVERY
         self._report(unread, totals, epoch, steps, watch)
         self.method.eval()
-        self.method.epoch_done(epoch + 1, self.epochs)
+        self.method.on_epoch_end(epoch + 1, self.epochs)
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
             raise self._diverged(epoch, "a trained value")
         return totals.row(epoch + 1, rates[-1], time.monotonic() - began)
@@ -339,14 +339,14 @@ class Trainer:
         optimizer_step(self.optimizer, rate)
         return list(step.terms), metrics[None]
 
-    def _take(self, steps: Steps, rates: Sequence[float]) -> Metrics:
+    def _take(self, steps: AnalyticSteps, rates: Sequence[float]) -> Metrics:
         """Several updates with gradients that the method computes itself."""
         parameters = list(self.method.parameters())
         for number, rate in enumerate(rates):
             for parameter, gradient in zip(parameters, steps.gradients(number), strict=True):
                 parameter.grad = gradient
             optimizer_step(self.optimizer, rate)
-        terms, right = steps.outcome()
+        terms, right = steps.summarize()
         return list(terms), torch.stack([value.double() for value in (*terms.values(), right)], dim=1)
 
     def _report(

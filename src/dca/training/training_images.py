@@ -13,7 +13,7 @@ from dca.core import seeds
 from dca.datasets.dataset import Item
 from dca.images.crops import LOW, DecodedImages
 from dca.images.hashing import copy_groups
-from dca.methods.base import Nested
+from dca.methods.base import Fitter
 from dca.training.session import Session
 
 BATCH = 64
@@ -34,11 +34,11 @@ class TrainingImages:
         clip: CLIP,
         seed: int,
         validation: TrainingImages | None = None,
-        nested: Nested | None = None,
+        nested: Fitter | None = None,
     ) -> None:
         self.images = [item.image for item in items]
         self.session, self.clip, self.seed, self.validation = session, clip, seed, validation
-        self.nested = nested
+        self.fitter = nested
         self._labels = torch.tensor([item.label for item in items], dtype=torch.int64, device=clip.device)
 
     def __len__(self) -> int:

@@ -52,7 +52,7 @@ class Freezing:
 
 def clip_svd(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """One iteration of their `run_training` at learning rate 0, from singular values that are not CLIP's own."""
-    ours = CLIPSVD.build(setting.clip, setting.problem(), CLIPSVD.choose({}))
+    ours = CLIPSVD.build(setting.clip, setting.problem(), CLIPSVD.parse_options({}))
     with torch.no_grad():
         for name, values in ours.values.items():
             values.mul_(1 + setting.noise(values, 0.1, name))

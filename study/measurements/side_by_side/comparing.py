@@ -73,6 +73,6 @@ def one_step(method: TrainedMethod, batch: Batch) -> tuple[Tensor, dict[str, Ten
 def finished_logits(method: Any, train: Any, test: Any) -> Tensor:
     """Logits of the test images by our finished method."""
     method.finish(train)
-    method.seal()
+    method.build_head()
     logits: Tensor = method.head.logits(method.encode_all(test))
     return logits

@@ -90,7 +90,7 @@ def as_theirs(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def prepared(setting: Setting, form: str, wise: float, noise: Tensor) -> CrossModal:
     """Our method before training, with the noise added to its initial weights."""
-    chosen = CrossModal.choose({"form": form, "wise": wise, "keep": "last"})
+    chosen = CrossModal.parse_options({"form": form, "wise": wise, "keep": "last"})
     method = CrossModal.build(setting.clip, setting.problem("imagenet"), chosen)
     method.prepare(setting.train)
     with torch.no_grad():

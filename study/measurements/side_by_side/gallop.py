@@ -44,7 +44,7 @@ def built(setting: Setting, ours: GalLoP) -> Any:
 
 def gallop(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """One training step with the same global prompt for each image, and the prediction."""
-    ours = GalLoP.build(setting.clip, setting.problem(), GalLoP.choose({}))
+    ours = GalLoP.build(setting.clip, setting.problem(), GalLoP.parse_options({}))
     with torch.no_grad():
         for name, tensor in ours.named_parameters():
             tensor.add_(setting.noise(tensor, 0.02, name))

@@ -28,7 +28,7 @@ TOKENS = 4
 
 def prepared(setting: Setting, placement: str, depth: int) -> VPT:
     """Our method before training. Its random tokens are copied to the authors' model."""
-    chosen = VPT.choose({"placement": placement, "tokens": TOKENS, "depth": depth})
+    chosen = VPT.parse_options({"placement": placement, "tokens": TOKENS, "depth": depth})
     method = VPT.build(setting.clip, setting.problem(), chosen)
     method.prepare(setting.train)
     return method

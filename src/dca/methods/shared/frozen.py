@@ -164,4 +164,4 @@ class FrozenMethod(Method):
         for name in self.results:
             tensor: Tensor = getattr(self, name)
             setattr(other, name, tensor[list(kept)] if name in self.class_rows else tensor)
-        return other.seal()
+        return other.build_head()

@@ -110,7 +110,7 @@ class LinearHead(Head):
         return self.logits(f).softmax(dim=-1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One logit per class."""
         return len(self.weight)
 
@@ -177,7 +177,7 @@ class PromptHead(Head):
         return self.logits(f).softmax(dim=-1).mean(dim=1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One logit per prompt and class."""
         return len(self.weight)
 
@@ -227,7 +227,7 @@ class CacheHead(Head):
         return self.logits(f).softmax(dim=-1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One affinity per key."""
         return self.keys.shape[1]
 
@@ -342,7 +342,7 @@ class MahalanobisHead(Head):
         return self.logits(f).softmax(dim=-1).mean(dim=1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One number per column of the weight."""
         return self.weight.shape[1]
 
@@ -406,7 +406,7 @@ class NameHeadMethod(Method):
         """The same sentences for other names."""
         other = self.copy_for(problem, sources)
         other.finish()
-        return other.seal()
+        return other.build_head()
 
     def prompt_features(self) -> Tensor | None:
         """One per class."""

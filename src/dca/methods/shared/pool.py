@@ -387,7 +387,7 @@ class PooledHead(Head):
         return self.logits(f).softmax(dim=-1)
 
     @property
-    def numbers_per_image(self) -> int:
+    def values_per_image(self) -> int:
         """One kernel value per training image, one logit per class."""
         return len(self.weight) + (0 if self.keys is None else len(self.keys))
 

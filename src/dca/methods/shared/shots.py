@@ -70,11 +70,11 @@ class ClassFeatures:
 
     def select(self, sources: Sequence[int | None]) -> ClassFeatures | None:
         """The shots of the classes `sources`, in that order; None where a class has no source."""
-        chosen = [s for s in sources if s is not None]
-        if len(chosen) < len(sources):
+        options = [s for s in sources if s is not None]
+        if len(options) < len(sources):
             return None
         each = torch.split(self.features, self.counts.tolist())
-        return ClassFeatures(torch.cat([each[c] for c in chosen]), self.counts[chosen])
+        return ClassFeatures(torch.cat([each[c] for c in options]), self.counts[options])
 
     def append(self, features: Tensor) -> ClassFeatures:
         """The shots with one more class, the last, which has these features (n, D); n may be 0."""

@@ -94,7 +94,7 @@ class KeepsShots(TrainedMethod):
         """The stored text features."""
         return self.text_features if self.text_features.dim() == 3 else self.text_features[None]
 
-    def kept_features(self) -> tuple[Tensor, Tensor] | None:
+    def training_features(self) -> tuple[Tensor, Tensor] | None:
         """The stored features."""
         return (self.shot_features, self.shots.labels()) if len(self.shot_features) else None
 
@@ -121,7 +121,7 @@ class KeepsShots(TrainedMethod):
         if not len(shots.features):
             other.options = self.without_shots()
         other.keep(text, self._with_rest(shots, sources))
-        return other.seal()
+        return other.build_head()
 
     def _with_rest(self, shots: ClassFeatures, sources: Sequence[int | None]) -> ClassFeatures:
         """The selected shots, with the others' where a class takes the covariance of all images."""
@@ -139,7 +139,7 @@ class KeepsShots(TrainedMethod):
             rows = self.encode_all(images, views=self.shot_views)
         other.options = self.options  # `retarget` gives up covariances for a class without a source
         other.keep(other.text_features, dataclasses.replace(self.shots.append(rows), rest=self.shots.rest))
-        return other.seal()
+        return other.build_head()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,15 +173,15 @@ class TextHead(KeepsShots):
     options: TextHeadOptions
 
     @classmethod
-    def resolve(cls, chosen: Any, problem: Problem) -> Any:
+    def resolve(cls, options: Any, problem: Problem) -> Any:
         """γ1 and γ2 by shots."""
         gamma1, gamma2 = gaussian.gammas(problem.shots)
-        return chosen.settled(gamma1=gamma1, gamma2=gamma2)
+        return options.fill_unset(gamma1=gamma1, gamma2=gamma2)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: Any) -> None:
-        super().__init__(clip, problem, chosen)
-        idle = [("alpha_in", "image features")] if chosen.alpha_in and self.frozen_images else []
-        idle += [("beta_ts", "text features")] if chosen.beta_ts and not self.learns_text else []
+    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
+        super().__init__(clip, problem, options)
+        idle = [("alpha_in", "image features")] if options.alpha_in and self.has_frozen_image_tower else []
+        idle += [("beta_ts", "text features")] if options.beta_ts and not self.learns_text else []
         if idle:
             raise UserError(
                 f"{self.name} has no use for {' and '.join(name for name, _ in idle)}",
@@ -223,16 +223,16 @@ class TextHead(KeepsShots):
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
-        u, tau, chosen = self.text_features[None], self.clip.tau, self.options
-        if chosen.test_metric == "cosine":
+        u, tau, options = self.text_features[None], self.clip.tau, self.options
+        if options.test_metric == "cosine":
             return LinearHead.cosine(self.text_features, tau)
-        if chosen.test_metric == "euclidean":
+        if options.test_metric == "euclidean":
             return PromptHead.of(u, tau, "euclidean")
         family = gaussian.dca(
-            chosen.gamma1, chosen.gamma2, self.problem.shots, covariance=chosen.covariance, floor=chosen.floor
+            options.gamma1, options.gamma2, self.problem.shots, covariance=options.covariance, floor=options.floor
         )
         with gaussian.naming_classes(self.problem.names):
-            return MahalanobisHead.of(u, self.shots, family, tau=tau, center=chosen.center)
+            return MahalanobisHead.of(u, self.shots, family, tau=tau, center=options.center)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class; training features if the metric needs them."""
@@ -259,15 +259,15 @@ class UpdatedTowers(TextHead):
     steps_per_shot: ClassVar[int]
 
     @classmethod
-    def resolve(cls, chosen: Any, problem: Problem) -> Any:
+    def resolve(cls, options: Any, problem: Problem) -> Any:
         """Steps as epochs: the training loop drops a short last batch unless it is the only one."""
-        size = chosen.batch_size or 32
+        size = options.batch_size or 32
         steps = max(len(problem.names) * problem.shots // size, 1)
         epochs = -(-cls.steps_per_shot * problem.shots // steps)
-        return super().resolve(chosen.settled(batch_size=size, epochs=epochs), problem)
+        return super().resolve(options.fill_unset(batch_size=size, epochs=epochs), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, chosen: Any) -> None:
-        super().__init__(clip, problem, chosen)
+    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
+        super().__init__(clip, problem, options)
         order = alphabetical(problem.names)
         self.sentences = clip.tokenizer(sentences([problem.names[place] for place in order], problem.template))
         self._places = torch.tensor(order, device=clip.device).argsort()
