@@ -9,7 +9,7 @@ import pytest
 
 from conftest import Said
 from dca.cli import export
-from dca.export.folder import Exported, Int8Cost, Parity
+from dca.export.folder import ExportResult, Int8Cost, TorchParity
 
 
 def test_it_writes_and_says_how_exact_it_is(
@@ -32,7 +32,7 @@ def test_it_writes_and_says_how_exact_it_is(
     ]
 
 
-def done(folder: Path, difference: float = 1e-6, cost: Int8Cost | None = None) -> Exported:
+def done(folder: Path, difference: float = 1e-6, cost: Int8Cost | None = None) -> ExportResult:
     sizes = {
         "app.js": 5,
         "classes.json": 6,
@@ -41,7 +41,7 @@ def done(folder: Path, difference: float = 1e-6, cost: Int8Cost | None = None) -
         "ort/ort.js": 9,
         "predict.py": 8,
     }
-    return Exported(folder, sizes, Parity(difference, 100), cost)
+    return ExportResult(folder, sizes, TorchParity(difference, 100), cost)
 
 
 def test_the_cost_of_8_bits_is_said(tmp_path: Path) -> None:

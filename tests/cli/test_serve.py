@@ -9,7 +9,7 @@ import pytest
 
 from dca.core.files import exclusive_lock
 from dca.serve.options import ServeOptions
-from dca.serve.server import address_of, bound_socket
+from dca.serve.server import open_socket, page_address
 
 
 def test_a_missing_model_or_folder_is_named(dca, fitted: Path, tmp_path: Path):
@@ -41,10 +41,10 @@ def test_one_server_per_model(dca, fitted: Path):
 
 
 def test_the_address_holds_the_token():
-    with bound_socket(ServeOptions(port=0)) as listening:
+    with open_socket(ServeOptions(port=0)) as listening:
         port = listening.getsockname()[1]
-        assert address_of(listening, ServeOptions()) == f"http://127.0.0.1:{port}/"
-        assert address_of(listening, ServeOptions(host="::", token="abc")) == f"http://[::]:{port}/#token=abc"
+        assert page_address(listening, ServeOptions()) == f"http://127.0.0.1:{port}/"
+        assert page_address(listening, ServeOptions(host="::", token="abc")) == f"http://[::]:{port}/#token=abc"
 
 
 def test_help_teaches_with_an_example(dca):

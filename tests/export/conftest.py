@@ -10,7 +10,7 @@ import pytest
 from conftest import make_clip
 from dca.datasets.dataset import Dataset
 from dca.datasets.sample import load_sample
-from dca.export.folder import Exported, export_onnx
+from dca.export.folder import ExportResult, export_onnx
 from dca.model.classifier import Classifier
 
 
@@ -24,7 +24,7 @@ class Finished(NamedTuple):
     """A classifier and its export."""
 
     model: Classifier
-    done: Exported
+    done: ExportResult
 
     @property
     def folder(self) -> Path:

@@ -14,7 +14,8 @@ from conftest import make_clip
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.export import folder as exporting
-from dca.export.folder import export_onnx, images_to_check
+from dca.export.folder import export_onnx, load_comparison_images
+from dca.export.program import describe_model
 from dca.model.classifier import Classifier
 from export.conftest import Finished
 
@@ -32,8 +33,8 @@ def test_it_holds_three_files_that_were_compared_with_torch(exported: Finished) 
 def test_numbers_stay_numbers(exported: Finished, hundred: Dataset) -> None:
     model = Classifier("zero_shot", backbone=make_clip(), device="cpu")
     model.fit([item.image for item in hundred.train[:4]], [7, 7, 8, 8])  # type: ignore[arg-type]
-    about = exporting.describe(model.record())
-    assert json.loads(json.dumps(about))["labels"] == [7, 8]
+    description = describe_model(model.record())
+    assert json.loads(json.dumps(description.to_dict()))["labels"] == [7, 8]
 
 
 def test_what_8_bits_cost_is_measured(exported: Finished, hundred: Dataset, tmp_path: Path) -> None:
@@ -50,14 +51,14 @@ def test_what_8_bits_cost_is_measured(exported: Finished, hundred: Dataset, tmp_
 
 
 def test_without_data_the_sample_is_used_and_labelled_where_it_fits(exported: Finished) -> None:
-    checked = images_to_check(exported.model, None)
+    checked = load_comparison_images(exported.model, None)
     assert len(checked.images) == 100
     assert checked.truth is not None
     assert np.bincount(checked.truth).tolist() == [10] * 10
     others = dataclasses.replace(exported.model.method_.problem, names=tuple(f"thing {n}" for n in range(10)))
     model = Classifier()
     model._adopt(type("Method", (), {"problem": others})(), exported.model._session, others.names)  # type: ignore[arg-type]
-    assert images_to_check(model, None).truth is None
+    assert load_comparison_images(model, None).truth is None
 
 
 def test_an_export_is_replaced_only_if_asked(exported: Finished, tmp_path: Path) -> None:

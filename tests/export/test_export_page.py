@@ -56,7 +56,7 @@ def test_the_page_crops_images_exactly_as_pillow_does() -> None:
         for way in WAYS + SQUEEZED * new:
             rgba = base64.b64encode(pixels.tobytes()).decode()
             jobs.append({"rgba": rgba, "width": width, "height": height, "preprocess": way})
-            expected.append(predict.crop(Image.fromarray(pixels[..., :3].copy()), way))
+            expected.append(predict.crop_image(Image.fromarray(pixels[..., :3].copy()), way))
     script = str(files("dca.export") / "web" / "resample.js")
     command = [node, "-e", CROP_IN_NODE, script]
     done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=True)
@@ -115,7 +115,7 @@ def test_the_runtime_is_fetched_once(own_cache: Path, tmp_path: Path, monkeypatc
 
 def test_filters_that_the_page_does_not_have_are_refused() -> None:
     with pytest.raises(UserError, match="Pillow's filter 6"):
-        page.runtime_for({"resample": 6}, silent)
+        page.fetch_runtime_for({"resample": 6}, silent)
 
 
 def test_a_model_over_2_gb_is_refused(tmp_path: Path) -> None:

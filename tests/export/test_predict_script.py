@@ -61,7 +61,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=["bicubic", "bilinear", "squeezed"])
 @pytest.mark.parametrize("kind", IMAGES)
 def test_the_crop_is_that_of_the_library(kind: str, way: Preprocess) -> None:
-    found = predict.crop(IMAGES[kind], way.to_dict())
+    found = predict.crop_image(IMAGES[kind], way.to_dict())
     assert found.shape == (way.size, way.size, 3)
     assert np.array_equal(found.transpose(2, 0, 1), way.crop(IMAGES[kind]))
 
@@ -70,7 +70,7 @@ def test_the_exif_rotation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     IMAGES["tall"].save(tmp_path / "a.jpg", exif=exif)
-    found = predict.crop(tmp_path / "a.jpg", WAYS[0].to_dict())
+    found = predict.crop_image(tmp_path / "a.jpg", WAYS[0].to_dict())
     with Image.open(tmp_path / "a.jpg") as opened:
         assert np.array_equal(found.transpose(2, 0, 1), WAYS[0].crop(opened))
         assert not np.array_equal(found.transpose(2, 0, 1), WAYS[0].crop(Image.fromarray(np.asarray(opened))))

@@ -23,12 +23,12 @@ BATCHES = (1, 7, 64)
 def in_batches(file: Path, crops: np.ndarray, size: int) -> np.ndarray:
     """Probabilities of an ONNX file, `size` images at a time."""
     session = predict.open_session(file, threads=1)
-    return np.concatenate([predict.run(session, crops[i : i + size]) for i in range(0, len(crops), size)])
+    return np.concatenate([predict.predict_batch(session, crops[i : i + size]) for i in range(0, len(crops), size)])
 
 
 def require_equal(model: Classifier, file: Path, data: Dataset, tolerance: float = 1e-4) -> None:
     images = [item.image for item in data.test]
-    crops = np.stack([predict.crop(image, model.method_.clip.preprocess.to_dict()) for image in images])  # type: ignore[arg-type]
+    crops = np.stack([predict.crop_image(image, model.method_.clip.preprocess.to_dict()) for image in images])  # type: ignore[arg-type]
     expected = model.predict_proba(images)  # type: ignore[arg-type]
     assert len(images) == 100
     for size in BATCHES:
@@ -37,7 +37,7 @@ def require_equal(model: Classifier, file: Path, data: Dataset, tolerance: float
 
 def converted(name: str, data: Dataset, folder: Path) -> tuple[Classifier, Path]:
     model = Classifier(name, seed=3, backbone=make_clip(), device="cpu", **short_recipe(name)).fit(data)
-    program.convert(model.method_, folder / "model.onnx", program.describe(model.record()))
+    program.convert(model.method_, folder / "model.onnx", program.describe_model(model.record()))
     return model, folder / "model.onnx"
 
 
@@ -48,7 +48,7 @@ def test_the_default_method_is_equal_in_batches(exported: Finished, hundred: Dat
 def test_dca_with_a_temperature_is_equal_in_batches(hundred: Dataset, tmp_path: Path) -> None:
     model = Classifier("dca", seed=3, backbone=make_clip(), device="cpu", **short_recipe("dca")).fit(hundred)
     model.method_.temperature = 1.7
-    program.convert(model.method_, tmp_path / "model.onnx", program.describe(model.record()))
+    program.convert(model.method_, tmp_path / "model.onnx", program.describe_model(model.record()))
     require_equal(model, tmp_path / "model.onnx", hundred, tolerance=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_every_method_is_equal_in_batches(name: str, hundred: Dataset, tmp_path:
 def test_a_wrong_program_is_found(exported: Finished, hundred: Dataset) -> None:
     """The comparison can fail: with other preprocessing the probabilities are not equal."""
     model = exported.model
-    crops = np.stack([predict.crop(i.image, model.method_.clip.preprocess.to_dict()) for i in hundred.test])  # type: ignore[arg-type]
+    crops = np.stack([predict.crop_image(i.image, model.method_.clip.preprocess.to_dict()) for i in hundred.test])  # type: ignore[arg-type]
     found = in_batches(exported.folder / "model.onnx", crops[:, ::-1], 64)
     assert np.abs(found - model.predict_proba([i.image for i in hundred.test])).max() > 1e-3  # type: ignore[arg-type]
 
@@ -91,8 +91,8 @@ def test_the_file_holds_the_image_side_and_no_path(exported: Finished) -> None:
 
 
 def test_the_way_of_resizing_is_described() -> None:
-    assert "resize to 32 x 32 pixels" in program.preprocessing_words({"size": 32, "resize": None, "resample": 3})
-    assert "the short side to 40 pixels" in program.preprocessing_words({"size": 32, "resize": 40, "resample": 3})
+    assert "resize to 32 x 32 pixels" in program.describe_preprocessing({"size": 32, "resize": None, "resample": 3})
+    assert "the short side to 40 pixels" in program.describe_preprocessing({"size": 32, "resize": 40, "resample": 3})
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +100,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match="onnxscript") as caught:
-        program.need_onnx()
+        program.require_onnx()
     assert "pip install 'dca-prompt[onnx]'" in str(caught.value)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from dca.model.classifier import Classifier
 from dca.serve.options import ServeOptions
-from dca.serve.server import bound_socket, make_server
+from dca.serve.server import create_server, open_socket
 from serve.serving import OPTIONS, Live, client_of, service_of
 
 
@@ -49,9 +49,9 @@ def live(folder: Path) -> Iterator[Callable[..., Live]]:
     ends: list[Callable[[], None]] = []
 
     def start(options: ServeOptions = OPTIONS, tray: Path | None = None) -> Live:
-        listening = bound_socket(ServeOptions(port=0))
+        listening = open_socket(ServeOptions(port=0))
         service, up = service_of(folder, options, tray), threading.Event()
-        server = make_server(service, up.set)
+        server = create_server(service, up.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from dca.model.classifier import Classifier
 from dca.serve.options import ServeOptions
-from dca.serve.server import make_app
+from dca.serve.server import create_app
 from dca.serve.service import Service
 
 ADDRESS = "http://127.0.0.1:8080"
@@ -24,7 +24,7 @@ def service_of(folder: Path, options: ServeOptions = OPTIONS, tray: Path | None 
 
 
 def client_of(service: Service) -> TestClient:
-    return TestClient(make_app(service), base_url=ADDRESS, headers={"X-DCA": "1"})
+    return TestClient(create_app(service), base_url=ADDRESS, headers={"X-DCA": "1"})
 
 
 def picture(kind: str = "JPEG", size: tuple[int, int] = (48, 40), colour: int = 0) -> bytes:

@@ -279,7 +279,7 @@ def test_every_route_is_described(client: TestClient):
 
 def service_stub() -> Any:
     class Stub:
-        space = options = metrics = None
+        workspace = options = metrics = None
 
     return Stub()
 

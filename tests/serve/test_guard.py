@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dca.serve.options import ServeOptions
-from dca.serve.server import STATIC, with_token
+from dca.serve.server import STATIC, add_token
 from serve.serving import ADDRESS, OPTIONS, client_of, service_of
 
 
@@ -102,11 +102,11 @@ def test_other_machines_use_an_address_or_a_known_name(remote: TestClient, host:
 
 
 def test_a_token_is_made_where_other_machines_can_connect():
-    assert with_token(ServeOptions()).token == ""
-    made = {with_token(ServeOptions(host=host)).token for host in ("0.0.0.0", "::", "192.168.0.7", "my.host")}
+    assert add_token(ServeOptions()).token == ""
+    made = {add_token(ServeOptions(host=host)).token for host in ("0.0.0.0", "::", "192.168.0.7", "my.host")}
     assert len(made) == 4
     assert min(map(len, made)) >= 32
-    assert with_token(ServeOptions(host="0.0.0.0", token="mine")).token == "mine"
+    assert add_token(ServeOptions(host="0.0.0.0", token="mine")).token == "mine"
 
 
 @pytest.mark.parametrize("path", [*STATIC, "/api/model", "/nothing", "/../../etc/passwd", "/static/page.js"])

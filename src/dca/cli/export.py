@@ -12,7 +12,7 @@ from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_fl
 from dca.core.text import format_bytes, pluralize
 
 if TYPE_CHECKING:
-    from dca.export.folder import Exported, Int8Cost
+    from dca.export.folder import ExportResult, Int8Cost
 
 
 @click.command()
@@ -49,10 +49,10 @@ def command(
     dca export photos.dca --onnx site/ --web && python -m http.server -d site/
     """
     from dca.export.folder import export_onnx, require_free
-    from dca.export.program import need_onnx
+    from dca.export.program import require_onnx
     from dca.model.classifier import Classifier
 
-    need_onnx()
+    require_onnx()
     require_free(folder, overwrite=overwrite)
     found = Classifier.from_pretrained(model, backbone=backbone, device="cpu", precision="fp32")
     with showing(quiet=quiet) as progress:
@@ -65,7 +65,7 @@ def command(
         click.echo(line)
 
 
-def warn(done: Exported) -> None:
+def warn(done: ExportResult) -> None:
     """Say on stderr if the difference to torch is more than rounding."""
     from dca.export.folder import ROUNDING
 
@@ -73,7 +73,7 @@ def warn(done: Exported) -> None:
         click.echo(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
 
 
-def summary(done: Exported, *, int8: bool, web: bool) -> list[str]:
+def summary(done: ExportResult, *, int8: bool, web: bool) -> list[str]:
     """What was written, how exact it is, and what to do next."""
     size = sum(size for name, size in done.sizes.items() if name.startswith("model.onnx"))
     others = [name for name in done.sizes if name in ("classes.json", "predict.py", "index.html")]

@@ -88,19 +88,19 @@ def command(
     chosen = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
 
-    def ready(address: str) -> None:
+    def on_ready(address: str) -> None:
         show(address, model, classifier, local=chosen.local)
         if open_page:
             click.launch(address)
 
-    serve(model, classifier, chosen, tray=tray, ready=ready)
+    serve(model, classifier, chosen, tray=tray, on_ready=on_ready)
 
 
 def show(address: str, model: Path, classifier: Classifier, *, local: bool) -> None:
     """Print what is served, and where."""
-    from dca.serve.workspace import describe
+    from dca.serve.workspace import describe_model
 
     where = "this machine only; --host to change" if local else "the part after # is the token: keep it to yourself"
-    click.echo(f"{model}: {describe(classifier)}")
+    click.echo(f"{model}: {describe_model(classifier)}")
     click.echo(f"{address}   ({where})   Ctrl-C to stop")
     click.echo(f"corrections go to {model / 'corrections'}")

@@ -1,14 +1,11 @@
-"""A smaller ONNX file: the backbone's weights as 8-bit integers.
+"""The folder of an export: model.onnx, classes.json, predict.py and, for the browser, a page.
 
-How far an exported model is from the original, measured on images.
-
-The folder of an exported model: model.onnx, classes.json, predict.py and, for the browser, a page.
+The exported model is compared with the classifier in torch before the folder appears.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,59 +21,25 @@ from dca.core.progress import Progress, silent
 from dca.datasets.dataset import Dataset
 from dca.datasets.sample import load_sample
 from dca.export import predict
-from dca.export.page import PAGE, runtime_for, write_page
-from dca.export.program import convert, describe, need_onnx
+from dca.export.page import PAGE_NAMES, fetch_runtime_for, write_page
+from dca.export.program import ModelDescription, convert, describe_model, quantize, require_onnx
 from dca.images.decode import ImageLike, StoredImage
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset, match_classes
 from dca.model.records import LIBRARY
 
-
-def quantize(source: Path, target: Path, of_backbone: Sequence[str]) -> None:
-    """Write `source` with 8-bit weights, one scale per output channel; activations are quantized while it runs.
-
-    of_backbone: names of the nodes of the backbone. Only their matrix products change: the head holds few weights, and
-    its distances and scaled cosines need the precision.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    program = onnx.load(source)
-    # The known shapes become wrong where weights are transposed; they are inferred again.
-    program.graph.ClearField("value_info")
-    root = logging.getLogger()
-    before = root.level
-    root.setLevel(logging.ERROR)  # it recommends a preprocessing that this program has had
-    try:
-        quantize_dynamic(
-            program,
-            target,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_quantize=list(of_backbone),
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-        )
-    finally:
-        root.setLevel(before)
-
-
+MODEL, CLASSES, SCRIPT = "model.onnx", "classes.json", "predict.py"
+# Weights over 2 GB are in a file of their own beside the model.
+WEIGHTS = f"{MODEL}.data"
 # Images on which the exported model is compared with torch.
-COMPARED = 100
+MOST_COMPARED = 100
 # Largest difference of a probability that rounding explains.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Checked:
-    """Images to measure on. truth: class index of each, (N,); None if they are not of the model's classes."""
-
-    images: list[ImageLike]
-    truth: NDArray[np.int64] | None
-
-
-@dataclass(frozen=True)
-class Parity:
-    """The exported model against torch. difference: largest |Δp| over all classes of `images` images."""
+class TorchParity:
+    """The exported model compared with torch. difference: largest |Δp| of any class on `images` images."""
 
     difference: float
     images: int
@@ -84,10 +47,10 @@ class Parity:
 
 @dataclass(frozen=True)
 class Int8Cost:
-    """The 8-bit model against the float one on `images` images.
+    """The 8-bit model compared with the float model on `images` images.
 
-    same: images with the same answer. difference: largest |Δp|. accuracy, accuracy_int8: fractions; None if the images
-    have no labels that the model knows.
+    same: images with the same predicted class. difference: largest |Δp|. accuracy, accuracy_int8: fractions; None if
+    the images have no labels that the model knows.
     """
 
     images: int
@@ -101,76 +64,20 @@ class Int8Cost:
         return asdict(self)
 
 
-def images_to_check(model: Classifier, data: str | Path | Dataset | None) -> Checked:
-    """The labelled images of `data`; without data, images of the built-in sample, whose labels rarely fit.
-
-    Raises:
-        UserError: If the data cannot be read, or has classes that the model does not know.
-    """
-    if data is not None:
-        return _matched(model, as_dataset(data, None, measuring=True))
-    sample = load_sample(per_class_train=1, per_class_test=COMPARED // 10)
-    try:
-        return _matched(model, sample)
-    except UserError:
-        return Checked([item.image for item in sample.test], None)
-
-
-def _matched(model: Classifier, dataset: Dataset) -> Checked:
-    problem = model.method_.problem
-    items = match_classes(dataset, model.classes_.tolist(), problem.names, problem.dataset).items
-    return Checked([item.image for item in items], np.array([item.label for item in items]))
-
-
-def parity(model: Classifier, file: Path, checked: Checked, progress: Progress) -> Parity:
-    """Compare an ONNX file with the classifier on at most `COMPARED` of the images, evenly spread."""
-    n = len(checked.images)
-    chosen = [checked.images[i] for i in np.unique(np.linspace(0, n - 1, min(n, COMPARED)).astype(int))]
-    expected = model.predict_proba(chosen, progress=progress)
-    found = probabilities(model, file, chosen, progress)
-    return Parity(float(np.abs(found - expected).max()), len(chosen))
-
-
-def int8_cost(model: Classifier, files: tuple[Path, Path], checked: Checked, progress: Progress) -> Int8Cost:
-    """Compare the 8-bit file, the second, with the float file."""
-    whole, small = (probabilities(model, file, checked.images, progress) for file in files)
-    answers, others = whole.argmax(axis=1), small.argmax(axis=1)
-    right = [None if checked.truth is None else float((a == checked.truth).mean()) for a in (answers, others)]
-    return Int8Cost(len(answers), int((answers == others).sum()), float(np.abs(small - whole).max()), *right)
-
-
-def probabilities(
-    model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress
-) -> NDArray[np.float32]:
-    """Probabilities (N, C) of an ONNX file, by the code that is exported with it."""
-    preprocess = model.method_.clip.preprocess.to_dict()
-    session, found = predict.open_session(file), []
-    opened = [image for image in images if not isinstance(image, StoredImage)]  # which only a refit has
-    for crops in predict.batches(opened, preprocess):
-        found.append(predict.run(session, crops))
-        progress("comparing", sum(map(len, found)), len(images), "")
-    return np.concatenate(found)
-
-
-MODEL, CLASSES, SCRIPT = "model.onnx", "classes.json", "predict.py"
-# Weights over 2 GB are in a file of their own beside the model.
-WEIGHTS = f"{MODEL}.data"
-
-
 @dataclass(frozen=True)
-class Exported:
-    """What an export has written.
+class ExportResult:
+    """The files that an export has written, and how close the exported model is to the original.
 
     Attributes:
         folder: The folder.
         sizes: Size of each file in bytes, by its path in the folder.
-        parity: The float32 model against torch.
-        cost: What 8-bit weights cost; None without them.
+        parity: The float32 model compared with torch.
+        cost: The cost of 8-bit weights; None without them.
     """
 
     folder: Path
     sizes: dict[str, int]
-    parity: Parity
+    parity: TorchParity
     cost: Int8Cost | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +99,7 @@ def export_onnx(
     data: str | Path | Dataset | None = None,
     overwrite: bool = False,
     progress: Progress = silent,
-) -> Exported:
+) -> ExportResult:
     """Write a model as an ONNX program that needs no torch, and compare it with the original.
 
     Args:
@@ -205,7 +112,7 @@ def export_onnx(
         progress: Receives the progress.
 
     Returns:
-        The files and how far the exported model is from the original.
+        The files, and how far the exported model is from the original.
 
     Raises:
         UserError: If a package is missing, the model cannot be read, or the folder cannot be written.
@@ -218,55 +125,125 @@ def export_onnx(
         dca.core.errors.UserError: this classifier is not fitted yet
           fix: call fit(...) or Classifier.from_pretrained(...)
     """
-    need_onnx()
+    require_onnx()
     require_free(target := Path(folder), overwrite=overwrite)
-    found = model if isinstance(model, Classifier) else Classifier.from_pretrained(model, device="cpu")
-    about = describe(found.record())
-    require_cpu(found)
-    runtime = runtime_for(about["preprocess"], progress) if web else None
-    checked = images_to_check(found, data)
-    with atomic_folder(target) as made:
-        same, cost = _write_model(found, made, about, checked, int8=int8, progress=progress)
-        write_json(made / CLASSES, about)
-        write_bytes(made / SCRIPT, inspect.getsource(predict).encode())
+    classifier = model if isinstance(model, Classifier) else Classifier.from_pretrained(model, device="cpu")
+    description = describe_model(classifier.record())
+    require_cpu(classifier)
+    runtime = fetch_runtime_for(description.preprocess, progress) if web else None
+    comparison = load_comparison_images(classifier, data)
+    with atomic_folder(target) as scratch:
+        parity, cost = _write_model(classifier, scratch, description, comparison, int8=int8, progress=progress)
+        write_json(scratch / CLASSES, description.to_dict())
+        write_bytes(scratch / SCRIPT, inspect.getsource(predict).encode())
         if runtime is not None:
-            write_page(made, runtime)
-        sizes = {path.relative_to(made).as_posix(): path.stat().st_size for path in _files(made)}
-    return Exported(target, sizes, same, cost)
+            write_page(scratch, runtime)
+        files = sorted(path for path in scratch.rglob("*") if path.is_file())
+        sizes = {path.relative_to(scratch).as_posix(): path.stat().st_size for path in files}
+    return ExportResult(target, sizes, parity, cost)
 
 
 def _write_model(
-    model: Classifier, made: Path, about: dict[str, Any], checked: Checked, *, int8: bool, progress: Progress
-) -> tuple[Parity, Int8Cost | None]:
+    model: Classifier,
+    folder: Path,
+    description: ModelDescription,
+    comparison: ComparisonImages,
+    *,
+    int8: bool,
+    progress: Progress,
+) -> tuple[TorchParity, Int8Cost | None]:
     """Write `model.onnx` into the folder and measure it."""
-    file, small = made / MODEL, made / f"int8-{MODEL}"
+    file, small = folder / MODEL, folder / f"int8-{MODEL}"
     with explain_write_errors(file):
         progress("converting", 0, 1, "")
-        of_backbone = convert(model.method_, file, about)
+        backbone_nodes = convert(model.method_, file, description)
         progress("converting", 1, 1, "")
-        same = parity(model, file, checked, progress)
+        parity = measure_parity(model, file, comparison.images, progress)
         if not int8:
-            return same, None
-        quantize(file, small, of_backbone)
-        cost = int8_cost(model, (file, small), checked, progress)
+            return parity, None
+        quantize(file, small, backbone_nodes)
+        cost = measure_int8_cost(model, file, small, comparison, progress)
         small.replace(file)
-        (made / WEIGHTS).unlink(missing_ok=True)
-    return same, cost
+        (folder / WEIGHTS).unlink(missing_ok=True)
+    return parity, cost
+
+
+@dataclass(frozen=True)
+class ComparisonImages:
+    """Images to compare models on. truth: class indices (N,); None if the images have no class of the model."""
+
+    images: list[ImageLike]
+    truth: NDArray[np.int64] | None
+
+
+def load_comparison_images(model: Classifier, data: str | Path | Dataset | None) -> ComparisonImages:
+    """Load the labelled images of `data`; without data, images of the built-in sample, whose labels rarely fit.
+
+    Raises:
+        UserError: If the data cannot be read, or has classes that the model does not know.
+    """
+    if data is not None:
+        return _match_labels(model, as_dataset(data, None, measuring=True))
+    sample = load_sample(per_class_train=1, per_class_test=MOST_COMPARED // 10)
+    try:
+        return _match_labels(model, sample)
+    except UserError:
+        return ComparisonImages([item.image for item in sample.test], None)
+
+
+def _match_labels(model: Classifier, dataset: Dataset) -> ComparisonImages:
+    """The images of a dataset with class indices of the model."""
+    problem = model.method_.problem
+    items = match_classes(dataset, model.classes_.tolist(), problem.names, problem.dataset).items
+    return ComparisonImages([item.image for item in items], np.array([item.label for item in items]))
+
+
+def measure_parity(model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress) -> TorchParity:
+    """Compare an ONNX file with the classifier on at most `MOST_COMPARED` of the images, evenly spread."""
+    n = len(images)
+    compared = [images[i] for i in np.unique(np.linspace(0, n - 1, min(n, MOST_COMPARED)).astype(int))]
+    expected = model.predict_proba(compared, progress=progress)
+    exported = predict_onnx(model, file, compared, progress)
+    return TorchParity(float(np.abs(exported - expected).max()), len(compared))
+
+
+def measure_int8_cost(
+    model: Classifier, float_file: Path, int8_file: Path, comparison: ComparisonImages, progress: Progress
+) -> Int8Cost:
+    """Compare a file with 8-bit weights with the float file."""
+    float_probs, int8_probs = (
+        predict_onnx(model, file, comparison.images, progress) for file in (float_file, int8_file)
+    )
+    predicted, truth = [probs.argmax(axis=1) for probs in (float_probs, int8_probs)], comparison.truth
+    accuracies = [None if truth is None else float((classes == truth).mean()) for classes in predicted]
+    same = int((predicted[0] == predicted[1]).sum())
+    return Int8Cost(len(predicted[0]), same, float(np.abs(int8_probs - float_probs).max()), *accuracies)
+
+
+def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress) -> NDArray[np.float32]:
+    """Predict probabilities (N, C) with an ONNX file, by the code that is exported with it."""
+    preprocess = model.method_.clip.preprocess.to_dict()
+    session, probs = predict.open_session(file), list[NDArray[np.float32]]()
+    readable = [image for image in images if not isinstance(image, StoredImage)]  # which only a refit has
+    for crops in predict.iter_batches(readable, preprocess):
+        probs.append(predict.predict_batch(session, crops))
+        progress("comparing", sum(map(len, probs)), len(images), "")
+    return np.concatenate(probs)
 
 
 def require_cpu(model: Classifier) -> None:
     """Raise if the model is not on the CPU in float32, which is what is exported."""
     clip = model.method_.clip
     if clip.device.type != "cpu" or clip.dtype.itemsize != 4:
-        found = f"{clip.device} in {str(clip.dtype).removeprefix('torch.')}"
+        precision = str(clip.dtype).removeprefix("torch.")
         raise UserError(
-            f"the model is on {found}; an export needs it on the CPU in float32",
+            f"the model is on {clip.device} in {precision}; an export needs it on the CPU in float32",
             hint="load it with Classifier.from_pretrained(folder, device='cpu', precision='fp32')",
         )
 
 
 def require_free(target: Path, *, overwrite: bool) -> None:
-    """Raise if something is at the output that may not be replaced."""
+    """Raise if the output folder exists and may not be replaced."""
     elsewhere = choose_folder("onnx")
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is not a name for a new folder", hint=elsewhere)
@@ -282,16 +259,11 @@ def require_free(target: Path, *, overwrite: bool) -> None:
 
 
 def holds_export(folder: Path) -> bool:
-    """Whether the folder holds an export, and nothing that an export does not have."""
+    """Whether the folder holds an export and nothing else."""
     try:
         if read_json(folder / CLASSES).get("library") != LIBRARY:
             return False
     except UserError:
         return False
-    known = {MODEL, WEIGHTS, CLASSES, SCRIPT, *PAGE}
+    known = {MODEL, WEIGHTS, CLASSES, SCRIPT, *PAGE_NAMES}
     return {path.name for path in folder.iterdir()} <= known
-
-
-def _files(folder: Path) -> list[Path]:
-    """All files below a folder, by name."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -25,17 +25,18 @@ PACKAGE = "onnxruntime-web"
 RUNTIME_FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 NOTICE = "NOTICE.txt"
 RUNTIME = "ort"
-# Our own files.
-PARTS = ("index.html", "style.css", "resample.js", "app.js")
-# What the page adds to the folder of an export.
-PAGE = (*PARTS, RUNTIME)
+# Files of this package.
+PAGE_FILES = ("index.html", "style.css", "resample.js", "app.js")
+# Everything that the page adds to the folder of an export.
+PAGE_NAMES = (*PAGE_FILES, RUNTIME)
+# Time limit of npm.
 SECONDS = 600
-# Pillow's filters that resample.js has: nearest, lanczos, bilinear, bicubic, box, hamming.
+# Pillow's filters that resample.js implements: nearest, lanczos, bilinear, bicubic, box, hamming.
 FILTERS = range(6)
 
 
-def runtime_for(preprocess: Mapping[str, Any], progress: Progress) -> Path:
-    """The folder with the runtime of a page for a model with this preprocessing.
+def fetch_runtime_for(preprocess: Mapping[str, Any], progress: Progress) -> Path:
+    """Return the folder with the runtime of a page for a model with this preprocessing.
 
     Raises:
         UserError: If the page cannot resize images as the model needs it, or the runtime cannot be fetched.
@@ -47,14 +48,14 @@ def runtime_for(preprocess: Mapping[str, Any], progress: Progress) -> Path:
 
 
 def fetch_runtime(progress: Progress) -> Path:
-    """The folder with onnxruntime-web's files, from the cache or from npm.
+    """Return the folder with onnxruntime-web's files, from the cache or fetched with npm.
 
     Raises:
         UserError: If npm is missing or cannot fetch the package.
     """
-    kept = cache_folder() / f"{PACKAGE}-{VERSION}"
-    if all((kept / name).is_file() for name in (*RUNTIME_FILES, NOTICE)):
-        return kept
+    folder = cache_folder() / f"{PACKAGE}-{VERSION}"
+    if all((folder / name).is_file() for name in (*RUNTIME_FILES, NOTICE)):
+        return folder
     npm = shutil.which("npm")
     if npm is None:
         raise UserError(
@@ -62,43 +63,43 @@ def fetch_runtime(progress: Progress) -> Path:
             hint=["install Node.js, which brings npm", omit("web")],
         )
     progress(f"fetching {PACKAGE}", 0, 1, "")
-    with tempfile.TemporaryDirectory() as scratch, atomic_folder(kept) as made:
-        _unpack(_packed(npm, Path(scratch)), made)
+    with tempfile.TemporaryDirectory() as scratch, atomic_folder(folder) as unfinished:
+        _unpack(_fetch_package(npm, Path(scratch)), unfinished)
     progress(f"fetching {PACKAGE}", 1, 1, "")
-    return kept
+    return folder
 
 
-def _packed(npm: str, folder: Path) -> Path:
-    """Let npm fetch the package into a folder; npm checks its hash. Returns the file."""
+def _fetch_package(npm: str, folder: Path) -> Path:
+    """Fetch the package into a folder with npm, which checks its hash; returns the file."""
     command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=1", "--pack-destination", str(folder)]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
-        said = done.stderr or done.stdout
+        message = done.stderr or done.stdout
     except subprocess.TimeoutExpired:
-        said = f"no answer in {SECONDS} s"
-    found = list(folder.glob("*.tgz"))
-    if not found:
+        message = f"no answer in {SECONDS} s"
+    packages = list(folder.glob("*.tgz"))
+    if not packages:
         raise UserError(
             f"npm cannot fetch {PACKAGE} {VERSION}",
-            details=said.strip().splitlines()[-5:],
+            details=message.strip().splitlines()[-5:],
             hint=["connect to the internet once; it is then kept in the cache", omit("web")],
         )
-    return found[0]
+    return packages[0]
 
 
-def _unpack(packed: Path, folder: Path) -> None:
-    """Take the files that the page needs out of the package, by name, and say where they are from."""
-    with tarfile.open(packed) as archive:
-        about = json.loads(_content(archive, "package/package.json"))
+def _unpack(package: Path, folder: Path) -> None:
+    """Extract the files that the page needs, and write a notice of their origin."""
+    with tarfile.open(package) as archive:
+        about = json.loads(_read_member(archive, "package/package.json"))
         for name in RUNTIME_FILES:
-            write_bytes(folder / name, _content(archive, f"package/dist/{name}"))
+            write_bytes(folder / name, _read_member(archive, f"package/dist/{name}"))
     url = about["repository"]["url"]
     notice = f"{about['name']} {about['version']}, licence {about['license']}, from {url} by npm.\n"
     write_bytes(folder / NOTICE, notice.encode())
 
 
-def _content(archive: tarfile.TarFile, name: str) -> bytes:
-    """The content of a file of an archive."""
+def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
+    """Read a file of an archive."""
     file = archive.extractfile(name)
     assert file is not None, f"{name} is not a file"
     return file.read()
@@ -113,7 +114,7 @@ def write_page(folder: Path, runtime: Path) -> None:
     if any(folder.glob("*.data")):
         raise UserError("the model is too large for a browser", hint=[set_flag("int8"), omit("web")])
     own = files("dca.export") / "web"
-    for name in PARTS:
+    for name in PAGE_FILES:
         write_bytes(folder / name, (own / name).read_bytes())
     with explain_write_errors(folder / RUNTIME):
         shutil.copytree(runtime, folder / RUNTIME)

@@ -3,7 +3,7 @@
     python predict.py photo.jpg other.jpg
     python predict.py photos/*.jpg --json
 
-`model.onnx` and `classes.json` are read from the folder of this file. In a program of your own:
+`model.onnx` and `classes.json` are read from the folder of this file. In your own program:
 
     from predict import Model
     Model("path/to/this/folder").predict(["photo.jpg"])    # probabilities (1, C), columns as in classes.json
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 BATCH = 32
-ERRORS = 3  # least severity that onnxruntime reports
+LOG_ERRORS = 3  # log severity of onnxruntime: errors only
 
 
 class Model:
@@ -42,39 +42,41 @@ class Model:
         self.session = open_session(folder / "model.onnx", threads=threads)
 
     def predict(self, images: Sequence[str | Path | Image.Image]) -> NDArray[np.float32]:
-        """Probabilities (N, C) of N images, columns in the order of `labels`."""
-        found = [run(self.session, batch) for batch in batches(images, self.preprocess)]
-        return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *found])
+        """Predict probabilities (N, C) of N images, columns in the order of `labels`."""
+        batches = [predict_batch(self.session, crops) for crops in iter_batches(images, self.preprocess)]
+        return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *batches])
 
 
 def open_session(file: str | Path, *, threads: int = 0) -> Any:
-    """The onnxruntime session of an ONNX file, on the CPU."""
+    """Open an ONNX file with onnxruntime, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = ERRORS
+    options.log_severity_level = LOG_ERRORS
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def run(session: Any, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Probabilities (B, C) of crops (B, S, S, 3)."""
-    found: NDArray[np.float32] = session.run(["probabilities"], {"images": crops})[0]
-    return found
+def predict_batch(session: Any, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Predict probabilities (B, C) of crops (B, S, S, 3)."""
+    probabilities: NDArray[np.float32] = session.run(["probabilities"], {"images": crops})[0]
+    return probabilities
 
 
-def batches(images: Sequence[str | Path | Image.Image], preprocess: Mapping[str, Any]) -> Iterator[NDArray[np.uint8]]:
-    """The images as crops (B, S, S, 3), at most `BATCH` at once."""
+def iter_batches(
+    images: Sequence[str | Path | Image.Image], preprocess: Mapping[str, Any]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the images as crops (B, S, S, 3), at most `BATCH` per batch."""
     for start in range(0, len(images), BATCH):
-        yield np.stack([crop(image, preprocess) for image in images[start : start + BATCH]])
+        yield np.stack([crop_image(image, preprocess) for image in images[start : start + BATCH]])
 
 
-def crop(image: str | Path | Image.Image, preprocess: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """The square that the model takes, uint8 (S, S, 3): resize the short side, cut the centre."""
+def crop_image(image: str | Path | Image.Image, preprocess: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Crop an image to the input of the model, uint8 (S, S, 3): resize the short side, cut out the centre."""
     if not isinstance(image, Image.Image):
         with Image.open(image) as opened:
             opened.load()
-            return crop(opened, preprocess)
+            return crop_image(opened, preprocess)
     rgb = to_rgb(image)
     size, resize, filtering = preprocess["size"], preprocess["resize"], Image.Resampling(preprocess["resample"])
     if resize is None:
@@ -88,19 +90,19 @@ def crop(image: str | Path | Image.Image, preprocess: Mapping[str, Any]) -> NDAr
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Eight-bit RGB: EXIF rotation applied, transparent parts white, 16-bit grey scaled to 8 bits."""
+    """Convert to 8-bit RGB: EXIF rotation applied, transparent parts white, 16-bit grey scaled to 8 bits."""
     with suppress(ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError):  # damaged EXIF data
         image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(eight_bits(np.asarray(image), image.mode)).convert("RGB")
+        return Image.fromarray(scale_to_8_bits(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
 
 
-def eight_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
-    """Grey values of more than 8 bits in 0..255: by the range of the mode that holds them, else by their own."""
+def scale_to_8_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
+    """Scale grey values of more than 8 bits to 0..255: by the range of the mode that holds them, else by their own."""
     wide = np.nan_to_num(values.astype(np.float64))
     low, high = float(wide.min()), float(wide.max())
     ranges = (65535.0,) if mode.startswith("I;16") else (255.0, 65535.0) if mode == "I" else (1.0, 255.0, 65535.0)
@@ -112,27 +114,27 @@ def eight_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Predict the images that the command line names; 1 if some of them cannot be read."""
+    """Predict the images on the command line; returns 1 if some of them cannot be read."""
     parser = argparse.ArgumentParser(description="Classify images.")
     parser.add_argument("images", nargs="+", help="image files")
     parser.add_argument("--json", action="store_true", help="print all probabilities as JSON")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     model = Model(Path(__file__).resolve().parent)
-    rows, faults = [], 0
-    for path in given.images:
+    rows, unreadable = [], 0
+    for path in args.images:
         try:
-            (found,) = model.predict([path])
+            (probs,) = model.predict([path])
         except Exception as error:  # decoders raise almost anything on bytes that are no image
-            faults += 1
+            unreadable += 1
             sys.stderr.write(f"{os.fspath(path)}: {error}\n")
             continue
-        best = int(found.argmax())
-        rows.append({"path": path, "label": model.labels[best], "p": float(found[best]), "all": found.tolist()})
-    if given.json:
+        best = int(probs.argmax())
+        rows.append({"path": path, "label": model.labels[best], "p": float(probs[best]), "all": probs.tolist()})
+    if args.json:
         sys.stdout.write(json.dumps({"labels": model.labels, "items": rows}, indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{row['path']}  {row['label']}  {row['p']:.3f}\n" for row in rows)
-    return 1 if faults else 0
+    return 1 if unreadable else 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""A finished model as one ONNX program: uint8 images in, probabilities out, any batch size."""
+"""A finished model as one ONNX program: uint8 images in, probabilities out; with 8-bit weights if wanted."""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from dca.methods.base import Method
 from dca.model.records import LIBRARY, ModelRecord
 
 INPUT, OUTPUT = "images", "probabilities"
-# Metadata of a node: the modules that it was made in.
+# Metadata key of a node: the modules that created it.
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-class Program(nn.Module):
+class ImageProgram(nn.Module):
     """Images uint8 (B, S, S, 3) -> probabilities float32 (B, C); the text side is in the finished head."""
 
     def __init__(self, method: Method) -> None:
@@ -37,7 +38,7 @@ class Program(nn.Module):
         return self.method.classify(self.method.encode(pixels)).float()
 
 
-def need_onnx() -> None:
+def require_onnx() -> None:
     """Raise a UserError if the packages of the extra `onnx` are not installed."""
     try:
         import onnx  # noqa: F401
@@ -49,25 +50,46 @@ def need_onnx() -> None:
         ) from None
 
 
-def describe(record: ModelRecord) -> dict[str, Any]:
-    """The content of `classes.json`: classes, preprocessing, and what goes in and comes out."""
+@dataclass(frozen=True)
+class ModelDescription:
+    """The content of `classes.json`, also kept in the metadata of the ONNX file.
+
+    preprocess: values of the preprocessing, and in `steps` what must be done to an image in words.
+    """
+
+    method: str
+    backbone: Mapping[str, str]
+    labels: Sequence[Any]
+    names: Sequence[str]
+    preprocess: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the shapes of input and output."""
+        size = self.preprocess["size"]
+        return {
+            "library": LIBRARY,
+            "version": dca.__version__,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "input": {"name": INPUT, "type": "uint8", "shape": ["batch", size, size, 3]},
+            "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", len(self.labels)]},
+        }
+
+
+def describe_model(record: ModelRecord) -> ModelDescription:
+    """Describe a saved model for programs that use its ONNX file."""
     preprocess = dict(record.backbone.preprocess)
-    size, words = preprocess["size"], preprocessing_words(preprocess)
-    return {
-        "library": LIBRARY,
-        "version": dca.__version__,
-        "method": record.method,
-        "backbone": {"source": record.backbone.source, "sha256": record.backbone.digest},
-        "labels": list(record.labels),
-        "names": list(record.problem.names),
-        "preprocess": {**preprocess, "mean": list(preprocess["mean"]), "std": list(preprocess["std"]), "steps": words},
-        "input": {"name": INPUT, "type": "uint8", "shape": ["batch", size, size, 3]},
-        "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", len(record.labels)]},
-    }
+    preprocess |= {"mean": list(preprocess["mean"]), "std": list(preprocess["std"])}
+    return ModelDescription(
+        method=record.method,
+        backbone={"source": record.backbone.source, "sha256": record.backbone.digest},
+        labels=list(record.labels),
+        names=list(record.problem.names),
+        preprocess={**preprocess, "steps": describe_preprocessing(preprocess)},
+    )
 
 
-def preprocessing_words(preprocess: Mapping[str, Any]) -> str:
-    """What must be done to an image before it is given to the program, and what the program does itself."""
+def describe_preprocessing(preprocess: Mapping[str, Any]) -> str:
+    """Describe what must be done to an image before the program, and what the program does itself."""
     size, resize = preprocess["size"], preprocess["resize"]
     how = f"resize the short side to {resize} pixels" if resize else f"resize to {size} x {size} pixels"
     return (
@@ -77,16 +99,16 @@ def preprocessing_words(preprocess: Mapping[str, Any]) -> str:
     )
 
 
-def convert(method: Method, file: Path, about: Mapping[str, Any]) -> list[str]:
-    """Write the program of a finished method on the CPU.
+def convert(method: Method, file: Path, description: ModelDescription) -> list[str]:
+    """Write the program of a finished method on the CPU; returns the names of the nodes of the backbone.
 
-    about: `describe`, kept in the file's metadata, too. Returns the names of the nodes that belong to the backbone.
+    description: also written into the metadata of the file.
     """
     size = method.clip.preprocess.size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    with torch.no_grad(), _quiet():
-        made = torch.onnx.export(
-            Program(method).eval(),
+    with torch.no_grad(), _silence_exporter():
+        program = torch.onnx.export(
+            ImageProgram(method).eval(),
             (example,),
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -94,24 +116,53 @@ def convert(method: Method, file: Path, about: Mapping[str, Any]) -> list[str]:
             output_names=[OUTPUT],
             verbose=False,
         )
-    assert made is not None
-    made.model.metadata_props.update({key: _text(value) for key, value in about.items()})
-    made.model.producer_name, made.model.producer_version = LIBRARY, dca.__version__
-    nodes = list(made.model.graph.all_nodes())
-    of_backbone = [node.name or "" for node in nodes if "'clip." in node.metadata_props.get(SCOPES, "")]
+    assert program is not None
+    model = program.model
+    model.metadata_props.update({key: _to_text(value) for key, value in description.to_dict().items()})
+    model.producer_name, model.producer_version = LIBRARY, dca.__version__
+    nodes = list(model.graph.all_nodes())
+    backbone_nodes = [node.name or "" for node in nodes if "'clip." in node.metadata_props.get(SCOPES, "")]
     for node in nodes:
-        node.metadata_props.clear()  # where in which file of this machine each node was made
-    made.save(file)
-    return of_backbone
+        node.metadata_props.clear()  # they name source files of this machine
+    program.save(file)
+    return backbone_nodes
 
 
-def _text(value: Any) -> str:
+def quantize(source: Path, target: Path, backbone_nodes: Sequence[str]) -> None:
+    """Write `source` with 8-bit weights, one scale per output channel; activations are quantized at run time.
+
+    backbone_nodes: names of the nodes of the backbone. Only their matrix products are quantized: the head has few
+    weights, and its distances and scaled cosines need the precision.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    program = onnx.load(source)
+    # Quantization transposes some weights, which would make the stored shapes wrong; they are inferred again.
+    program.graph.ClearField("value_info")
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)  # it recommends a preprocessing that this program does not need
+    try:
+        quantize_dynamic(
+            program,
+            target,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_quantize=list(backbone_nodes),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        root.setLevel(before)
+
+
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about itself: deprecations inside torch, and that torchvision is missing."""
+def _silence_exporter() -> Iterator[None]:
+    """Hide the exporter's warnings about itself: deprecations inside torch, and that torchvision is missing."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before = log.level
     log.setLevel(logging.ERROR)

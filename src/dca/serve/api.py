@@ -1,6 +1,6 @@
-"""Reading what clients send, with limits on its size and time.
+"""The JSON API: predict, correct, refit, undo, the tray, and the state of the model.
 
-The JSON API: predict, correct, refit, undo, the tray, and the state of the model.
+Requests are read with limits on their size and time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,89 +21,23 @@ from starlette.routing import Route
 from dca.core.errors import UserError
 from dca.serve.errors import RequestError
 from dca.serve.metrics import CONTENT_TYPE
-from dca.serve.service import Service
-from dca.serve.workspace import Answer, Held, Kept, accuracy
+from dca.serve.service import RefitSide, Service
+from dca.serve.workspace import CorrectedImage, LoadedImage, ServedPrediction
 
+# Largest JSON body, in bytes.
 JSON_BYTES = 64 * 1024
-# Content types of an image in the body itself; forms are answered with how to send it instead.
-_RAW = ("image/", "application/octet-stream")
-
-
-async def read_image(request: Request, limit: int, seconds: float) -> bytes:
-    """The image file in the body of a request.
-
-    Raises:
-        RequestError: If the content type is that of something else, or the body is empty, too large or too slow.
-    """
-    kind = request.headers.get("content-type", "").lower()
-    if kind and not kind.startswith(_RAW):
-        raise RequestError(
-            415, f"an image is expected in the body, not {kind.partition(';')[0]}",
-            "send the file itself with Content-Type: application/octet-stream", close=True,
-        )  # fmt: skip
-    data = await read_body(request, limit, seconds)
-    if not data:
-        raise RequestError(400, "the body is empty", "send an image file")
-    return data
-
-
-async def read_json(request: Request, seconds: float) -> dict[str, Any]:
-    """The JSON object in the body of a request; an empty body is an empty object.
-
-    Raises:
-        RequestError: If it is something else, too large or too slow.
-    """
-    data = await read_body(request, JSON_BYTES, seconds)
-    if not data:
-        return {}
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise RequestError(400, "the body is not valid JSON") from None
-    if not isinstance(found, dict):
-        raise RequestError(400, "a JSON object is expected")
-    return found
-
-
-async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The body of a request.
-
-    Raises:
-        RequestError: If it has more than `limit` bytes, or does not arrive within `seconds`.
-    """
-    stated = request.headers.get("content-length", "")
-    if stated.isascii() and stated.isdigit() and int(stated) > limit:
-        raise _too_large(limit)
-    parts, size = list[bytes](), 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                parts.append(part)
-    except TimeoutError:
-        raise RequestError(408, f"the body did not arrive within {seconds:g} s", close=True) from None
-    except ClientDisconnect:
-        raise RequestError(400, "the connection ended before the body did", close=True) from None
-    return b"".join(parts)
-
-
-def _too_large(limit: int) -> RequestError:
-    size = f"{limit / 1e6:g} MB" if limit >= 10**5 else f"{limit:,} bytes"
-    return RequestError(413, f"the body has more than {size}", close=True)
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
+# Content types of an image in the body itself; for others, such as forms, the error says how to send the image.
+_IMAGE_TYPES = ("image/", "application/octet-stream")
 _HASH = re.compile("[0-9a-f]{64}")
-_GONE = "send it to /api/predict again"
+_SEND_AGAIN = "send it to /api/predict again"
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Api:
     """The endpoints over one service."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._space, self._options = service, service.space, service.options
+        self._service, self._workspace, self._options = service, service.workspace, service.options
 
     def routes(self) -> list[Route]:
         """All routes of the API."""
@@ -118,66 +53,63 @@ class Api:
             ("GET", "/api/images/{image}", self.image),
             ("GET", "/metrics", self.metrics),
         ]
-        return [Route(path, self._observed(path, do), methods=[method]) for method, path, do in table]
+        return [Route(path, self._measured(path, endpoint), methods=[method]) for method, path, endpoint in table]
 
-    def _observed(self, route: str, do: Endpoint) -> Endpoint:
-        """An endpoint that counts its requests and their time, and turns errors of the user into answers."""
+    def _measured(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Wrap an endpoint: count its requests and their time, and turn user errors into responses."""
         metrics = self._service.metrics
 
-        async def endpoint(request: Request) -> Response:
-            began, code = time.monotonic(), 500
+        async def measured(request: Request) -> Response:
+            start, code = time.monotonic(), 500
             try:
-                response = await do(request)
+                response = await endpoint(request)
                 code = response.status_code
                 return response
             except UserError as error:
-                code = 409
-                hint = error.render("cli").partition("  fix: ")[2]
-                raise RequestError(409, error.problem, hint, details=list(error.details)) from None
+                response_error = RequestError.from_user_error(error)
+                code = response_error.status
+                raise response_error from None
             except RequestError as error:
                 code = error.status
                 raise
             finally:
-                metrics.requests.add(route=route, code=str(code))
-                metrics.seconds.observe(time.monotonic() - began)
+                metrics.requests.add(route=path, code=str(code))
+                metrics.seconds.observe(time.monotonic() - start)
 
-        return endpoint
+        return measured
 
     async def model(self, request: Request) -> Response:
         """The model, its classes and corrections."""
         return JSONResponse(self._state())
 
     async def predict(self, request: Request) -> Response:
-        """The classes of the image in the body."""
-        held, answer = await self._received(request)
-        self._service.images.keep_recent(held)
-        return JSONResponse(self._described(held, answer))
+        """Predict the image in the body."""
+        image, prediction = await self._load_image(request)
+        self._service.images.keep_recent(image)
+        return JSONResponse(self._prediction(image, prediction))
 
     async def correct(self, request: Request) -> Response:
         """Keep an image under the right label."""
         body = await read_json(request, self._options.body_seconds)
-        label = self._space.checked_label(body.get("label"))
-        made = await self._space.correct(self._known(body.get("image")), label)
-        saved = made.path.relative_to(self._space.folder).as_posix()
-        return JSONResponse({"image": made.sha256, "label": label, "saved": saved, "state": self._state()})
+        label = self._workspace.resolve_label(body.get("label"))
+        correction = await self._workspace.correct(self._find_image(body.get("image")), label)
+        saved = correction.path.relative_to(self._workspace.folder).as_posix()
+        return JSONResponse({"image": correction.sha256, "label": label, "saved": saved, "state": self._state()})
 
     async def refit(self, request: Request) -> Response:
-        """Fit the model with all corrections; says what changed, also for the image that is being looked at."""
+        """Fit the model with all corrections; returns what changed, also for an image that the client names."""
         body = await read_json(request, self._options.body_seconds)
-        shown = None if body.get("image") is None else self._known(body["image"])
-        before, others = self._space.current, self._service.unlabelled()
-        seconds = await self._space.refit()
-        after = self._space.current
-        encoded = [held.encoded for held in others] + ([shown.encoded] if shown else [])
-        old, new = await asyncio.to_thread(lambda: (before.answers(encoded), after.answers(encoded)))
-        changed = sum(a.best != b.best for a, b in zip(old[: len(others)], new[: len(others)], strict=True))
-        told = {"seconds": round(seconds, 3), "tray_changed": changed, "state": self._state()}
-        for name, snapshot, answers in (("before", before, old), ("after", after, new)):
-            told[name] = {
-                "accuracy": accuracy(snapshot.model),
-                "answer": answers[-1].to_dict(self._options.reject) if shown else None,
+        viewed = None if body.get("image") is None else self._find_image(body["image"])
+        result = await self._service.refit(viewed)
+        return JSONResponse(
+            {
+                "seconds": round(result.seconds, 3),
+                "tray_changed": result.tray_changed,
+                "state": self._state(),
+                "before": self._side(result.before),
+                "after": self._side(result.after),
             }
-        return JSONResponse(told)
+        )
 
     async def undo(self, request: Request) -> Response:
         """Take back the last correction or refit."""
@@ -185,76 +117,146 @@ class Api:
         revision = body.get("revision")
         if revision is not None and type(revision) is not int:
             raise RequestError(422, "revision: a whole number is expected")
-        undone = await self._space.undo(revision)
+        undone = await self._workspace.undo(revision)
         return JSONResponse({"undone": undone, "state": self._state()})
 
     async def tray(self, request: Request) -> Response:
         """The unlabelled images, the most useful to label first."""
-        rows = await asyncio.to_thread(self._service.ordered_tray)
-        images = [{**self._described(held, answer), "doubt": doubt} for held, answer, doubt in rows]
-        return JSONResponse({"revision": self._space.revision, "images": images})
+        rows = await asyncio.to_thread(self._service.rank_tray)
+        images = [{**self._prediction(row.image, row.prediction), "doubt": row.doubt} for row in rows]
+        return JSONResponse({"revision": self._workspace.revision, "images": images})
 
     async def add_to_tray(self, request: Request) -> Response:
         """Put the image in the body into the tray."""
-        held, answer = await self._received(request)
-        if held.sha256 not in self._space.corrections:
-            self._service.images.put_in_tray(held)
-            self._space.revision += 1
-        return JSONResponse(self._described(held, answer), 201)
+        image, prediction = await self._load_image(request)
+        if image.sha256 not in self._workspace.corrections:
+            self._service.images.put_in_tray(image)
+            self._workspace.revision += 1
+        return JSONResponse(self._prediction(image, prediction), 201)
 
     async def remove_from_tray(self, request: Request) -> Response:
-        """Take an image out of the tray."""
-        if not self._service.images.remove_from_tray(_hash(request.path_params["image"])):
+        """Remove an image from the tray."""
+        if not self._service.images.remove_from_tray(_check_hash(request.path_params["image"])):
             raise RequestError(404, "the tray does not hold this image")
-        self._space.revision += 1
+        self._workspace.revision += 1
         return JSONResponse(self._state())
 
     async def image(self, request: Request) -> Response:
-        """A small JPEG of an image that is held, corrected or trained on."""
-        found = self._service.thumbnail(_hash(request.path_params["image"]))
-        if found is None:
-            raise RequestError(404, "the server does not hold this image", _GONE)
-        return Response(found, media_type="image/jpeg")
+        """A small JPEG of an image that is in memory, corrected or a training image."""
+        thumbnail = self._service.find_thumbnail(_check_hash(request.path_params["image"]))
+        if thumbnail is None:
+            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+        return Response(thumbnail, media_type="image/jpeg")
 
     async def metrics(self, request: Request) -> Response:
-        """Figures for Prometheus."""
-        return Response(self._service.metrics.render(), media_type=CONTENT_TYPE)
+        """Metrics for Prometheus."""
+        return Response(self._service.render_metrics(), media_type=CONTENT_TYPE)
 
-    async def _received(self, request: Request) -> tuple[Held, Answer]:
-        """The image in the body of a request, decoded and encoded, and what the model says about it."""
+    async def _load_image(self, request: Request) -> tuple[LoadedImage, ServedPrediction]:
+        """Read, decode, encode and predict the image in the body of a request."""
         service, options = self._service, self._options
         async with service.uploads:
             data = await read_image(request, options.upload_bytes, options.body_seconds)
-            sha256 = hashlib.sha256(data).hexdigest()
-            return await service.seen(data, sha256, data)
+            return await service.load_image(data, hashlib.sha256(data).hexdigest(), data)
 
-    def _known(self, image: Any) -> Held | Kept:
+    def _find_image(self, sha256: Any) -> LoadedImage | CorrectedImage:
         """The image that a client names by its hash."""
-        sha256 = _hash(image)
-        found = self._service.images.get(sha256) or self._space.kept(sha256)
-        if found is None:
-            raise RequestError(404, "the server does not hold this image", _GONE)
-        return found
+        image = self._service.find_image(_check_hash(sha256))
+        if image is None:
+            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+        return image
 
-    def _described(self, held: Held, answer: Answer) -> dict[str, Any]:
-        """The answer about one image as plain values."""
+    def _prediction(self, image: LoadedImage, prediction: ServedPrediction) -> dict[str, Any]:
+        """The JSON value of a prediction."""
         return {
-            "image": held.sha256,
-            "width": held.width,
-            "height": held.height,
-            "revision": self._space.revision,
-            "corrected": self._space.corrections.get(held.sha256),
-            **answer.to_dict(self._options.reject),
+            "image": image.sha256,
+            "width": image.width,
+            "height": image.height,
+            "revision": self._workspace.revision,
+            "corrected": self._workspace.corrections.get(image.sha256),
+            **prediction.to_dict(self._options.reject),
         }
 
+    def _side(self, side: RefitSide) -> dict[str, Any]:
+        """The JSON value of a model before or after a refit."""
+        prediction = side.prediction.to_dict(self._options.reject) if side.prediction else None
+        return {"accuracy": asdict(side.accuracy) if side.accuracy else None, "answer": prediction}
+
     def _state(self) -> dict[str, Any]:
+        """The JSON value of the state."""
         options = self._options
         limits = {"upload_bytes": options.upload_bytes, "pixels": options.pixels}
-        return {**self._space.state(), "tray": len(self._service.unlabelled()), "limits": limits}
+        tray = len(self._service.unlabelled_images())
+        return {**self._workspace.state().to_dict(), "tray": tray, "limits": limits}
 
 
-def _hash(text: Any) -> str:
-    """The hash of an image, as a client wrote it."""
-    if not isinstance(text, str) or not _HASH.fullmatch(text):
+async def read_image(request: Request, limit: int, seconds: float) -> bytes:
+    """Read the image file in the body of a request.
+
+    Raises:
+        RequestError: If the content type is that of something else, or the body is empty, too large or too slow.
+    """
+    kind = request.headers.get("content-type", "").lower()
+    if kind and not kind.startswith(_IMAGE_TYPES):
+        raise RequestError(
+            415, f"an image is expected in the body, not {kind.partition(';')[0]}",
+            "send the file itself with Content-Type: application/octet-stream", close=True,
+        )  # fmt: skip
+    data = await read_body(request, limit, seconds)
+    if not data:
+        raise RequestError(400, "the body is empty", "send an image file")
+    return data
+
+
+async def read_json(request: Request, seconds: float) -> dict[str, Any]:
+    """Read the JSON object in the body of a request; an empty body is an empty object.
+
+    Raises:
+        RequestError: If it is something else, too large or too slow.
+    """
+    data = await read_body(request, JSON_BYTES, seconds)
+    if not data:
+        return {}
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RequestError(400, "the body is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise RequestError(400, "a JSON object is expected")
+    return value
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        RequestError: If it has more than `limit` bytes, or does not arrive within `seconds`.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isascii() and stated.isdigit() and int(stated) > limit:
+        raise _too_large(limit)
+    chunks, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestError(408, f"the body did not arrive within {seconds:g} s", close=True) from None
+    except ClientDisconnect:
+        raise RequestError(400, "the connection ended before the body did", close=True) from None
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> RequestError:
+    size = f"{limit / 1e6:g} MB" if limit >= 10**5 else f"{limit:,} bytes"
+    return RequestError(413, f"the body has more than {size}", close=True)
+
+
+def _check_hash(value: Any) -> str:
+    """Return the hash of an image as a client wrote it; raises if it is none."""
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
         raise RequestError(422, "image: 64 hexadecimal digits are expected, as /api/predict gives them")
-    return text
+    return value

@@ -1,8 +1,8 @@
-"""The process that decodes images of strangers: `python -m dca.serve.decode_worker SETTINGS`.
+"""The process that decodes untrusted images: `python -m dca.serve.decode_worker OPTIONS`, started by `decoder.py`.
 
-It reads image files from stdin and writes what the server needs of them to stdout, each as a frame: four bytes with
-its length, then its content. It is limited in memory, writes no file, and is killed by the server when it takes too
-long. torch is not imported here: the process starts quickly and takes little memory.
+It reads image files from stdin and writes size, pixels and thumbnail of each to stdout, as frames: four bytes with the
+length, then the content. It is limited in memory, writes no file, and is killed by the server when it takes too long.
+torch is not imported here, so that the process starts quickly and takes little memory.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
 from dca.images.decode import center_crop, enable_heif, to_rgb
 
-# Formats that are decoded, and the end of the name under which such a file is kept.
+# Formats that are decoded, and the suffix of such a file.
 FORMATS = {
     "JPEG": ".jpg",
     "MPO": ".jpg",
@@ -30,49 +31,66 @@ FORMATS = {
     "AVIF": ".avif",
     "HEIF": ".heic",
 }
+# Longer side of a thumbnail in pixels, and its JPEG quality.
 THUMBNAIL, QUALITY = 320, 82
+# Bytes of the length in front of a frame.
 LENGTH = 4
 
 
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How images are decoded.
+
+    size, resize, resample: of the encoder's preprocessing. pixels: most pixels of an image. memory: bytes that the
+    process may use beyond those at its start.
+    """
+
+    size: int
+    resize: int | None
+    resample: int
+    pixels: int
+    memory: int
+
+
 def main() -> None:
-    """Serve frames until stdin ends. The only argument: `Settings.to_json` of the server."""
-    settings = json.loads(sys.argv[1])
+    """Decode files until stdin ends. The only argument is `DecodeOptions` as a JSON object."""
+    options = DecodeOptions(**json.loads(sys.argv[1]))
     enable_heif()
     Image.init()
     warnings.simplefilter("ignore")  # about odd metadata; too many pixels are refused below
-    Image.MAX_IMAGE_PIXELS = settings["pixels"]
-    limit_process(settings["memory"])
+    Image.MAX_IMAGE_PIXELS = options.pixels
+    limit_process(options.memory)
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while (data := read_frame(source)) is not None:
-        for part in answer(data, settings):
+        for part in decode_frames(data, options):
             target.write(len(part).to_bytes(LENGTH, "big") + part)
         target.flush()
 
 
 def limit_process(memory: int) -> None:
-    """Allow so many more bytes of memory, no file to be written and no core dump, where the system has such limits."""
+    """Allow `memory` more bytes, no written files and no core dump, where the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
         return
     if os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm", encoding="ascii") as file:
-            present = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (present + memory, present + memory))
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """The next frame; None at the end."""
+    """Return the next frame; None at the end."""
     head = source.read(LENGTH)
     return source.read(int.from_bytes(head, "big")) if len(head) == LENGTH else None
 
 
-def answer(data: bytes, settings: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
-    """The frames of one reply: facts as JSON, the pixels (3, S, S) for the encoder, and a small JPEG."""
+def decode_frames(data: bytes, options: DecodeOptions) -> tuple[bytes, bytes, bytes]:
+    """Return the frames of one reply: facts as JSON, the pixels (3, S, S) for the encoder, and a small JPEG."""
     try:
-        facts, pixels, small = decoded(data, settings)
+        facts, pixels, small = decode_upload(data, options)
     except RefusedError as refused:
         facts, pixels, small = {"status": refused.status, "error": str(refused)}, b"", b""
     except MemoryError:
@@ -83,50 +101,47 @@ def answer(data: bytes, settings: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
 
 
 class RefusedError(Exception):
-    """An image that is not decoded. status: the HTTP status of the answer."""
+    """An image that is refused. status: the HTTP status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
-def decoded(data: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], bytes, bytes]:
-    """Facts, encoder pixels and a small JPEG of an image file."""
-    known = [name for name in FORMATS if name in Image.OPEN]
+def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], bytes, bytes]:
+    """Return facts, encoder pixels and a small JPEG of an image file; raises RefusedError."""
+    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        opened = Image.open(io.BytesIO(data), formats=known)
+        image = Image.open(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError:
-        raise too_large(settings["pixels"]) from None
+        raise too_large_error(options.pixels) from None
     except UnidentifiedImageError:
-        raise RefusedError(415, f"not an image in a known format ({', '.join(known)})") from None
-    with opened:
-        if opened.width * opened.height > settings["pixels"]:
-            raise too_large(settings["pixels"])
-        opened.load()
-        suffix = FORMATS.get(opened.format or "", ".jpg")
-        image = to_rgb(opened)
-    pixels = center_crop(image, settings["size"], settings["resize"], settings["resample"])
-    facts = {"width": image.width, "height": image.height, "suffix": suffix}
-    return facts, pixels.tobytes(), small_jpeg(image)
+        raise RefusedError(415, f"not an image in a known format ({', '.join(formats)})") from None
+    with image:
+        if image.width * image.height > options.pixels:
+            raise too_large_error(options.pixels)
+        image.load()
+        suffix = FORMATS.get(image.format or "", ".jpg")
+        rgb = to_rgb(image)
+    pixels = center_crop(rgb, options.size, options.resize, options.resample)
+    facts = {"width": rgb.width, "height": rgb.height, "suffix": suffix}
+    return facts, pixels.tobytes(), make_thumbnail(rgb)
 
 
-def too_large(pixels: int) -> RefusedError:
+def too_large_error(pixels: int) -> RefusedError:
     """The refusal of an image with too many pixels."""
     return RefusedError(413, f"the image has more than {pixels / 1e6:g} million pixels")
 
 
-def small_jpeg(image: Image.Image) -> bytes:
-    """A small version of an RGB image, without its metadata."""
-    small = image.copy() if max(image.size) <= THUMBNAIL else image.resize(_small_size(image), Image.Resampling.LANCZOS)
+def make_thumbnail(image: Image.Image) -> bytes:
+    """Return a small JPEG of an RGB image, without its metadata."""
+    factor = min(1.0, THUMBNAIL / max(image.size))
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    small = image.resize(size, Image.Resampling.LANCZOS) if factor < 1 else image.copy()
     file = io.BytesIO()
-    small.info = {}  # comments, positions and the like
+    small.info = {}  # drops comments, GPS positions and other metadata
     small.save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
-
-
-def _small_size(image: Image.Image) -> tuple[int, int]:
-    factor = THUMBNAIL / max(image.size)
-    return max(1, round(image.width * factor)), max(1, round(image.height * factor))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dca.backbones.clip import Preprocess
-from dca.serve.decode_worker import LENGTH
+from dca.serve.decode_worker import LENGTH, DecodeOptions
 from dca.serve.errors import RequestError
 from dca.serve.options import TOKEN, ServeOptions
 
@@ -22,11 +22,11 @@ WORKER = "dca.serve.decode_worker"
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """What is kept of an uploaded image.
+class DecodedImage:
+    """What the server needs of an uploaded image.
 
-    width, height: of the image. suffix: end of the name of such a file, such as ".jpg". pixels: uint8 (3, S, S), what
-    the encoder takes. thumbnail: a small JPEG.
+    width, height: of the image. suffix: of such a file, such as ".jpg". pixels: uint8 (3, S, S), the input of the
+    encoder. thumbnail: a small JPEG.
     """
 
     width: int
@@ -36,73 +36,67 @@ class Decoded:
     thumbnail: bytes
 
 
-class Decoders:
+class DecoderPool:
     """A few decoding processes; each decodes one image at a time and is replaced when it fails.
 
     Args:
-        preprocess: How the encoder's pixels are made.
+        preprocess: Preprocessing of the encoder.
         options: Number of processes and their limits.
     """
 
     def __init__(self, preprocess: Preprocess, options: ServeOptions) -> None:
         self._size, self._seconds = preprocess.size, options.decode_seconds
-        self._settings = json.dumps(
-            {
-                "size": preprocess.size,
-                "resize": preprocess.resize,
-                "resample": int(preprocess.resample),
-                "pixels": options.pixels,
-                "memory": options.decode_memory,
-            }
+        self._options = DecodeOptions(
+            preprocess.size, preprocess.resize, int(preprocess.resample), options.pixels, options.decode_memory
         )
         self._count = options.decoders
-        self._free: asyncio.Queue[Process] = asyncio.Queue()
+        self._idle: asyncio.Queue[Process] = asyncio.Queue()
         self._all: set[Process] = set()
 
     async def start(self) -> None:
         """Start the processes."""
-        for process in await asyncio.gather(*(self._started() for _ in range(self._count))):
-            self._free.put_nowait(process)
+        for process in await asyncio.gather(*(self._start_process() for _ in range(self._count))):
+            self._idle.put_nowait(process)
 
     async def stop(self) -> None:
         """End the processes."""
         for process in list(self._all):
-            await self._end(process)
+            await self._kill(process)
 
-    async def decode(self, data: bytes) -> Decoded:
+    async def decode(self, data: bytes) -> DecodedImage:
         """Decode one image file.
 
         Args:
             data: The file.
 
         Returns:
-            What is kept of it.
+            Its size, pixels and thumbnail.
 
         Raises:
             RequestError: If it is no image, damaged, too large, or takes too long.
         """
-        process = await self._free.get()
-        whole = False
+        process = await self._idle.get()
+        complete = False
         try:
             async with asyncio.timeout(self._seconds):
-                facts, pixels, thumbnail = await _exchange(process, data)
-            whole = True
+                reply, pixels, thumbnail = await _exchange(process, data)
+            complete = True
         except TimeoutError:
             raise RequestError(422, f"decoding the image took longer than {self._seconds:g} s") from None
         except (OSError, asyncio.IncompleteReadError):
             raise RequestError(422, "the image cannot be decoded") from None
         finally:
-            # Also when this request is cancelled: half an answer must not be taken for the next one's.
-            self._free.put_nowait(process if whole else await asyncio.shield(self._replaced(process)))
-        found = json.loads(facts)
-        if "error" in found:
-            raise RequestError(found["status"], found["error"])
-        shaped = np.frombuffer(bytearray(pixels), np.uint8).reshape(3, self._size, self._size)
-        return Decoded(found["width"], found["height"], found["suffix"], shaped, thumbnail)
+            # Also when this request is cancelled: half a reply must not be taken for that of the next request.
+            self._idle.put_nowait(process if complete else await asyncio.shield(self._replace(process)))
+        facts = json.loads(reply)
+        if "error" in facts:
+            raise RequestError(facts["status"], facts["error"])
+        array = np.frombuffer(bytearray(pixels), np.uint8).reshape(3, self._size, self._size)
+        return DecodedImage(facts["width"], facts["height"], facts["suffix"], array, thumbnail)
 
-    async def _started(self) -> Process:
-        # -P: a file in the working folder must not be taken for a module. The token is no business of a decoder.
-        command = [sys.executable, "-P", "-m", WORKER, self._settings]
+    async def _start_process(self) -> Process:
+        # -P: a file in the working folder must not be imported as a module. A decoder does not need the token.
+        command = [sys.executable, "-P", "-m", WORKER, json.dumps(asdict(self._options))]
         environment = {name: value for name, value in os.environ.items() if name != TOKEN}
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
@@ -110,11 +104,11 @@ class Decoders:
         self._all.add(process)
         return process
 
-    async def _replaced(self, process: Process) -> Process:
-        await self._end(process)
-        return await self._started()
+    async def _replace(self, process: Process) -> Process:
+        await self._kill(process)
+        return await self._start_process()
 
-    async def _end(self, process: Process) -> None:
+    async def _kill(self, process: Process) -> None:
         self._all.discard(process)
         with suppress(ProcessLookupError):
             process.kill()
@@ -122,7 +116,7 @@ class Decoders:
 
 
 async def _exchange(process: Process, data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Send one file to a process and receive the three frames of its answer."""
+    """Send one file to a process and receive the three frames of its reply."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(len(data).to_bytes(LENGTH, "big") + data)

@@ -1,14 +1,34 @@
-"""Counters, gauges and histograms in the text format of Prometheus."""
+"""Metrics of a server: counters, gauges and histograms in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-Labels = tuple[tuple[str, str], ...]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Upper bounds of the buckets of request times, and of batch sizes.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Labels = tuple[tuple[str, str], ...]
+
+
+class ServerMetrics:
+    """What a server counts as it works.
+
+    Attributes:
+        requests: Requests by route and status code.
+        seconds: Time of the requests to the API.
+        batches: Images that passed the encoder together.
+    """
+
+    def __init__(self) -> None:
+        self.requests = Counter("dca_requests_total", "Requests by route and status.")
+        self.seconds = Histogram("dca_request_seconds", "Time of requests to the API.", SECONDS)
+        self.batches = Histogram("dca_batch_images", "Images that passed the encoder together.", SIZES)
+
+    def render(self, gauges: Sequence[Gauge]) -> str:
+        """Render these metrics and the gauges as one text."""
+        return render_metrics([self.requests, self.seconds, self.batches, *gauges])
 
 
 class Counter:
@@ -25,9 +45,9 @@ class Counter:
         key = tuple(sorted(labels.items()))
         self._values[key] = self._values.get(key, 0.0) + amount
 
-    def lines(self) -> list[str]:
+    def samples(self) -> list[str]:
         """One line per combination of labels."""
-        return [_line(self.name, key, value) for key, value in self._values.items()]
+        return [_sample(self.name, key, value) for key, value in self._values.items()]
 
 
 class Gauge:
@@ -38,15 +58,15 @@ class Gauge:
     def __init__(self, name: str, help: str, value: float) -> None:
         self.name, self.help, self._value = name, help, value
 
-    def lines(self) -> list[str]:
+    def samples(self) -> list[str]:
         """One line."""
-        return [_line(self.name, (), self._value)]
+        return [_sample(self.name, (), self._value)]
 
 
 class Histogram:
-    """How often values fell into each of some ranges.
+    """How often values fell into each bucket.
 
-    bounds: the upper ends of the ranges, ascending.
+    bounds: upper bounds of the buckets, ascending.
     """
 
     kind = "histogram"
@@ -61,24 +81,24 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def lines(self) -> list[str]:
+    def samples(self) -> list[str]:
         """Cumulative counts, the sum and the number of values."""
-        found, below = [], 0
-        for bound, count in zip([*map(_number, self._bounds), "+Inf"], self._counts, strict=True):
-            below += count
-            found.append(_line(f"{self.name}_bucket", (("le", bound),), below))
-        return [*found, _line(f"{self.name}_sum", (), self._sum), _line(f"{self.name}_count", (), below)]
+        lines, total = list[str](), 0
+        for bound, count in zip([*map(_format_number, self._bounds), "+Inf"], self._counts, strict=True):
+            total += count
+            lines.append(_sample(f"{self.name}_bucket", (("le", bound),), total))
+        return [*lines, _sample(f"{self.name}_sum", (), self._sum), _sample(f"{self.name}_count", (), total)]
 
 
 Metric = Counter | Gauge | Histogram
 
 
-def rendered(metrics: Sequence[Metric]) -> str:
-    """All metrics as one text.
+def render_metrics(metrics: Sequence[Metric]) -> str:
+    """Render metrics as one text.
 
     >>> requests = Counter("requests_total", "Requests.")
     >>> requests.add(route="predict")
-    >>> print(rendered([requests]))
+    >>> print(render_metrics([requests]))
     # HELP requests_total Requests.
     # TYPE requests_total counter
     requests_total{route="predict"} 1
@@ -86,18 +106,19 @@ def rendered(metrics: Sequence[Metric]) -> str:
     """
     lines: list[str] = []
     for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *metric.lines()]
+        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *metric.samples()]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, labels: Labels, value: float) -> str:
-    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{shown}}} {_number(value)}" if shown else f"{name} {_number(value)}"
+def _sample(name: str, labels: Labels, value: float) -> str:
+    """One line: the name, its labels, and the value."""
+    pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
+    return f"{name}{{{pairs}}} {_format_number(value)}" if pairs else f"{name} {_format_number(value)}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))

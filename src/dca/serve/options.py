@@ -1,4 +1,4 @@
-"""The options of a server, with limits that hold for every client."""
+"""Options of a server: where it listens, who may connect, and limits that hold for every client."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ServeOptions:
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 takes any free one.
-        token: What clients must send; "" for none.
+        token: Token that clients must send; "" for none.
         names: Further host names under which clients may address the server, such as that of a proxy.
         reject: Images whose p-value is below this are "none of these".
         upload_bytes: Largest image file.
         pixels: Most pixels of an image.
-        batch: Most images that pass the encoder at once; 1 switches batching off.
+        batch: Most images per batch of the encoder; 1 switches batching off.
         decoders: Processes that decode images.
         decode_seconds: Longest time for decoding one image.
         body_seconds: Longest time for receiving one request.
@@ -60,7 +60,7 @@ class ServeOptions:
 
     @property
     def decode_memory(self) -> int:
-        """Bytes that a decoding process may take beside those it starts with: a few copies of the largest image."""
+        """Bytes that a decoding process may use beyond those at its start: a few copies of the largest image."""
         return 2**28 + 16 * self.pixels
 
 

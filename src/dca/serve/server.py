@@ -1,13 +1,9 @@
-"""Connections with limits: not too many, and none that never sends a request.
-
-What every request must pass: host, origin, token and header, and the headers of every answer.
+"""The server: the process, the ASGI application, the guard that checks every request, and limits on connections.
 
 A page of another site can make a browser send requests to this server, also under a host name that its owner points to
-this machine (DNS rebinding). Such requests are told by their Host, Origin and Sec-Fetch-Site headers. Requests that
-change something also need the header `X-DCA`, which a browser adds for another site only after asking this server,
-and it never agrees.
-
-The application, and the process that serves it.
+this machine (DNS rebinding). Such requests are recognised by their Host, Origin and Sec-Fetch-Site headers. Requests
+that change something also need the header `X-DCA`: for another site a browser adds it only after a preflight request,
+which this server never allows.
 """
 
 from __future__ import annotations
@@ -46,49 +42,20 @@ from dca.serve.metrics import Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
 from dca.serve.service import Service
 
-
-def limited_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
-    """Uvicorn's protocol with a limit on open connections and on the time until a request header is complete."""
-
-    class LimitedProtocol(H11Protocol):
-        """Drops connections over the limit at once, and those that send no complete request header in time."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-            super().connection_made(transport)
-            if len(self.connections) > options.connections:
-                transport.abort()
-            else:
-                self._watch()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop()
-            super().connection_lost(exc)
-
-        def _watch(self) -> None:
-            """Run the timer exactly while a request header is awaited or incomplete."""
-            if self.conn.their_state is not h11.IDLE:
-                self._stop()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(options.header_seconds, self.transport.abort)
-
-        def _stop(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return LimitedProtocol
-
-
+log = logging.getLogger(__name__)
+# Path of each static file -> (name in the package, content type).
+STATIC = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/openapi.json": ("openapi.json", "application/json"),
+}
+# Seconds that an idle connection stays open, largest request header in bytes, seconds for open requests at the end.
+KEEP_ALIVE, LARGEST_HEADER, SHUTDOWN_SECONDS = 15, 16 * 1024, 3
+# Header of requests that change something.
 HEADER = "X-DCA"
-# Answered without a token: they hold nothing of the model.
+# Paths that need no token: they tell nothing about the model.
 OPEN = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/openapi.json"})
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -106,17 +73,155 @@ HEADERS = {
 }
 
 
+def serve(
+    folder: Path,
+    model: Classifier,
+    options: ServeOptions,
+    *,
+    tray: Path | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve a model until the process is interrupted.
+
+    Args:
+        folder: The model folder, which no other process may change meanwhile.
+        model: The model of the folder.
+        options: How it is served.
+        tray: A folder of unlabelled images to put into the tray.
+        on_ready: Called with the address of the page when the server listens.
+
+    Raises:
+        UserError: If the address cannot be used, or another process is changing the model folder.
+    """
+    options = add_token(options)
+    with exclusive_lock(folder), open_socket(options) as listening:
+        service = Service(folder, model, options, tray)
+        create_server(service, lambda: on_ready(page_address(listening, options))).run(sockets=[listening])
+
+
+def add_token(options: ServeOptions) -> ServeOptions:
+    """Return the options with a random token, if other machines can connect and none was given."""
+    return options if options.local or options.token else replace(options, token=secrets.token_urlsafe(24))
+
+
+def open_socket(options: ServeOptions) -> socket.socket:
+    """Open a socket on the host and port of the options.
+
+    Raises:
+        UserError: If it cannot.
+    """
+    opened = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+    except OSError as error:
+        if opened is not None:
+            opened.close()
+        problem = f"cannot listen on {options.host} port {options.port}: {error.strerror or error}"
+        raise UserError(problem, hint=choose_address()) from None
+    return opened
+
+
+def page_address(listening: socket.socket, options: ServeOptions) -> str:
+    """The address of the page; the token is in its fragment, which browsers do not send."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    token = f"#token={options.token}" if options.token else ""
+    return f"http://{host}:{listening.getsockname()[1]}/{token}"
+
+
+def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Server:
+    """Create the server of a service. on_ready: called when it listens."""
+    options = service.options
+    config = uvicorn.Config(
+        create_app(service),
+        http=create_protocol(options),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEADER,
+    )
+    return _Server(config, on_ready)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with a callback when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+
+def create_app(service: Service) -> ASGIApp:
+    """Create the ASGI application of a service: page, API and guard."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = Starlette(
+        routes=[*Api(service).routes(), *map(_static_route, STATIC)],
+        exception_handlers={
+            RequestError: _handle_request_error,
+            HTTPException: _handle_http_error,
+            Exception: _handle_bug,
+        },
+        lifespan=lifespan,
+    )
+    return Guard(app, service.options, service.metrics.requests)
+
+
+def _static_route(path: str) -> Route:
+    """A route to a file of this package, read once."""
+    name, kind = STATIC[path]
+    content = files("dca.serve").joinpath("static", name).read_bytes()
+
+    async def endpoint(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return Route(path, endpoint, methods=["GET"])
+
+
+async def _handle_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(RequestError(error.status_code, error.detail, "see /openapi.json", close=True))
+
+
+async def _handle_bug(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(RequestError(500, "this is an error of the server; its log says more"))
+
+
 class Guard:
-    """Lets only requests through that may be answered.
+    """ASGI middleware that refuses requests by host, origin, token and header, and adds the security headers.
 
     Args:
         app: The application behind it.
         options: Host, token and host names.
-        refused: Counts the requests that are not let through.
+        requests: Counts the requests that are refused.
     """
 
-    def __init__(self, app: ASGIApp, options: ServeOptions, refused: Counter) -> None:
-        self._app, self._options, self._refused = app, options, refused
+    def __init__(self, app: ASGIApp, options: ServeOptions, requests: Counter) -> None:
+        self._app, self._options, self._requests = app, options, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and pass it on."""
@@ -132,7 +237,7 @@ class Guard:
         try:
             self._check(Request(scope))
         except RequestError as error:
-            self._refused.add(route="refused", code=str(error.status))
+            self._requests.add(route="refused", code=str(error.status))
             await error_response(error)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
@@ -152,7 +257,7 @@ class Guard:
             raise RequestError(403, f"the header {HEADER} is missing", f"send {HEADER}: 1")
 
     def _known_host(self, host: str) -> bool:
-        """Whether a Host header names this server: an address, which no other site can own, or a name that is known."""
+        """Whether a Host header names this server: an IP address, which no other site can own, or a known name."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
@@ -165,8 +270,8 @@ class Guard:
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        known = hmac.compare_digest(token.strip().encode(), self._options.token.encode())
-        return scheme.lower() == "bearer" and known
+        equal = hmac.compare_digest(token.strip().encode(), self._options.token.encode())
+        return scheme.lower() == "bearer" and equal
 
 
 def _same_site(headers: Headers) -> bool:
@@ -178,154 +283,48 @@ def _same_site(headers: Headers) -> bool:
 
 
 def error_response(error: RequestError) -> JSONResponse:
-    """The answer to a request that cannot be done."""
+    """The response to a request that is refused."""
     headers = {"Connection": "close"} if error.close else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error.to_dict(), error.status, headers=headers)
 
 
-log = logging.getLogger(__name__)
-# Path of each static file, its name in the package, and its type.
-STATIC = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/openapi.json": ("openapi.json", "application/json"),
-}
-KEEP_ALIVE, LARGEST_HEADER, SHUTDOWN_SECONDS = 15, 16 * 1024, 3
+def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
+    """Create uvicorn's protocol class with limits on open connections and on the time of a request header."""
 
+    class LimitedProtocol(H11Protocol):
+        """Drops connections over the limit at once, and those that send no complete request header in time."""
 
-def make_app(service: Service) -> ASGIApp:
-    """The application of a service: page, API and everything that protects them."""
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await service.start()
-        try:
-            yield
-        finally:
-            await service.stop()
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+            super().connection_made(transport)
+            if len(self.connections) > options.connections:
+                transport.abort()
+            else:
+                self._update_timer()
 
-    app = Starlette(
-        routes=[*Api(service).routes(), *(_static(path) for path in STATIC)],
-        exception_handlers={RequestError: _refused, HTTPException: _not_found, Exception: _failed},
-        lifespan=lifespan,
-    )
-    return Guard(app, service.options, service.metrics.requests)
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._update_timer()
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_timer()
+            super().connection_lost(exc)
 
-def _static(path: str) -> Route:
-    """A route to a file of this package, read once."""
-    name, kind = STATIC[path]
-    content = files("dca.serve").joinpath("static", name).read_bytes()
+        def _update_timer(self) -> None:
+            """Run the timer exactly while a request header is awaited or incomplete."""
+            if self.conn.their_state is not h11.IDLE:
+                self._cancel_timer()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(options.header_seconds, self.transport.abort)
 
-    async def endpoint(request: Request) -> Response:
-        return Response(content, media_type=kind)
+        def _cancel_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
-    return Route(path, endpoint, methods=["GET"])
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return error_response(RequestError(error.status_code, error.detail, "see /openapi.json", close=True))
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(RequestError(500, "this is an error of the server; its log says more"))
-
-
-def with_token(options: ServeOptions) -> ServeOptions:
-    """The options with a random token, if other machines can connect and none was given."""
-    return options if options.local or options.token else replace(options, token=secrets.token_urlsafe(24))
-
-
-def bound_socket(options: ServeOptions) -> socket.socket:
-    """A socket that listens on the host and port of the options.
-
-    Raises:
-        UserError: If it cannot.
-    """
-    found = None
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-    except OSError as error:
-        if found is not None:
-            found.close()
-        problem = f"cannot listen on {options.host} port {options.port}: {error.strerror or error}"
-        raise UserError(problem, hint=choose_address()) from None
-    return found
-
-
-def address_of(listening: socket.socket, options: ServeOptions) -> str:
-    """The address of the page; a token is in its last part, which browsers do not send."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    token = f"#token={options.token}" if options.token else ""
-    return f"http://{host}:{listening.getsockname()[1]}/{token}"
-
-
-def serve(
-    folder: Path,
-    model: Classifier,
-    options: ServeOptions,
-    *,
-    tray: Path | None = None,
-    ready: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve a model until the process is interrupted.
-
-    Args:
-        folder: The model folder, which no other process may change meanwhile.
-        model: Its model.
-        options: How it is served.
-        tray: A folder of unlabelled images to put into the tray.
-        ready: Called with the address of the page when the server listens.
-
-    Raises:
-        UserError: If the address cannot be used, or another process is changing the model folder.
-    """
-    options = with_token(options)
-    with exclusive_lock(folder), bound_socket(options) as listening:
-        service = Service(folder, model, options, tray)
-        make_server(service, lambda: ready(address_of(listening, options))).run(sockets=[listening])
-
-
-def make_server(service: Service, ready: Callable[[], None]) -> uvicorn.Server:
-    """The server of a service. ready: called when it listens."""
-    options = service.options
-    config = uvicorn.Config(
-        make_app(service),
-        http=limited_protocol(options),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=LARGEST_HEADER,
-    )
-    return _Server(config, ready)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it listens."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._ready()
+    return LimitedProtocol

@@ -22,8 +22,15 @@ from sklearn.utils.estimator_checks import check_estimator
 from dca import estimators
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.estimators import GaussianTextHead, GDAHead, KernelRidgeHead, LinearProbeHead, NearestMeanHead, TipAdapterHead
-from dca.estimators.heads import FeatureHead
+from dca.estimators import (
+    FeatureHead,
+    GaussianTextHead,
+    GDAHead,
+    KernelRidgeHead,
+    LinearProbeHead,
+    NearestMeanHead,
+    TipAdapterHead,
+)
 from dca.methods.base import Method, Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import pool as pooled_choice

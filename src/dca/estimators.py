@@ -1,0 +1,392 @@
+"""Heads for scikit-learn: classifiers over feature vectors that were computed before, by CLIP or anything else.
+
+Every class is a thin wrapper of the functions that the methods use. `docs/estimators.md` shows them in pipelines and
+searches.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.core.errors import MissingPackageError, UserError
+from dca.methods.gda import Estimate, GDAOptions, gaussian_part, gda_head
+from dca.methods.linear_probe import solve
+from dca.methods.shared import gaussian
+from dca.methods.shared.experts import KernelRidge, TextGaussian, has_fellows
+from dca.methods.shared.heads import CacheHead, LinearHead
+from dca.methods.shared.pool import Experts, Fixed, Numbers, PooledHead, choose, class_weights, fit_scales
+from dca.methods.shared.shots import ClassFeatures
+from dca.methods.tip_adapter import MEDIANS
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+    raise MissingPackageError(
+        "dca.estimators needs scikit-learn, which is not installed.", hint="pip install 'dca-prompt[sklearn]'"
+    ) from None
+
+__all__ = ["GDAHead", "GaussianTextHead", "KernelRidgeHead", "LinearProbeHead", "NearestMeanHead", "TipAdapterHead"]
+
+# Text vectors of the classes: one row per class, or a dictionary from label to vector.
+Text = ArrayLike | Mapping[Any, ArrayLike] | None
+
+
+class InputError(UserError, ValueError):
+    """A `UserError` that is also a ValueError, which scikit-learn expects for wrong values."""
+
+
+class LogitHead(Protocol):
+    """A finished head whose probabilities are the softmax of its logits."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most rows per call of `logits`."""
+
+    def logits(self, f: Tensor) -> Tensor:
+        """Features f (B, D) -> logits (B, C)."""
+
+
+class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Base class: checks arrays, numbers the classes, and predicts with the head that a subclass makes.
+
+    Attributes:
+        classes_: Labels in the order of the columns of `predict_proba`.
+        n_features_in_: D, length of a feature vector.
+        head_: The head.
+    """
+
+    classes_: NDArray[Any]
+    head_: LogitHead
+
+    @abstractmethod
+    def _make_head(self, features: Tensor, labels: Tensor) -> LogitHead:
+        """Make the head from features (n, D) as `_prepare` gives them and labels (n,), indices of `classes_`."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit the head.
+
+        Args:
+            X: Features (n, D).
+            y: Labels (n,) of at least two classes.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If the arrays cannot be used.
+        """
+        features, targets = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(targets)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs at least 2 classes")
+        with torch.no_grad():
+            self.head_ = self._make_head(self._prepare(features), torch.from_numpy(labels))
+        return self
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Compute logits; their softmax is the probabilities.
+
+        Args:
+            X: Features (n, D).
+
+        Returns:
+            Logits (n, C); for two classes their difference (n,), as scikit-learn expects.
+        """
+        logits = self._logits(X).numpy()
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Predict probabilities of the classes.
+
+        Args:
+            X: Features (n, D).
+
+        Returns:
+            Probabilities (n, C), columns in the order of `classes_`.
+        """
+        return self._logits(X).softmax(dim=-1).numpy()
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Predict the most probable label.
+
+        Args:
+            X: Features (n, D).
+
+        Returns:
+            Labels (n,).
+        """
+        best: NDArray[np.int64] = self._logits(X).argmax(dim=-1).numpy()
+        return self.classes_[best]
+
+    def _logits(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        rows = self._prepare(validate_data(self, X, dtype=np.float64, reset=False))
+        with torch.no_grad():
+            return torch.cat([self.head_.logits(part) for part in torch.split(rows, self.head_.max_batch_size)])
+
+    def _prepare(self, X: NDArray[np.float64]) -> Tensor:
+        """Unit vectors (n, D) in float64, as heads over CLIP features expect them."""
+        return F.normalize(torch.tensor(X), dim=-1)
+
+
+class GaussianTextHead(FeatureHead):
+    """A Gaussian head whose class means are informed by text: the head of the method `closed_form`.
+
+    Parameters that are None are chosen by exact leave-one-out on the training rows, in closed form
+    (`docs/closed-form.md` has the equations). Without text, class means shrink towards their common mean instead.
+
+    Args:
+        text: Text vectors (C, D) in the order of the sorted labels, or a dictionary from label to vector. None: images
+            alone.
+        tau: Scale of text, `CLIP.tau` of the backbone.
+        text_shots: k, how many images the text of a class counts as.
+        ridge: g, ridge of the covariance in units of its mean variance.
+        gaussian_scale: a, scale of the Gaussian head.
+        text_scale: b, scale of zero-shot text.
+        kernel_scale: s, scale of kernel ridge; 0 leaves it out.
+        kernel_ridge: Ridge of the kernel in units of its mean eigenvalue.
+        kernel_width: w of exp(-w (1 - x·x') / mean(1 - x·x')).
+        kernel_images: Most rows for kernel ridge; it is left out where there are more.
+
+    Attributes:
+        numbers_: k, g, the three scales and the ridge of the kernel, as given or chosen.
+
+    Example:
+        >>> from dca.estimators import GaussianTextHead
+        >>> head = GaussianTextHead({"right": [1, 0], "up": [0, 1]})
+        >>> head = head.fit([[1, 0.2], [1, 0], [0.1, 1], [0, 1]], ["right", "right", "up", "up"])
+        >>> head.predict([[0.9, 0.2]]).tolist()
+        ['right']
+    """
+
+    numbers_: Numbers
+
+    def __init__(
+        self,
+        text: Text = None,
+        *,
+        tau: float = 100.0,
+        text_shots: float | None = None,
+        ridge: float | None = None,
+        gaussian_scale: float | None = None,
+        text_scale: float | None = None,
+        kernel_scale: float | None = None,
+        kernel_ridge: float | None = None,
+        kernel_width: float = 2.0,
+        kernel_images: int = 3000,
+    ) -> None:
+        self.text = text
+        self.tau = tau
+        self.text_shots = text_shots
+        self.ridge = ridge
+        self.gaussian_scale = gaussian_scale
+        self.text_scale = text_scale
+        self.kernel_scale = kernel_scale
+        self.kernel_ridge = kernel_ridge
+        self.kernel_width = kernel_width
+        self.kernel_images = kernel_images
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> PooledHead:
+        text = text_vectors(self.text, self.classes_, features.shape[1])
+        scales = (self.gaussian_scale, self.text_scale, self.kernel_scale)
+        fixed = Fixed(self.text_shots, self.ridge, self.kernel_ridge, scales)
+        gaussian = TextGaussian.of(features, labels, text)
+        experts = Experts.of(gaussian, self.tau, fixed, width=self.kernel_width, most=self.kernel_images)
+        self.numbers_ = choose(experts)
+        return PooledHead.of_experts(experts, self.numbers_, torch.float64)
+
+
+class GDAHead(FeatureHead):
+    """Gaussian discriminant analysis beside zero-shot text: the head of the method `gda`.
+
+    Args:
+        text: Text vectors (C, D) in the order of the sorted labels, or a dictionary from label to vector. None: images
+            alone.
+        tau: Scale of text, `CLIP.tau` of the backbone.
+        alpha: α, weight of the Gaussian part beside text; without text it changes no prediction.
+        shrinkage: Estimate of the inverse covariance: "gda", "ledoit_wolf", "oas" or "convex".
+        rho: ρ, for shrinkage="convex".
+
+    Example:
+        >>> from dca.estimators import GDAHead
+        >>> GDAHead().fit([[1, 0], [2, 0.1], [0, 1], [0.1, 3]], [0, 0, 1, 1]).predict([[0.2, 0.9]]).tolist()
+        [1]
+    """
+
+    def __init__(
+        self,
+        text: Text = None,
+        *,
+        tau: float = 100.0,
+        alpha: float = 1.0,
+        shrinkage: Estimate = "gda",
+        rho: float = 0.1,
+    ) -> None:
+        self.text = text
+        self.tau = tau
+        self.alpha = alpha
+        self.shrinkage = shrinkage
+        self.rho = rho
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
+        options = GDAOptions(shrinkage=self.shrinkage, rho=self.rho)
+        W, b = gaussian_part(features, labels, len(self.classes_), options)
+        return gda_head(text_vectors(self.text, self.classes_, features.shape[1]), W, b, self.tau, self.alpha)
+
+
+class TipAdapterHead(FeatureHead):
+    """A cache of the training features beside zero-shot text: the head of the method `tip_adapter`.
+
+    Args:
+        text: Text vectors (C, D) in the order of the sorted labels, or a dictionary from label to vector. None: the
+            cache alone.
+        tau: Scale of text, `CLIP.tau` of the backbone.
+        alpha: α, weight of the cache.
+        beta: β, sharpness of the cache.
+
+    Example:
+        >>> from dca.estimators import TipAdapterHead
+        >>> TipAdapterHead(beta=5.0).fit([[1, 0], [0, 1]], ["right", "up"]).predict([[0.9, 0.2]]).tolist()
+        ['right']
+    """
+
+    def __init__(self, text: Text = None, *, tau: float = 100.0, alpha: float = MEDIANS[0], beta: float = 1.0) -> None:
+        self.text = text
+        self.tau = tau
+        self.alpha = alpha
+        self.beta = beta
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> CacheHead:
+        text = text_vectors(self.text, self.classes_, features.shape[1])
+        return CacheHead.of(text, features, labels, self.tau, self.alpha, self.beta)
+
+
+class LinearProbeHead(FeatureHead):
+    """Logistic regression, solved to its minimum: the head of the method `linear_probe`.
+
+    Args:
+        c: Weight of the data against ½‖W‖².
+        features: "raw" as they are, or "unit".
+        iterations: Most iterations of the solver.
+
+    Example:
+        >>> from dca.estimators import LinearProbeHead
+        >>> LinearProbeHead(c=10.0).fit([[1, 0], [0, 1]], ["right", "up"]).predict([[0.9, 0.2]]).tolist()
+        ['right']
+    """
+
+    def __init__(self, *, c: float = 0.316, features: Literal["raw", "unit"] = "raw", iterations: int = 1000) -> None:
+        self.c = c
+        self.features = features
+        self.iterations = iterations
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
+        return LinearHead(*solve(features, labels, len(self.classes_), self.c, iterations=self.iterations))
+
+    def _prepare(self, X: NDArray[np.float64]) -> Tensor:
+        if self.features not in ("raw", "unit"):
+            raise InputError(f"features is {self.features!r}", hint="'raw' or 'unit'")
+        return torch.tensor(X) if self.features == "raw" else super()._prepare(X)
+
+
+class KernelRidgeHead(FeatureHead):
+    """Kernel ridge regression to one-hot labels, the third expert of the method `closed_form`.
+
+    Args:
+        ridge: ρ, ridge of the kernel in units of its mean eigenvalue.
+        width: w of exp(-w (1 - x·x') / mean(1 - x·x')).
+        scale: Scale of the logits. None: the one with the least log-loss of leave-one-out predictions; 1 if every
+            class has a single row.
+
+    Attributes:
+        scale_: The scale that is used.
+
+    Example:
+        >>> from dca.estimators import KernelRidgeHead
+        >>> KernelRidgeHead().fit([[1, 0], [0, 1]], ["right", "up"]).predict([[0.9, 0.2]]).tolist()
+        ['right']
+    """
+
+    scale_: float
+
+    def __init__(self, *, ridge: float = 0.1, width: float = 2.0, scale: float | None = None) -> None:
+        self.ridge = ridge
+        self.width = width
+        self.scale = scale
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> PooledHead:
+        C, D = len(self.classes_), features.shape[1]
+        kernel = KernelRidge(features, labels, C, torch.arange(len(labels)), self.width)
+        self.scale_ = leave_one_out_scale(kernel, self.ridge) if self.scale is None else self.scale
+        weight, bias = features.new_zeros(C, D), features.new_zeros(C)
+        return PooledHead.of(weight, bias, kernel, self.scale_ * kernel.coefficients(self.ridge), torch.float64)
+
+
+class NearestMeanHead(FeatureHead):
+    """The class with the nearest mean of unit features.
+
+    Args:
+        metric: "cosine" to means of unit length, or "euclidean" distance to the means as they are.
+        tau: Scale of the logits; it changes no prediction.
+
+    Example:
+        >>> from dca.estimators import NearestMeanHead
+        >>> NearestMeanHead().fit([[1, 0], [0, 1]], ["right", "up"]).predict([[0.9, 0.2]]).tolist()
+        ['right']
+    """
+
+    def __init__(self, *, metric: Literal["cosine", "euclidean"] = "cosine", tau: float = 100.0) -> None:
+        self.metric = metric
+        self.tau = tau
+
+    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
+        if self.metric not in ("cosine", "euclidean"):
+            raise InputError(f"metric is {self.metric!r}", hint="'cosine' or 'euclidean'")
+        shots = ClassFeatures.group(features, labels, len(self.classes_))
+        W, b = gaussian.linear(shots, gaussian.Gaussian("identity", unit_means=self.metric == "cosine"))
+        return LinearHead(self.tau * W, self.tau * b)
+
+
+def leave_one_out_scale(kernel: KernelRidge, ridge: float) -> float:
+    """The scale with the least log-loss of leave-one-out predictions; labels are smoothed, so that it is finite."""
+    y = kernel.labels
+    rows = has_fellows(y, kernel.groups)
+    if not rows.any():
+        return 1.0
+    predictions, y = kernel.left_out(ridge)[rows], y[rows]
+    scales = fit_scales(predictions[None], y, class_weights(y), smoothing=1 / (len(kernel.labels) + 2)).values
+    # A scale of 0 would make all classes equal, also where the order of the predictions means something.
+    return max(float(scales[0]), 1.0)
+
+
+def text_vectors(text: Text, classes: NDArray[Any], D: int) -> Tensor:
+    """Unit text vectors (C, D) in float64, in the order of the classes; zero where there is no text."""
+    if text is None:
+        return torch.zeros(len(classes), D, dtype=torch.float64)
+    rows = np.asarray(_by_class(text, classes) if isinstance(text, Mapping) else text, dtype=np.float64)
+    if rows.shape != (len(classes), D):
+        raise InputError(
+            f"text has shape {rows.shape}, but {len(classes)} classes and {D} features need {(len(classes), D)}",
+            hint=["give one row per class, in the order of the sorted labels", "give a dictionary: label to vector"],
+        )
+    if not np.isfinite(rows).all():
+        raise InputError("text has values that are NaN or infinite")
+    return F.normalize(torch.tensor(rows), dim=-1)
+
+
+def _by_class(text: Mapping[Any, ArrayLike], classes: NDArray[Any]) -> list[ArrayLike]:
+    """The vector of each class."""
+    if missing := [label for label in classes.tolist() if label not in text]:
+        raise InputError("text has no vector for some labels of y", details=[repr(label) for label in missing])
+    return [text[label] for label in classes.tolist()]

@@ -1,0 +1,135 @@
+"""Encoding for a server: images of concurrent requests pass the image tower together, on all cores of a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dca.methods.base import Method
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Features of one image.
+
+    frozen: (D,), of the frozen backbone. adapted: (D,), of the method, if it changes the image tower; None otherwise. A
+    method that changes the image tower is never refitted here, so these features stay valid.
+    """
+
+    frozen: Tensor
+    adapted: Tensor | None
+
+
+class Encoder:
+    """Encodes batches of pixels.
+
+    On a CPU, torch divides every operation among the cores, and all of them wait for the slowest each time. Where other
+    work uses the cores too, as here, that costs a multiple. So each core encodes a part of the images by itself; only a
+    single image is encoded by all cores together.
+    """
+
+    def __init__(self) -> None:
+        self._cores = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self._cores, "dca-encode", initializer=torch.set_num_threads, initargs=(1,))
+
+    def encode(self, method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
+        """Features of images; pixels: uint8 (3, S, S) each."""
+        parts = min(self._cores, len(pixels)) if method.clip.device.type == "cpu" else 1
+        if parts < 2:
+            return encode_batch(method, pixels)
+        size = -(-len(pixels) // parts)
+        chunks = [pixels[start : start + size] for start in range(0, len(pixels), size)]
+        encoded = self._pool.map(encode_batch, [method] * len(chunks), chunks)
+        return [features for chunk in encoded for features in chunk]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@torch.no_grad()
+def encode_batch(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
+    """Features of images in one pass; pixels: uint8 (3, S, S) each."""
+    clip = method.clip
+    batch = clip.preprocess.normalize(torch.from_numpy(np.stack(pixels)).to(clip.device))
+    frozen = clip.encode_image(batch)
+    # Copies: a row of the batch would keep the whole batch in memory.
+    adapted = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(batch)]
+    return [ImageFeatures(row.clone(), own) for row, own in zip(frozen, adapted, strict=True)]
+
+
+class Batcher(Generic[Item, Result]):
+    """A queue in front of `process`: items that arrive while it runs are processed together in the next call.
+
+    No item waits for others to arrive: a single request is processed at once, and batches grow with the load.
+
+    Args:
+        process: Maps items to their results, in order; called in the executor, one call at a time.
+        max_batch: Most items per call; 1 processes them one by one.
+        executor: Where `process` runs.
+        on_batch: Callback with the number of items of each call.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[Sequence[Item]], Sequence[Result]],
+        max_batch: int,
+        executor: Executor,
+        on_batch: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._process, self._max_batch, self._executor, self._on_batch = process, max_batch, executor, on_batch
+        self._queue: asyncio.Queue[tuple[Item, asyncio.Future[Result]]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start processing the queue."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop; queued items are dropped."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def submit(self, item: Item) -> Result:
+        """Return the result of one item; raises what `process` raised for its batch."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((item, future))
+        return await future
+
+    async def _run(self) -> None:
+        while True:
+            batch = [await self._queue.get()]
+            while len(batch) < self._max_batch and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            waiting = [(item, future) for item, future in batch if not future.done()]  # the others' clients have gone
+            if waiting:
+                await self._run_batch(waiting)
+
+    async def _run_batch(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
+        self._on_batch(len(batch))
+        loop = asyncio.get_running_loop()
+        try:
+            results = await loop.run_in_executor(self._executor, self._process, [item for item, _ in batch])
+        except Exception as error:  # raised by `submit` of every item of the batch
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
