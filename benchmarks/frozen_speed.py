@@ -25,6 +25,7 @@ from dca.datasets.splits import draw_few_shot
 from dca.features.store import FeatureStore
 from dca.methods.base import Method
 from dca.methods.registry import get_method
+from dca.training.context import FitContext
 from dca.training.fit import fit
 from dca.training.session import Session
 
@@ -35,7 +36,7 @@ def seconds_of_fit(kind: type[Method], dataset: Dataset, session: Session, backb
     """Time of one fit with default options."""
     clip = session.backbone(backbone)
     began = time.perf_counter()
-    fit(kind, kind.parse_options({}), dataset, session, clip, seed=seed)
+    fit(kind, kind.parse_options({}), dataset, FitContext(session=session, clip=clip, seed=seed))
     if clip.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began

@@ -23,7 +23,7 @@ from dca.datasets.protocols import subset, training_part
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset
-from dca.training.fit import problem_of
+from dca.training.context import make_problem
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +163,9 @@ def test_the_name_of_a_folder_does_not_change_the_training(shop: Path, name: str
     dataset = load_dataset(shop.rename(shop.with_name(name)))
     assert (dataset.name, dataset.public) == (name, "")
     drawn, _ = training_part(dataset, 2, 1)
-    assert problem_of(drawn, 1).dataset == ""
-    assert problem_of(drawn, 1) == problem_of(dataclasses.replace(drawn, name="photos"), 1)
-    assert problem_of(dataclasses.replace(drawn, public=name), 1).dataset == name
+    assert make_problem(drawn, 1, "strict").dataset == ""
+    assert make_problem(drawn, 1, "strict") == make_problem(dataclasses.replace(drawn, name="photos"), 1, "strict")
+    assert make_problem(dataclasses.replace(drawn, public=name), 1, "strict").dataset == name
 
 
 def test_labels_that_differ_in_sign_are_two_classes(clip: CLIP):
@@ -371,7 +371,7 @@ def test_zero_shot_of_a_model_shares_its_classes_and_backbone(model: Classifier)
 
 
 def test_the_task_counts_the_images_a_class_has(sample: Dataset):
-    assert problem_of(sample, 1).shots == 4
+    assert make_problem(sample, 1, "strict").shots == 4
 
 
 def test_a_model_without_training_is_saved_and_loaded_too(sample: Dataset, clip: CLIP, tmp_path: Path):

@@ -18,7 +18,7 @@ from dca.methods.cross_modal import CrossModal, CrossModalOptions
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.two_sfs import TwoSFS, TwoSFSOptions
 from dca.training import resume
-from dca.training.fit import problem_of
+from dca.training.context import make_problem
 from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import STATE, read_metrics
 from dca.training.schedule import batches, rate_at
@@ -38,7 +38,7 @@ def trainer(sample: Dataset, clip: CLIP, images: TrainingImages) -> Trainer:
 
 
 def make(sample: Dataset, clip: CLIP, images: TrainingImages, **options: Any) -> Trainer:
-    problem = problem_of(draw_few_shot(sample, 2, 1), 1)
+    problem = make_problem(draw_few_shot(sample, 2, 1), 1, "strict")
     chosen = DCAOptions(**{"epochs": 3, "batch_size": 8, "warmup_epochs": 1, **options})
     method = DCA.build(clip, problem, chosen)
     return Trainer(method, images, method.options, 1)
@@ -253,7 +253,7 @@ def test_a_finished_state_is_left_as_it_is(trainer: Trainer, tmp_path: Path):
 
 def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CLIP, images: TrainingImages) -> None:
     """Against two optimisers and two of torch's schedules, one after the other."""
-    problem = problem_of(draw_few_shot(sample, 2, 1), 1)
+    problem = make_problem(draw_few_shot(sample, 2, 1), 1, "strict")
     chosen = TwoSFSOptions(epochs=4, batch_size=8, first_share=0.5, learning_rate=1e-3)
     ours, theirs = (Trainer(TwoSFS.build(clip, problem, chosen), images, chosen, 1) for _ in range(2))
     recorders = [ours._gradients]

@@ -69,6 +69,7 @@ from dca.model.records import (
 )
 from dca.stats.calibration import FLOOR
 from dca.stats.conformal import least_images, p_values, threshold_sets, with_best
+from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
     classify_features,
@@ -335,7 +336,7 @@ class Classifier:
         *,
         rules: Rules = "strict",
         folder: Path | None = None,
-        follow: EpochCallback | None = None,
+        on_epoch: EpochCallback | None = None,
     ) -> Self:
         """Learn from all training images of a drawn dataset; `fit` and `run` call it.
 
@@ -344,7 +345,7 @@ class Classifier:
             session: Loads backbones, images and features.
             rules: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
             folder: Folder that keeps the state of training.
-            follow: Receives the row of metrics of each epoch.
+            on_epoch: Receives the metrics of each epoch.
 
         Returns:
             The classifier itself.
@@ -354,24 +355,22 @@ class Classifier:
         """
         require_learnable(source)
         kind = get_method(self.method)
-        chosen = kind.parse_options(self.settings)
+        options, estimate = kind.parse_options(self.settings), bool(self.estimate)
         own, session = session, session.reading(source.public, rules)
         clip = session.backbone(self.backbone, self.precision)
-        session.require_readable(
-            clip,
-            [item.image for item in (*source.train, *source.val)],
-            summaries=kind.has_cheap_held_out or bool(self.estimate),
+        images = [item.image for item in (*source.train, *source.val)]
+        session.require_readable(clip, images, summaries=estimate or kind.has_cheap_held_out)
+        context = FitContext(
+            session=session,
+            clip=clip,
+            seed=int(self.seed),
+            rules=rules,
+            folder=folder,
+            on_epoch=on_epoch,
+            fits=count_fits(kind, source, estimate=estimate),
         )
-        shared: dict[str, Any] = {"seed": int(self.seed), "rules": rules, "folder": folder}
-        estimate = bool(self.estimate)
-        fits = count_fits(kind, source, estimate=estimate)
-        nested = NestedFits(source, session, clip, **shared)
-        method, self.history_ = fit(
-            kind, chosen, source, session, clip, fits=fits, nested=nested, follow=follow, **shared
-        )
-        found = assess(
-            method, chosen, source, session, clip, estimate=estimate, calibrate=bool(self.calibrate), **shared
-        )
+        method, self.history_ = fit(kind, options, source, context, fitter=NestedFits(source, context))
+        found = assess(method, options, source, context, estimate=estimate, calibrate=bool(self.calibrate))
         method.temperature = found.temperature
         self._adopt(method, own, source.labels)
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, ()

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Rules
 from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import apply_temperature, fit_temperature
 from dca.stats.intervals import macro_accuracy, wilson_interval
+from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
 from dca.training.held_out import NothingHeldOutError, held_out
-from dca.training.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -68,41 +65,31 @@ class Assessment:
 
 
 def assess(
-    method: Method,
-    chosen: TrainingOptions,
-    source: Dataset,
-    session: Session,
-    clip: CLIP,
-    *,
-    seed: int,
-    rules: Rules,
-    folder: Path | None,
-    estimate: bool,
-    calibrate: bool,
+    method: Method, options: TrainingOptions, dataset: Dataset, context: FitContext, *, estimate: bool, calibrate: bool
 ) -> Assessment:
     """Estimate the accuracy of a fitted method and fit its temperature, where that is asked for or takes no time.
 
-    The first arguments are those of `training.held_out`.
+    The first arguments are those of `training.held_out.held_out`.
     """
-    nothing = Assessment(None, (None,) * len(source.train))
+    nothing = Assessment(None, (None,) * len(dataset.train))
     if not (estimate or method.has_cheap_held_out):
         return nothing
-    session.progress("estimating", 0, 1, "accuracy on training images that are left out")
+    context.progress("estimating", 0, 1, "accuracy on training images that are left out")
     try:
-        held = held_out(method, chosen, source, session, clip, seed=seed, rules=rules, folder=folder)
+        held = held_out(method, options, dataset, context)
     except NothingHeldOutError as error:
         if estimate:
             log.warning("the accuracy is not estimated: %s", error.problem)
         return nothing
-    labels = np.array([item.label for item in source.train])
+    labels = np.array([item.label for item in dataset.train])
     known = held.known
-    fits = calibrate and not method.calibrated
-    temperature = fit_temperature(held.probabilities[known], labels[known], prior=DOUBT) if fits else 1.0
+    calibrates = calibrate and not method.calibrated
+    temperature = fit_temperature(held.probabilities[known], labels[known], prior=DOUBT) if calibrates else 1.0
     plain = None
     if not isinstance(method, ZeroShot):
-        images = [item.image for item in source.train]
-        (plain,) = predict_probabilities([ZeroShot.of(clip, method.problem)], images, session, stage="zero-shot CLIP")
-    session.progress("estimating", 1, 1, held.how)
+        images, zero_shot = [item.image for item in dataset.train], ZeroShot.of(context.clip, method.problem)
+        (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
+    context.progress("estimating", 1, 1, held.how)
     return Assessment(
         estimate_accuracy(held, labels, plain), held_out_predictions(held, labels, temperature), temperature
     )

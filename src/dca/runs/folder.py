@@ -25,7 +25,7 @@ from dca.images.decode import ImageLike
 from dca.model import checkpoint
 from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
 from dca.runs.spec import Spec
-from dca.training.fit import problem_of
+from dca.training.context import make_problem
 from dca.training.resume import FOLDS, STATE, read_metrics
 from dca.training.session import Session
 
@@ -37,7 +37,7 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
     session = session.reading(source.public, spec.rules)
-    problem = problem_of(source, spec.seed, spec.rules)
+    problem = make_problem(source, spec.seed, spec.rules)
     resolved = kind.resolve(kind.parse_options(spec.settings), problem)
     return {
         "version": dca.__version__,

@@ -337,7 +337,7 @@ def _fit(
     before, began = place.seconds_before(), time.monotonic()
     model = spec.classifier()
     try:
-        model.learn(task.source, session, rules=spec.rules, folder=partial, follow=follow)
+        model.learn(task.source, session, rules=spec.rules, folder=partial, on_epoch=follow)
     except (UserError, KeyboardInterrupt):
         place.abandon()
         raise

@@ -1,18 +1,16 @@
-"""Predictions for the training images by models that have not seen them.
+"""Predictions for the training images by models that have not seen them, and fits inside a fit.
 
-A method that knows them in closed form gives them itself (`Method.predict_held_out`); any other one is
+A method that knows held-out predictions in closed form gives them itself (`Method.predict_held_out`); any other one is
 cross-validated: the training images are divided into K folds, and each fold is predicted by a model that was fitted on
 the others.
-
-Fits of other methods inside a fit, for methods that are made of others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +18,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.core.errors import UserError
-from dca.core.files import explain_write_errors, json_digest, write_bytes
-from dca.core.progress import Progress, silent
+from dca.core.files import json_digest, write_bytes
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Rules
 from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions
+from dca.training.context import FitContext, fold_progress, prefix_progress
 from dca.training.evaluate import predict_probabilities
-from dca.training.fit import fit, prefix_progress
-from dca.training.resume import FOLDS, STATE
-from dca.training.session import Session
+from dca.training.fit import fit
+from dca.training.resume import STATE
 from dca.training.training_images import TrainingImages
 
 MOST_FOLDS = 5
@@ -44,29 +39,15 @@ class NothingHeldOutError(UserError):
     """No training image can be left out."""
 
 
-def held_out(
-    method: Method,
-    chosen: TrainingOptions,
-    source: Dataset,
-    session: Session,
-    clip: CLIP,
-    *,
-    seed: int,
-    rules: Rules = "strict",
-    folder: Path | None = None,
-) -> HeldOutPredictions:
-    """Predictions for all training images of `source` by models that have not seen them.
+def held_out(method: Method, options: TrainingOptions, dataset: Dataset, context: FitContext) -> HeldOutPredictions:
+    """Predictions for all training images of a dataset by models that have not seen them.
 
     Args:
         method: The method, fitted on all training images.
-        chosen: Its options as they were given to `fit`; folds keep what a search has found, see
-            `Method.options_for_folds`.
-        source: The drawn training and validation images; all folds use the same validation images.
-        session: Loads images and features, and receives progress.
-        clip: The backbone.
-        seed: Decides the folds and their training.
-        rules: As for `fit`.
-        folder: Where the folds are kept until the fit is finished, so that an interrupted one continues.
+        options: Its options as they were given to `fit`; folds keep what a search has found
+            (`Method.options_for_folds`).
+        dataset: The drawn training and validation images; all folds use the same validation images.
+        context: That of the fit; its folder keeps the folds until the fit is finished.
 
     Returns:
         One row of probabilities per training image.
@@ -75,15 +56,13 @@ def held_out(
         NothingHeldOutError: If every class has one training image, or copies of one.
         UserError: As for `fit`.
     """
-    validation = TrainingImages(source.val, session, clip, seed) if source.val else None
-    images = TrainingImages(source.train, session, clip, seed, validation)
-    found = method.predict_held_out(images)
-    if found is None:
-        each = Folds(type(method), method.options_for_folds(chosen), source, session, clip, seed, rules, folder)
-        found = each.predictions(images)
-    if not found.known.any():
+    support = context.support(dataset)
+    predictions = method.predict_held_out(support)
+    if predictions is None:
+        predictions = Folds(type(method), method.options_for_folds(options), dataset, context).predictions(support)
+    if not predictions.known.any():
         raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
-    return found
+    return predictions
 
 
 def count_fits(kind: type[Method], source: Dataset, *, estimate: bool) -> int:
@@ -128,73 +107,47 @@ def assign_folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
     return np.array([fold_of[group] for group in groups.tolist()], dtype=np.int64)
 
 
-def fold_progress(progress: Progress, fold: int, K: int) -> Progress:
-    """Progress that says which fold is being fitted."""
-    if progress is silent:
-        return silent
-
-    def report(stage: str, done: int, total: int, note: str) -> None:
-        progress("validating", done, total, f"fold {fold + 1}/{K}  {stage}  {note}".rstrip())
-
-    return report
-
-
 @dataclass(frozen=True)
 class Folds:
-    """What the fits of all folds share; see `held_out`."""
+    """Fits a method on all folds but one, each in turn, and predicts the one; fields as for `held_out`."""
 
     kind: type[Method]
-    chosen: TrainingOptions
-    source: Dataset
-    session: Session
-    clip: CLIP
-    seed: int
-    rules: Rules
-    folder: Path | None
+    options: TrainingOptions
+    dataset: Dataset
+    context: FitContext
 
-    def predictions(self, images: TrainingImages, most: int = MOST_FOLDS) -> HeldOutPredictions:
-        """Cross-validation of the training images in at most so many folds."""
-        labels, groups = images.labels.cpu().numpy(), images.groups.cpu().numpy()
+    def predictions(self, support: TrainingImages, most: int = MOST_FOLDS) -> HeldOutPredictions:
+        """Cross-validation of the training images in at most `most` folds."""
+        labels, groups = support.labels.cpu().numpy(), support.groups.cpu().numpy()
         K = number_of_folds(labels, groups, most)
-        return HeldOutPredictions(
-            self.gather(assign_folds(labels, groups, K, self.seed), K), f"{K}-fold cross-validation"
-        )
+        fold_of = assign_folds(labels, groups, K, self.context.seed)
+        return HeldOutPredictions(self.predict_folds(fold_of, K), f"{K}-fold cross-validation")
 
-    def gather(self, numbers: Labels, K: int) -> NDArray[np.float64]:
-        """Probabilities (N, C) of all images; NaN for images in no fold. numbers: (N,) fold of each image."""
-        found = np.full((len(numbers), len(self.source.names)), np.nan)
+    def predict_folds(self, fold_of: Labels, K: int) -> NDArray[np.float64]:
+        """Probabilities (N, C) of all images; NaN for images in no fold. fold_of: (N,) fold of each image."""
+        probabilities = np.full((len(fold_of), len(self.dataset.names)), np.nan)
         for fold in range(K):
-            if (left_out := numbers == fold).any():
-                session = self.session.with_progress(fold_progress(self.session.progress, fold, K))
-                place = self.folder / FOLDS / f"{fold + 1}-of-{K}" if self.folder else None
-                found[left_out] = self.predict(left_out, session, place, fits=K - fold)
-        return found
+            if (left_out := fold_of == fold).any():
+                context = self.context.with_progress(partial(fold_progress, fold=fold, K=K))
+                probabilities[left_out] = self.predict(left_out, context.part(f"{fold + 1}-of-{K}", fits=K - fold))
+        return probabilities
 
-    def predict(
-        self, left_out: NDArray[np.bool_], session: Session, place: Path | None, fits: int = 1
-    ) -> NDArray[np.float64]:
-        """Probabilities (n, C) of the n images left out; what is finished in the folder `place` is read there.
-
-        fits: folds to come, this one included.
-        """
-        rest = tuple(item for item, out in zip(self.source.train, left_out, strict=True) if not out)
-        images = [item.image for item, out in zip(self.source.train, left_out, strict=True) if out]
+    def predict(self, left_out: NDArray[np.bool_], context: FitContext) -> NDArray[np.float64]:
+        """Probabilities (n, C) of the n images left out; a finished fold in the context's folder is read there."""
+        session, folder = context.session, context.folder
+        rest = tuple(item for item, out in zip(self.dataset.train, left_out, strict=True) if not out)
+        images = [item.image for item, out in zip(self.dataset.train, left_out, strict=True) if out]
         content = json_digest([session.sha256_all(images), session.sha256_all([item.image for item in rest])])
-        shape = (len(images), len(self.source.names))
-        if place and (place / PREDICTED).is_file():
-            return read_predicted(place, content, shape)
-        if place:
-            with explain_write_errors(place):
-                place.mkdir(parents=True, exist_ok=True)
-        session.progress("fitting", 0, 1, "")
-        part = dataclasses.replace(self.source, train=rest)
-        shared: dict[str, Any] = {"seed": self.seed, "rules": self.rules}
-        method, _ = fit(self.kind, self.chosen, part, session, self.clip, folder=place, fits=fits, **shared)
-        (found,) = predict_probabilities([method], images, session, stage="predicting")
-        if place:
-            write_bytes(place / PREDICTED, save({"probabilities": torch.from_numpy(found)}, {"content": content}))
-            (place / STATE).unlink(missing_ok=True)
-        return found
+        if folder and (folder / PREDICTED).is_file():
+            return read_predicted(folder, content, (len(images), len(self.dataset.names)))
+        context.progress("fitting", 0, 1, "")
+        method, _ = fit(self.kind, self.options, dataclasses.replace(self.dataset, train=rest), context)
+        (probabilities,) = predict_probabilities([method], images, session, stage="predicting")
+        if folder:
+            tensors = {"probabilities": torch.from_numpy(probabilities)}
+            write_bytes(folder / PREDICTED, save(tensors, {"content": content}))
+            (folder / STATE).unlink(missing_ok=True)
+        return probabilities
 
 
 def read_predicted(folder: Path, content: str, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -218,43 +171,31 @@ def read_predicted(folder: Path, content: str, shape: tuple[int, int]) -> NDArra
 
 @dataclass(frozen=True)
 class NestedFits:
-    """Fits on the training images of one fit; see `methods.problem.Nested`. The fields are those of `engine.fit`.
+    """Fits other methods on the training images of a fit; see `methods.base.Fitter`.
 
-    The state of a nested fit is that of the run: `folder` holds one of them, and the folds beside it.
+    The state of a nested fit is that of the run: the context's folder holds one of them, and the folds beside it.
     """
 
-    source: Dataset
-    session: Session
-    clip: CLIP
-    seed: int
-    rules: Rules = "strict"
-    folder: Path | None = None
+    dataset: Dataset
+    context: FitContext
 
-    def fit(self, kind: type[Method], chosen: TrainingOptions) -> Method:
+    def fit(self, kind: type[Method], options: TrainingOptions) -> Method:
         """The finished method `kind`, fitted on all training images."""
-        session = self._named(kind)
-        method, _ = fit(
-            kind,
-            chosen,
-            self.source,
-            session,
-            self.clip,
-            seed=self.seed,
-            rules=self.rules,
-            folder=self.folder,
-        )
+        method, _ = fit(kind, options, self.dataset, self._context_of(kind))
         return method
 
-    def predict_held_out(self, kind: type[Method], chosen: TrainingOptions, folds: int) -> HeldOutPredictions:
+    def predict_held_out(self, kind: type[Method], options: TrainingOptions, folds: int) -> HeldOutPredictions:
         """Predictions by the method's own way where it has one, else by cross-validation in at most `folds` folds."""
-        session = self._named(kind)
-        images = TrainingImages(self.source.train, session, self.clip, self.seed)
-        exact = kind.predict_held_out is not Method.predict_held_out
-        own = self.fit(kind, chosen).predict_held_out(images) if exact else None
-        if own is not None:
-            return own
-        each = Folds(kind, chosen, self.source, session, self.clip, self.seed, self.rules, self.folder)
-        return each.predictions(images, folds)
+        context = self._context_of(kind)
+        support = TrainingImages(self.dataset.train, context.session, context.clip, context.seed)
+        own = (
+            None
+            if kind.predict_held_out is Method.predict_held_out
+            else self.fit(kind, options).predict_held_out(support)
+        )
+        return own if own is not None else Folds(kind, options, self.dataset, context).predictions(support, folds)
 
-    def _named(self, kind: type[Method]) -> Session:
-        return self.session.with_progress(prefix_progress(self.session.progress, kind.name))
+    def _context_of(self, kind: type[Method]) -> FitContext:
+        """The context of a nested fit, whose progress names the method."""
+        context = self.context.with_progress(partial(prefix_progress, name=kind.name))
+        return dataclasses.replace(context, on_epoch=None, fits=1)

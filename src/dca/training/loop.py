@@ -201,7 +201,7 @@ class EpochTotals:
 class Trainer:
     """One training run of one method on one set of images.
 
-    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation. trial:
+    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation. on_probe:
     called after each step that only finds the learning rate, with minus the number of those left, and the number of
     all training steps.
     """
@@ -212,7 +212,7 @@ class Trainer:
         images: TrainingImages,
         recipe: TrainingOptions,
         seed: int,
-        trial: ProbeCallback | None = None,
+        on_probe: ProbeCallback | None = None,
     ) -> None:
         if recipe.epochs is None or recipe.batch_size is None:
             raise ValueError("epochs and batch_size must be settled before training")
@@ -225,7 +225,7 @@ class Trainer:
             self._features, self._labels = method.training_rows(images)
         method.prepare(images)
         self._begin(0)
-        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate(trial)
+        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate(on_probe)
         # One for all stages: what a stage does not train has no gradient, so it is neither moved nor decayed.
         self.optimizer = make_optimizer(method, recipe, self.rate)
 
@@ -237,15 +237,15 @@ class Trainer:
             self._gradients = StepRunner(self.method)
 
     def run(
-        self, folder: Path | None = None, watch: StepCallback | None = None, follow: EpochCallback | None = None
+        self, folder: Path | None = None, on_step: StepCallback | None = None, on_epoch: EpochCallback | None = None
     ) -> list[EpochMetrics]:
         """Train to the last epoch, continuing from the state in `folder`; returns one row per epoch.
 
-        follow: receives each row, those of epochs that were done before first. A KeyboardInterrupt is raised again
+        on_epoch: receives each row, those of epochs that were done before first. A KeyboardInterrupt is raised again
         after the state of the last whole epoch is saved.
         """
         with self._threads():
-            return self._run(folder, watch, follow or (lambda row: None))
+            return self._run(folder, on_step, on_epoch or (lambda row: None))
 
     def _threads(self) -> AbstractContextManager[None]:
         """The threads of training; steps in closed form are products of a batch with the parameters."""
@@ -253,15 +253,15 @@ class Trainer:
             return nullcontext()
         return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_parameters())
 
-    def _run(self, folder: Path | None, watch: StepCallback | None, follow: EpochCallback) -> list[EpochMetrics]:
+    def _run(self, folder: Path | None, on_step: StepCallback | None, on_epoch: EpochCallback) -> list[EpochMetrics]:
         saved = self._restore(folder) if folder else 0
         latest, clock = None, time.monotonic()
         for row in self.rows:
-            follow(row)
+            on_epoch(row)
         try:
             for epoch in range(saved, self.epochs):
-                self.rows.append(self._epoch(epoch, watch))
-                follow(self.rows[-1])
+                self.rows.append(self._epoch(epoch, on_step))
+                on_epoch(self.rows[-1])
                 if folder is None:
                     continue
                 latest = TrainingState.take(self.method, self.optimizer, epoch + 1, self.rate)
@@ -282,7 +282,7 @@ class Trainer:
             log.warning("%s: continuing after epoch %d of %d", folder, saved.epochs_done, self.epochs)
         return saved.epochs_done
 
-    def _epoch(self, epoch: int, watch: StepCallback | None) -> EpochMetrics:
+    def _epoch(self, epoch: int, on_step: StepCallback | None) -> EpochMetrics:
         """One pass over the images."""
         began, generator, totals = time.monotonic(), seeds.generator(self.seed, "epoch", epoch), EpochTotals()
         self._begin(epoch)
@@ -296,9 +296,9 @@ class Trainer:
         for metrics in self._updates(steps, rates, generator):
             unread.append(metrics)
             if time.monotonic() >= due:
-                self._report(unread, totals, epoch, steps, watch)
+                self._report(unread, totals, epoch, steps, on_step)
                 due = time.monotonic() + READ_EVERY
-        self._report(unread, totals, epoch, steps, watch)
+        self._report(unread, totals, epoch, steps, on_step)
         self.method.eval()
         self.method.on_epoch_end(epoch + 1, self.epochs)
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
@@ -355,14 +355,14 @@ class Trainer:
         totals: EpochTotals,
         epoch: int,
         steps: Sequence[Tensor],
-        watch: StepCallback | None,
+        on_step: StepCallback | None,
     ) -> None:
         """Add metrics to the totals, report every step, and empty the list."""
         for terms, right in self._read(unread, epoch):
             totals.add(terms, right, len(steps[totals.steps]))
-            if watch:
+            if on_step:
                 done, total = epoch * len(steps) + totals.steps, self.epochs * len(steps)
-                watch(StepProgress(done, total, epoch + 1, self.epochs, totals.loss, totals.accuracy))
+                on_step(StepProgress(done, total, epoch + 1, self.epochs, totals.loss, totals.accuracy))
         unread.clear()
 
     def _read(self, unread: Sequence[Metrics], epoch: int) -> Iterator[tuple[dict[str, float], int]]:
@@ -400,7 +400,7 @@ class Trainer:
         on_device = to_device(indices, self._labels.device)
         return Batch(self._features[on_device], self._labels[on_device], generator)
 
-    def probe_rate(self, trial: ProbeCallback | None = None) -> float:
+    def probe_rate(self, on_probe: ProbeCallback | None = None) -> float:
         """A learning rate from the gradient itself, for data without a tuned value.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the initial values: the first full step would
@@ -417,8 +417,8 @@ class Trainer:
         for number, batch in enumerate(self._batches(steps, generator), 1):
             terms = self.method.step(batch).terms
             (torch.stack(list(terms.values())).sum() / len(steps)).backward()  # type: ignore[no-untyped-call]
-            if trial:
-                trial(number - len(steps), self.epochs * len(epoch))
+            if on_probe:
+                on_probe(number - len(steps), self.epochs * len(epoch))
         gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
         size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
         self.method.zero_grad(set_to_none=True)
