@@ -21,7 +21,7 @@ import torch
 
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset
-from dca.datasets.splits import draw_few_shot
+from dca.datasets.draws import draw_few_shot
 from dca.features.store import FeatureStore
 from dca.methods.base import Method
 from dca.methods.registry import get_method

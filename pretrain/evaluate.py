@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip.model import CLIP
 from dca.core.errors import UserError
-from dca.datasets.splits import draw_positions
+from dca.datasets.draws import draw_positions
 from pretrain import pack
 
 PHOTO = ("a photo of a {}.", "a picture of a {}.", "an image of a {}.")

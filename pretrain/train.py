@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.device import resolve_device
-from dca.core.seeds import derive
 from pretrain import augment, loss, schedule
 from pretrain.config import ATTENTION, AugmentConfig, PretrainConfig, TrainConfig
 from pretrain.corpus import Corpus, TextBatch, load_corpus
@@ -70,7 +69,7 @@ def train(config: PretrainConfig, report: Report | None = None, stop_after: int 
 def train_step(config: PretrainConfig, corpus: Corpus, state: State, at: float) -> dict[str, Tensor]:
     """One step at progress `at`; returns the loss terms. It depends only on the seed and the step."""
     device = state.clip.device
-    rng = torch.Generator(device).manual_seed(derive(config.train.seed, "step", state.step))
+    rng = torch.Generator(device).manual_seed(derive_seed(config.train.seed, "step", state.step))
     for group in state.optimizer.param_groups:
         group["lr"] = schedule.learning_rate(config.train, at)
     settings = schedule.augmentation(config.augment, at)

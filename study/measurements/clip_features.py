@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.files import read_json, write_json
-from dca.datasets.splits import draw_positions
+from dca.datasets.draws import draw_positions
 from dca.methods.base import Problem
 from dca.methods.dca import OWN_GAMMAS, gammas
 from dca.methods.registry import get_method

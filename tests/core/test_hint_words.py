@@ -16,7 +16,7 @@ EVERY = [
     hints.allow_overwrite(),
     hints.set_shots(4),
     hints.set_shots(1, 2),
-    hints.then("wait", hints.choose_output()),
+    hints.combine("wait", hints.choose_output()),
     hints.hold_out(0.2),
     hints.omit("shots"),
     hints.omit("shots", "hold_out"),

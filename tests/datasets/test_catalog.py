@@ -11,8 +11,8 @@ from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.core.text import normalize_name
 from dca.datasets import catalog, load_dataset
+from dca.datasets.catalog import CatalogEntry
 from dca.datasets.check import check_public
-from dca.datasets.layouts import CatalogEntry
 from dca.datasets.protocols import domain_shift
 from helpers.miniatures import PER_CLASS, SPLIT_FILES, WNID_FOLDERS, miniature, split_path
 from helpers.small_images import make_folder

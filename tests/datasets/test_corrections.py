@@ -14,13 +14,13 @@ from PIL import Image
 from dca.core.errors import UserError
 from dca.datasets.corrections import (
     CORRECTIONS,
-    extended_classes,
-    folder_name,
-    keep_corrections,
-    label_of,
+    add_corrections,
+    copy_corrections,
+    extend_classes,
+    folder_to_label,
+    label_to_folder,
     read_corrections,
     remove_correction,
-    with_corrections,
     write_correction,
 )
 from dca.datasets.folder import load_folder
@@ -39,8 +39,8 @@ def sha256(data: bytes) -> str:
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40))
 def test_folder_names_lead_back_to_the_label_and_nowhere_else(label: str):
-    name = folder_name(label)
-    assert label_of(name) == label
+    name = label_to_folder(label)
+    assert folder_to_label(name) == label
     assert "/" not in name
     assert "\\" not in name
     assert name not in (".", "..")
@@ -49,7 +49,7 @@ def test_folder_names_lead_back_to_the_label_and_nowhere_else(label: str):
 
 @pytest.mark.parametrize("label", ["cat", "hot air balloon", "Ünïcode", "名前", "-1", "a.b"])
 def test_usual_labels_are_their_own_folder_names(label: str):
-    assert folder_name(label) == label
+    assert label_to_folder(label) == label
 
 
 def test_written_corrections_are_read_again(tmp_path: Path):
@@ -79,12 +79,12 @@ def test_the_newest_of_two_labels_counts(tmp_path: Path):
 
 def test_a_folder_without_corrections_has_none(tmp_path: Path):
     assert read_corrections(tmp_path) == []
-    keep_corrections(tmp_path, tmp_path / "other")
+    copy_corrections(tmp_path, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
 def test_new_labels_become_classes():
-    labels, names, index = extended_classes(
+    labels, names, index = extend_classes(
         ["n01", "n02"], ["tench", "great white"], ["great_white", "fox", "Fox", "n01"]
     )
     assert (labels, names) == (("n01", "n02", "fox"), ("tench", "great white", "fox"))
@@ -100,7 +100,7 @@ def test_a_dataset_takes_corrections_in(tmp_path: Path):
         data = image(tmp_path / "x.png", number)
         write_correction(tmp_path / "model", label, data, sha256(data), ".png")
     photos = load_folder(tmp_path / "photos")
-    found = with_corrections(photos, read_corrections(tmp_path / "model"))
+    found = add_corrections(photos, read_corrections(tmp_path / "model"))
     assert found.labels == ("cat", "dog", "fox")
     by_class = {label: [item for item in found.train if item.label == c] for c, label in enumerate(found.labels)}
     assert {label: len(items) for label, items in by_class.items()} == {"cat": 1, "dog": 3, "fox": 1}

@@ -8,9 +8,8 @@ import pytest
 from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.datasets import load_dataset
-from dca.datasets.draws import draw_record, export_draw, import_draw
+from dca.datasets.draws import draw_few_shot, draw_record, export_draw, import_draw
 from dca.datasets.folder import load_folder
-from dca.datasets.splits import draw_few_shot
 from helpers.small_images import make_folder
 
 

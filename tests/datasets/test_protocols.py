@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dca.core.errors import UserError
 from dca.datasets import protocols
 from dca.datasets.dataset import Dataset, Item
+from dca.datasets.draws import draw_few_shot as draw_few_shot
 from dca.datasets.protocols import (
     base_to_new,
     cross_dataset,
@@ -21,7 +22,6 @@ from dca.datasets.protocols import (
     subset,
     training_part,
 )
-from dca.datasets.splits import draw_few_shot as draw_few_shot
 
 
 def toy(name="toy", classes=5, train=20, val=10, test=3, keys=None):

@@ -15,7 +15,7 @@ from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.datasets import catalog
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.splits import draw_few_shot, draw_positions, hold_out, short_classes
+from dca.datasets.draws import draw_few_shot, draw_positions, hold_out, short_classes
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
+from dca.datasets.draws import draw_few_shot as draw_few_shot
 from dca.datasets.protocols import few_shot, measured_on_validation
-from dca.datasets.splits import draw_few_shot as draw_few_shot
 
 
 @pytest.fixture

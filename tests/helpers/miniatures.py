@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dca.datasets import catalog
-from dca.datasets.layouts import CatalogEntry
+from dca.datasets.catalog import CatalogEntry
 from helpers.small_images import photo
 
 SPLIT_FILES = {

@@ -11,7 +11,7 @@ import pytest
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.datasets.catalog import get
+from dca.datasets.catalog import class_list_of, get
 from dca.datasets.classes import distinct_labels, wordnet_ids
 from dca.datasets.dataset import Dataset, Item
 from dca.datasets.task import make_target
@@ -118,9 +118,9 @@ def test_all_200_classes_are_the_right_ones_of_1000(name: str, source: Dataset):
 
 
 def test_ids_are_known_of_all_classes_or_not_used():
-    assert wordnet_ids(["tench", "my own class"], "imagenet") == ()
-    assert wordnet_ids(["River", "Forest"], "eurosat", keys=("River", "Forest")) == ()
-    assert wordnet_ids(["tench"], "no such dataset") == ()
+    assert wordnet_ids(["tench", "my own class"], classes=class_list_of("imagenet")) == ()
+    assert wordnet_ids(["River", "Forest"], ("River", "Forest"), class_list_of("eurosat")) == ()
+    assert wordnet_ids(["tench"], classes=class_list_of("no such dataset")) == ()
 
 
 def test_columns_of_impossible_classes_are_equal():

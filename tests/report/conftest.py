@@ -46,7 +46,7 @@ def model(model_folder: Path, tiny_folder: Path, session: Session) -> Classifier
 @pytest.fixture(scope="session")
 def tested(model: Classifier, model_folder: Path, hostile_photos: Path, session: Session) -> Subject:
     """The model measured on the test images."""
-    dataset = as_dataset(hostile_photos, None, measuring=True)
+    dataset = as_dataset(hostile_photos, None, for_evaluation=True)
     return about(model, "photos.dca", session, folder=model_folder, dataset=dataset, data=str(hostile_photos))
 
 

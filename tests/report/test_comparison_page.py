@@ -11,7 +11,7 @@ from report.html_structure import structure
 
 
 def test_the_page_shows_differences_and_images(model: Classifier, hostile_photos: Path, session: Session) -> None:
-    dataset = as_dataset(hostile_photos, None, measuring=True)
+    dataset = as_dataset(hostile_photos, None, for_evaluation=True)
     found = compare([("<b>mine", model), ("zero", zero_shot_of(model))], dataset)
     html = comparison_page(found)
     tags = structure(html)

@@ -106,7 +106,7 @@ def test_an_image_is_not_its_own_neighbour(left_out: Subject) -> None:
 def test_a_model_without_gallery_says_so(tested: Subject, hostile_photos: Path) -> None:
     kept, tested.model.gallery_ = tested.model.gallery_, None
     try:
-        dataset = as_dataset(hostile_photos, None, measuring=True)
+        dataset = as_dataset(hostile_photos, None, for_evaluation=True)
         bare = about(tested.model, "bare", tested.session, dataset=dataset, data=str(hostile_photos))
         html = render(SECTIONS, bare, title="bare", about="")
     finally:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from dca.datasets import load_dataset
-from dca.datasets.draws import export_draw
+from dca.datasets.draws import draw_few_shot, export_draw
 from dca.datasets.sample import write_sample
-from dca.datasets.splits import draw_few_shot
 from dca.runs.spec import Spec
 
 SHOTS, SEED = 2, 3
@@ -34,7 +33,7 @@ from pathlib import Path
 import torch
 from dca.datasets import load_dataset
 from dca.datasets.draws import draw_record
-from dca.datasets.splits import draw_few_shot
+from dca.datasets.draws import draw_few_shot
 from dca.runs.run import run
 from dca.runs.spec import Spec
 

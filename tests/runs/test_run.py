@@ -573,8 +573,7 @@ def test_a_share_can_be_held_out_where_there_is_no_test_part(photos: Path, tiny_
 
 def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     from dca.datasets import load_dataset
-    from dca.datasets.draws import export_draw
-    from dca.datasets.splits import draw_few_shot
+    from dca.datasets.draws import draw_few_shot, export_draw
 
     few = draw_few_shot(load_dataset(photos), 2, 7)
     export_draw(few, 2, 7, tmp_path / "draw.json")

@@ -49,7 +49,7 @@ def test_a_specification_has_its_cells(name: str):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_experiment_is_as_published(name: str):
     for spec in {cell.spec for cell in load_specification(name).cells}:
-        assert all(catalog.lookup(data) is not None for data in (spec.data, *spec.targets))
+        assert all(catalog.find(data) is not None for data in (spec.data, *spec.targets))
         assert (spec.backbone, spec.rules) == ("vit-b-16", "paper")
         assert spec.seed in SEEDS
         assert spec.shots in SHOTS

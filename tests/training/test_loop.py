@@ -12,7 +12,7 @@ from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
-from dca.datasets.splits import draw_few_shot
+from dca.datasets.draws import draw_few_shot
 from dca.methods.base import Batch, Problem, Step, TrainingOptions
 from dca.methods.cross_modal import CrossModal, CrossModalOptions
 from dca.methods.dca import DCA, DCAOptions

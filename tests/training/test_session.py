@@ -114,7 +114,7 @@ def test_another_seed_or_shot_number_encodes_only_unseen_images(
 
 
 def _drawn(data: Dataset, shots: int, seed: int) -> Any:
-    from dca.datasets.splits import draw_few_shot
+    from dca.datasets.draws import draw_few_shot
 
     return draw_few_shot(data, shots, seed).train
 

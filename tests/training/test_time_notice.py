@@ -10,7 +10,7 @@ import pytest
 from dca.backbones.clip import CLIP
 from dca.core.progress import silent
 from dca.datasets.dataset import Dataset
-from dca.datasets.splits import draw_few_shot
+from dca.datasets.draws import draw_few_shot
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.gda import GDA
 from dca.training.context import FitContext

@@ -61,7 +61,7 @@ def command(
         from dca.report.page import need_jinja
 
         need_jinja()
-    dataset = as_dataset(data, None, measuring=True)
+    dataset = as_dataset(data, None, for_evaluation=True)
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)
         shared: dict[str, Any] = {"backbone": backbone, "precision": precision, "session": session}

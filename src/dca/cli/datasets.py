@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
-from dca.core.hints import render
+from dca.core.hints import render_hint
 from dca.core.text import pluralize
 
 if TYPE_CHECKING:
+    from dca.datasets.catalog import CatalogEntry
     from dca.datasets.check import CheckReport
-    from dca.datasets.layouts import CatalogEntry
 
 root_option = click.option(
     "--root", type=click.Path(path_type=Path), default=None, help="Folder that holds the public datasets [DCA_DATA]."
@@ -27,7 +27,7 @@ class Datasets(Group):
         """`dca datasets eurosat` -> dca datasets show eurosat."""
         from dca.datasets import catalog
 
-        entry = catalog.lookup(name)
+        entry = catalog.find(name)
         return f"dca datasets show {entry.name}" if entry else super().way_out(name)
 
 
@@ -84,7 +84,7 @@ def show(name: str, as_json: bool) -> None:
             click.echo(f"{label:<9} {text}")
     click.echo(f"{'home':<9} {entry.home}\n{'licence':<9} {entry.licence}\n{'cite':<9} {entry.citation}")
     click.echo(f"{'layout':<9} ROOT/{entry.folder}/")
-    for line in entry.layout.tree():
+    for line in entry.layout.expected_files():
         click.echo(f"{'':<11} {line}")
     names = ", ".join(row["name"] for row in classes[:8])
     click.echo(f"{'classes':<9} {names}{', ...' * (len(classes) > 8)}")
@@ -141,8 +141,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dca fit data/eurosat/ --draw draw.json             train on exactly these
     """
     from dca.datasets import load_dataset
-    from dca.datasets.draws import draw_record, export_draw
-    from dca.datasets.splits import draw_few_shot, short_classes
+    from dca.datasets.draws import draw_few_shot, draw_record, export_draw, short_classes
 
     dataset = load_dataset(data, root=root)
     drawn = draw_few_shot(dataset, shots, seed)
@@ -163,17 +162,17 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
 def _found(entry: CatalogEntry, root: Path | None) -> str | None:
     """Folder of the dataset under the root, if it is there."""
     from dca.core.errors import UserError
-    from dca.datasets.load import folder_of_dataset
+    from dca.datasets.load import find_dataset_folder
 
     try:
-        return str(folder_of_dataset(entry, root))
+        return str(find_dataset_folder(entry, root))
     except UserError:
         return None
 
 
 def _print(report: CheckReport) -> None:
     """Print a report: counts first, then the findings, worst first."""
-    click.echo(f"{report.name} at {report.place}")
+    click.echo(f"{report.name} at {report.path}")
     for key, value in report.facts.items():
         click.echo(f"  {key.replace('_', ' ')}: {_fact(value)}")
     for finding in report.findings:
@@ -183,7 +182,7 @@ def _print(report: CheckReport) -> None:
         if finding.count > len(finding.examples) > 0:
             click.echo(f"  ... and {finding.count - len(finding.examples):,} more")
         if finding.advice:
-            click.echo(f"  do: {render(finding.advice, 'cli')}")
+            click.echo(f"  do: {render_hint(finding.advice, 'cli')}")
     if not report.findings:
         click.echo("nothing wrong found")
 

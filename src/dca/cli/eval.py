@@ -97,7 +97,7 @@ def command(
     classifier = Classifier.from_pretrained(model, **place)
     if settings:
         classifier = classifier.with_options(*settings)
-    dataset = as_dataset(data, None, measuring=True)
+    dataset = as_dataset(data, None, for_evaluation=True)
     with showing(quiet=quiet) as progress:
         report = classifier.evaluate(dataset, among=among, progress=progress)
     if report.seen_in_training:

@@ -118,7 +118,7 @@ def _refuse(arguments: dict[str, object], why: str) -> None:
 def _dataset(data: str | None) -> Dataset | None:
     from dca.model.inputs import as_dataset
 
-    return None if data is None else as_dataset(data, None, measuring=True)
+    return None if data is None else as_dataset(data, None, for_evaluation=True)
 
 
 def write_runs(runs: Path, output: Path | None, specifications: tuple[str, ...], selection: Path | None) -> Path:

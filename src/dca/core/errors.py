@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from dca.core.hints import Action, Audience, Hint, as_steps, render
+from dca.core.hints import Action, Audience, Hint, hint_parts, render_hint
 
 MOST_DETAILS = 20
 # Similarity (0 to 1, difflib) from which one name counts as a misspelling of another.
@@ -41,12 +41,12 @@ class UserError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.details = tuple(details)
-        self.steps = as_steps(hint)
+        self.steps = hint_parts(hint)
 
     @property
     def hint(self) -> str:
         """How to solve the problem, in the words of Python."""
-        return render(self.steps, "python")
+        return render_hint(self.steps, "python")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.problem, self.details, self.steps)
@@ -68,7 +68,7 @@ class UserError(Exception):
         if len(self.details) > MOST_DETAILS:
             lines.append(f"  ... and {len(self.details) - MOST_DETAILS:,} more")
         if self.steps:
-            lines.append(f"  fix: {render(self.steps, audience)}")
+            lines.append(f"  fix: {render_hint(self.steps, audience)}")
         return "\n".join(lines)
 
 

@@ -36,21 +36,21 @@ class Action:
 Hint = str | Action | Sequence[str | Action]
 
 
-def as_steps(hint: Hint) -> tuple[str | Action, ...]:
+def hint_parts(hint: Hint) -> tuple[str | Action, ...]:
     """The parts of a hint, without empty ones."""
     steps = (hint,) if isinstance(hint, str | Action) else tuple(hint)
     return tuple(step for step in steps if step)
 
 
-def render(hint: Hint, audience: Audience) -> str:
+def render_hint(hint: Hint, audience: Audience) -> str:
     """The text of a hint.
 
-    >>> render(["add images", set_shots(2)], "cli")
+    >>> render_hint(["add images", set_shots(2)], "cli")
     'add images, or use --shots 2'
-    >>> render(["add images", set_shots(2)], "python")
+    >>> render_hint(["add images", set_shots(2)], "python")
     'add images, or use shots=2'
     """
-    return ", or ".join(step if isinstance(step, str) else getattr(step, audience) for step in as_steps(hint))
+    return ", or ".join(step if isinstance(step, str) else getattr(step, audience) for step in hint_parts(hint))
 
 
 def fit_estimate() -> Action:
@@ -58,10 +58,10 @@ def fit_estimate() -> Action:
     return Action("fit again with --estimate, or with the default method", "fit again with estimate=True")
 
 
-def then(first: str, action: Action) -> Action:
+def combine(first: str, action: Action) -> Action:
     """An action that comes after something that is worded the same for everyone.
 
-    >>> then("put the files into a folder", choose_backbone("FOLDER")).cli
+    >>> combine("put the files into a folder", choose_backbone("FOLDER")).cli
     'put the files into a folder and name the backbone with --backbone FOLDER'
     """
     return Action(f"{first} and {action.cli}", f"{first} and {action.python}")

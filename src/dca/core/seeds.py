@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 
-def derive(seed: int, *names: str | int) -> int:
+def derive_seed(seed: int, *names: str | int) -> int:
     """Seed of the stream called `names`, in [0, 2**63).
 
-    >>> derive(1, "epoch", 3) == derive(1, "epoch", 3) != derive(1, "epoch", 4)
+    >>> derive_seed(1, "epoch", 3) == derive_seed(1, "epoch", 3) != derive_seed(1, "epoch", 4)
     True
     """
     digest = hashlib.sha256("/".join(map(str, (seed, *names))).encode()).digest()
@@ -27,10 +27,10 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     """CPU generator at the start of the stream called `names`."""
     import torch
 
-    return torch.Generator().manual_seed(derive(seed, *names))
+    return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
-def branch(generator: torch.Generator, device: torch.device) -> torch.Generator:
+def spawn_generator(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """A generator on `device` seeded by one draw of `generator`, so that its numbers need no transfer."""
     import torch
 

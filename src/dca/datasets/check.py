@@ -1,8 +1,7 @@
-"""Checking a public dataset: what is missing or different, and what to do about it.
+"""Check data before training: public datasets, folders, lists and the sample.
 
-Checking a folder of images: unreadable files, copies, leaks, label conflicts, names.
-
-Checking any data: a public dataset, a folder, a list or the sample.
+For a public dataset: what is missing or differs from the official one. For anyone's own images: unreadable files,
+copies, the same image in training and test, conflicting labels, class names that CLIP does not know, unused files.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import numpy as np
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.core.hints import Audience, Hint, render
+from dca.core.hints import Audience, Hint, render_hint
 from dca.core.text import pluralize
 from dca.datasets import catalog
-from dca.datasets.classes import NAMES, name_advice, odd_names
+from dca.datasets.catalog import NOT_THE_PUBLIC_SPLIT, CatalogEntry
+from dca.datasets.classes import CLASS_NAMES_FILE, name_advice, odd_names, unused_names
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.folder import boundary_of, load_folder, split_folders, unused_names
-from dca.datasets.layouts import CatalogEntry
-from dca.datasets.load import SAMPLE, find_dataset, folder_of_dataset, recognise
-from dca.datasets.splits import draw_few_shot
-from dca.datasets.walk import Boundary, is_named_image, links_besides, list_class_folders, list_files, list_images
+from dca.datasets.draws import draw_few_shot
+from dca.datasets.folder import class_link_filter, load_folder, split_folders
+from dca.datasets.load import SAMPLE, find_dataset_folder, load_dataset
+from dca.datasets.walk import LinkFilter, is_named_image, list_class_folders, list_files, list_images, list_links
 from dca.images.decode import Count, Unreadable, is_image, try_decode_all
 from dca.images.hashing import THUMB, copy_pairs, sha256_of, thumbnail
 
@@ -35,14 +34,27 @@ if TYPE_CHECKING:
 
 Level = Literal["blocker", "warning", "note"]
 PARTS = ("train", "val", "test")
+# The draws of published work: images per class, and seeds.
 SHOTS = (1, 2, 4, 8, 16)
 SEEDS = (1, 2, 3)
 MOST_EXAMPLES = 5
+# Training images per class, pixels of the shorter side, and ratio of the sides from which on nothing is noted.
+FEW = 4
+SMALL = 32
+LONG = 4.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of problem: how bad, how often, where, and what to do."""
+    """One kind of problem.
+
+    Attributes:
+        level: "blocker" (training cannot start), "warning" or "note".
+        what: The problem, in one clause.
+        count: How often it occurs.
+        examples: The first places.
+        advice: What to do.
+    """
 
     level: Level
     what: str
@@ -53,10 +65,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All findings about one dataset; `facts` are its counts, ready for JSON."""
+    """All findings about one dataset.
+
+    Attributes:
+        name: Name of the dataset.
+        path: The folder or list that was checked.
+        facts: Its counts, ready for JSON.
+        findings: What was found.
+    """
 
     name: str
-    place: str
+    path: str
     facts: dict[str, object]
     findings: tuple[Finding, ...]
 
@@ -67,8 +86,45 @@ class CheckReport:
 
     def describe(self, audience: Audience = "python") -> dict[str, object]:
         """The report, ready for JSON; advice in the words of `audience`."""
-        worded = [{**asdict(finding), "advice": render(finding.advice, audience)} for finding in self.findings]
+        worded = [{**asdict(finding), "advice": render_hint(finding.advice, audience)} for finding in self.findings]
         return {**asdict(self), "findings": worded, "ok": self.ok}
+
+
+def check_source(
+    source: str | Path,
+    root: str | Path | None = None,
+    *,
+    open_images: bool | None = None,
+    progress: Count | None = None,
+) -> CheckReport:
+    """Check what `load_dataset` would load.
+
+    Args:
+        source, root: As for `load_dataset`.
+        open_images: Whether to open every image; by default only those of folders and lists, not of public datasets.
+        progress: Called with the number of images that were opened, and of all.
+
+    Returns:
+        The report; data that cannot be read at all is a finding in it.
+
+    Raises:
+        UserError: If there is no folder with a public dataset of this name.
+
+    Example:
+        >>> from dca.datasets.check import check_source
+        >>> check_source("sample").ok
+        True
+    """
+    path = Path(source).expanduser()
+    entry = catalog.detect(path) if root is None and path.exists() else None
+    if entry is None and not (root is None and path.exists()) and isinstance(source, str):
+        entry = catalog.find(source)
+        path = find_dataset_folder(entry, root) if entry is not None else path
+    if entry is not None:
+        return check_public(entry, path, open_images=bool(open_images), progress=progress)
+    if str(source) == SAMPLE and not path.exists():
+        return check_dataset(load_dataset(SAMPLE), path, open_images=open_images is not False, progress=progress)
+    return check_folder(path, open_images=open_images is not False, progress=progress)
 
 
 def check_public(
@@ -76,46 +132,109 @@ def check_public(
 ) -> CheckReport:
     """Compare a folder with what the catalog knows: files, counts per split, class names.
 
-    open_images: also open every image that is there.
+    Args:
+        entry: The public dataset.
+        folder: Its folder.
+        open_images: Also open every image that is there.
+        progress: Called with the number of images that were opened, and of all.
+
+    Returns:
+        The report.
     """
     try:
-        dataset = entry.build(folder)
+        dataset = entry.load(folder)
     except UserError as error:
         facts: dict[str, object] = {"official": _official(entry), "layout": _layout(entry)}
-        return CheckReport(entry.name, str(folder), facts, (from_error(error),))
-    there = {part: [is_there(item) for item in getattr(dataset, part)] for part in PARTS}
-    draws = _complete_draws(dataset, there)
+        return CheckReport(entry.name, str(folder), facts, (_error_finding(error),))
+    present = {part: [_exists(item) for item in getattr(dataset, part)] for part in PARTS}
+    draws = _complete_draws(dataset, present)
     facts = {
         "official": _official(entry),
         "listed": dataset.counts(),
-        "present": {part: sum(found) for part, found in there.items()},
-        "whole_parts": [part for part, found in there.items() if found and all(found)],
+        "present": {part: sum(exist) for part, exist in present.items()},
+        "whole_parts": [part for part, exist in present.items() if exist and all(exist)],
         "classes": len(dataset.names),
         "split": dataset.split,
         "layout": _layout(entry),
         "complete_draws": draws,
     }
     findings = [
-        *_missing_images(dataset, there, draws),
+        *_missing_images(dataset, present, draws),
         *_wrong_counts(entry, dataset),
         *_wrong_classes(entry, dataset),
         *_empty_classes(entry, dataset),
     ]
-    if "not the public split" in dataset.split:
+    if dataset.split.endswith(NOT_THE_PUBLIC_SPLIT):
         findings.append(Finding("warning", f"the split is {dataset.split}: numbers will not compare with papers"))
     if open_images:
-        present = [item for part in PARTS for item, yes in zip(getattr(dataset, part), there[part], strict=True) if yes]
-        outcomes = try_decode_all([item.image for item in present], lambda image: None, progress=progress)
-        findings += unreadable_finding(outcomes, dataset)
+        images = [
+            item.image
+            for part in PARTS
+            for item, exists in zip(getattr(dataset, part), present[part], strict=True)
+            if exists
+        ]
+        outcomes = try_decode_all(images, lambda image: None, progress=progress)
+        findings += _unreadable_finding(outcomes, dataset)
     return CheckReport(entry.name, str(folder), facts, tuple(findings))
 
 
-def from_error(error: UserError) -> Finding:
+def check_folder(path: str | Path, *, open_images: bool = True, progress: Count | None = None) -> CheckReport:
+    """Read a folder or list as `load_folder` does and look for problems.
+
+    Args:
+        path: The folder or list.
+        open_images: Open every image; otherwise only names and counts are checked.
+        progress: Called with the number of images that were opened, and of all.
+
+    Returns:
+        The report.
+    """
+    path = Path(path).expanduser()
+    try:
+        dataset = load_folder(path)
+    except UserError as error:
+        return CheckReport(path.name, str(path), {}, (_error_finding(error),))
+    return check_dataset(dataset, path, open_images=open_images, progress=progress)
+
+
+def check_dataset(
+    dataset: Dataset, path: Path, *, open_images: bool = True, progress: Count | None = None
+) -> CheckReport:
+    """Look for problems in a dataset that could be read.
+
+    Args:
+        dataset: The dataset.
+        path: Where it was read from.
+        open_images, progress: As for `check_folder`.
+
+    Returns:
+        The report.
+    """
+    items = [_PartItem(part, item) for part in ("train", "val", "test") for item in getattr(dataset, part)]
+    findings = [*_few_images(dataset), *_odd_names(dataset), *_unused_names(dataset), *_unused_files(dataset, path)]
+    if open_images:
+        findings = [*_images(dataset, items, progress), *findings]
+    have = Counter(item.label for item in dataset.train)
+    facts: dict[str, object] = {
+        "classes": len(dataset.labels),
+        **dataset.counts(),
+        "fewest_per_class": min(have.values(), default=0),
+        "most_per_class": max(have.values(), default=0),
+        "split": dataset.split,
+    }
+    order = {"blocker": 0, "warning": 1, "note": 2}
+    return CheckReport(dataset.name, str(path), facts, tuple(sorted(findings, key=lambda f: order[f.level])))
+
+
+# Data that cannot be read
+
+
+def _error_finding(error: UserError) -> Finding:
     """A problem because of which the dataset cannot be read at all."""
     return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.steps)
 
 
-def unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Finding]:
+def _unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Finding]:
     """The images that cannot be opened, with the reason for each."""
     faults = [fault for fault in outcomes if isinstance(fault, Unreadable)]
     if not faults:
@@ -125,7 +244,10 @@ def unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Fin
     return [Finding("blocker", what, len(faults), lines[:20], "replace or remove these files")]
 
 
-def is_there(item: Item) -> bool:
+# Public datasets
+
+
+def _exists(item: Item) -> bool:
     """Whether an item's file exists (an image in memory always does)."""
     return not isinstance(item.image, Path) or item.image.is_file()
 
@@ -136,35 +258,35 @@ def _official(entry: CatalogEntry) -> dict[str, int]:
 
 def _layout(entry: CatalogEntry) -> list[str]:
     """Files and folders that the data root should hold."""
-    return [f"{entry.folder}/{line}" for line in entry.layout.tree()]
+    return [f"{entry.folder}/{line}" for line in entry.layout.expected_files()]
 
 
-def _complete_draws(dataset: Dataset, there: dict[str, list[bool]]) -> list[str]:
+def _complete_draws(dataset: Dataset, present: dict[str, list[bool]]) -> list[str]:
     """The usual draws (K = 1 to 16, seeds 1 to 3) of which every image exists."""
-    present = {
-        id(i) for part in ("train", "val") for i, yes in zip(getattr(dataset, part), there[part], strict=True) if yes
+    ids = {
+        id(i) for part in ("train", "val") for i, yes in zip(getattr(dataset, part), present[part], strict=True) if yes
     }
     complete = []
     for shots in SHOTS:
         for seed in SEEDS:
             drawn = draw_few_shot(dataset, shots, seed)
-            if drawn.train and all(id(item) in present for item in drawn.train + drawn.val):
+            if drawn.train and all(id(item) in ids for item in drawn.train + drawn.val):
                 complete.append(f"shot_{shots}-seed_{seed}")
     return complete
 
 
-def _missing_images(dataset: Dataset, there: dict[str, list[bool]], draws: Sequence[str]) -> list[Finding]:
+def _missing_images(dataset: Dataset, present: dict[str, list[bool]], draws: Sequence[str]) -> list[Finding]:
     findings = []
     for part in PARTS:
         items: Sequence[Item] = getattr(dataset, part)
-        gone = [dataset.path_of(item) for item, yes in zip(items, there[part], strict=True) if not yes]
-        if not gone:
+        missing = [dataset.path_of(item) for item, yes in zip(items, present[part], strict=True) if not yes]
+        if not missing:
             continue
-        what = f"{pluralize(len(gone), f'{part} image', 'are', of=len(items))} missing"
+        what = f"{pluralize(len(missing), f'{part} image', 'are', of=len(items))} missing"
         harmless = part != "test" and len(draws) == len(SHOTS) * len(SEEDS)
         level: Level = "warning" if harmless else "blocker"
         advice = _ENOUGH if harmless else _NOT_ENOUGH
-        findings.append(Finding(level, what, len(gone), tuple(gone[:MOST_EXAMPLES]), advice))
+        findings.append(Finding(level, what, len(missing), tuple(missing[:MOST_EXAMPLES]), advice))
     return findings
 
 
@@ -231,66 +353,31 @@ def _empty_classes(entry: CatalogEntry, dataset: Dataset) -> list[Finding]:
     return findings
 
 
-FEW = 4
-SMALL = 32
-LONG = 4.0
+# Folders and lists
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ImageFacts:
     """What is kept of a readable image."""
 
     size: tuple[int, int]
-    thumb: NDArray[np.uint8]
+    thumbnail: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PartItem:
     """An image with its part, to say where copies are."""
 
     part: str
     item: Item
 
 
-def check_folder(path: str | Path, *, open_images: bool = True, progress: Count | None = None) -> CheckReport:
-    """Read a folder or list as `load_folder` does and look for problems.
-
-    open_images: open every image; otherwise only names and counts are checked.
-    """
-    path = Path(path).expanduser()
-    try:
-        dataset = load_folder(path)
-    except UserError as error:
-        return CheckReport(path.name, str(path), {}, (from_error(error),))
-    return check_dataset(dataset, path, open_images=open_images, progress=progress)
-
-
-def check_dataset(
-    dataset: Dataset, path: Path, *, open_images: bool = True, progress: Count | None = None
-) -> CheckReport:
-    """Look for problems in a dataset that could be read."""
-    placed = [_Placed(part, item) for part in ("train", "val", "test") for item in getattr(dataset, part)]
-    findings = [*_few_images(dataset), *_names(dataset), *_unused_names(dataset), *_left_out(dataset, path)]
-    if open_images:
-        findings = [*_images(dataset, placed, progress), *findings]
-    have = Counter(item.label for item in dataset.train)
-    facts: dict[str, object] = {
-        "classes": len(dataset.labels),
-        **dataset.counts(),
-        "fewest_per_class": min(have.values(), default=0),
-        "most_per_class": max(have.values(), default=0),
-        "split": dataset.split,
-    }
-    order = {"blocker": 0, "warning": 1, "note": 2}
-    return CheckReport(dataset.name, str(path), facts, tuple(sorted(findings, key=lambda f: order[f.level])))
-
-
-def _images(dataset: Dataset, placed: Sequence[_Placed], progress: Count | None) -> list[Finding]:
+def _images(dataset: Dataset, items: Sequence[_PartItem], progress: Count | None) -> list[Finding]:
     """Findings for which every image is opened."""
-    outcomes = try_decode_all([p.item.image for p in placed], _look, progress=progress)
-    readable = [(p, seen) for p, seen in zip(placed, outcomes, strict=True) if not isinstance(seen, Unreadable)]
-    findings = unreadable_finding(outcomes, dataset)
-    findings += _copies(dataset, [p for p, _ in readable], [seen.thumb for _, seen in readable])
+    outcomes = try_decode_all([p.item.image for p in items], _image_facts, progress=progress)
+    readable = [(item, facts) for item, facts in zip(items, outcomes, strict=True) if not isinstance(facts, Unreadable)]
+    findings = _unreadable_finding(outcomes, dataset)
+    findings += _copies(dataset, [p for p, _ in readable], [facts.thumbnail for _, facts in readable])
     for level, what, test, advice in _SHAPES:
         lines = [f"{dataset.path_of(p.item)}: {s.size[0]}x{s.size[1]}" for p, s in readable if test(s.size)]
         if lines:
@@ -299,8 +386,8 @@ def _images(dataset: Dataset, placed: Sequence[_Placed], progress: Count | None)
     return findings
 
 
-def _look(image: Image.Image) -> _Seen:
-    return _Seen(image.size, thumbnail(image))
+def _image_facts(image: Image.Image) -> _ImageFacts:
+    return _ImageFacts(image.size, thumbnail(image))
 
 
 _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] = (
@@ -314,15 +401,15 @@ _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] =
 )
 
 
-def _copies(dataset: Dataset, placed: Sequence[_Placed], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
+def _copies(dataset: Dataset, items: Sequence[_PartItem], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
     """Images that occur twice: in train and test, under two labels, or within a part."""
-    content = [sha256_of(p.item.image) for p in placed]
+    content = [sha256_of(p.item.image) for p in items]
     same, near = copy_pairs(content, np.stack(thumbs) if thumbs else np.empty((0, THUMB, THUMB, 3), np.uint8))
     findings = []
     for pairs, how in ((same, "the same file"), (near, "nearly the same image")):
         kinds: dict[str, list[str]] = defaultdict(list)
         for a, b in pairs:
-            first, second = placed[a], placed[b]
+            first, second = items[a], items[b]
             kind = "leak" if "test" in (first.part, second.part) and first.part != second.part else "copy"
             kind = "conflict" if first.item.label != second.item.label else kind
             kinds[kind].append(f"{dataset.path_of(first.item)} ~ {dataset.path_of(second.item)}")
@@ -361,7 +448,7 @@ def _few_images(dataset: Dataset) -> list[Finding]:
     ]
 
 
-def _names(dataset: Dataset) -> list[Finding]:
+def _odd_names(dataset: Dataset) -> list[Finding]:
     """Class names that CLIP probably does not know."""
     odd = odd_names(dataset)
     if not odd:
@@ -376,46 +463,50 @@ def _unused_names(dataset: Dataset) -> list[Finding]:
     unused, misspelled = unused_names(dataset)
     if not unused:
         return []
-    text = f"{pluralize(len(unused), 'name')} in {NAMES} without a class"
+    text = f"{pluralize(len(unused), 'name')} in {CLASS_NAMES_FILE} without a class"
     advice = "spell them as the classes are spelled, or remove them"
     return [Finding("warning" if misspelled else "note", text, len(unused), tuple(unused[:MOST_EXAMPLES]), advice)]
 
 
-def _left_out(dataset: Dataset, path: Path) -> list[Finding]:
+def _unused_files(dataset: Dataset, path: Path) -> list[Finding]:
     """Files and links in the folder that are not used."""
     if not path.is_dir():
         return []
-    places = list(split_folders(path).values()) or [path]
-    classes = [sub for place in places for sub in list_class_folders(place)]
-    boundary = boundary_of(places)
+    parts = list(split_folders(path).values()) or [path]
+    classes = [sub for part in parts for sub in list_class_folders(part)]
+    link_filter = class_link_filter(parts)
     used = {item.image for part in (dataset.train, dataset.val, dataset.test) for item in part}
-    others = [f for sub in classes for f in list_files(sub, boundary) if f not in used and not is_named_image(f)]
-    stray = [file for file in list_images(path, boundary) if file not in used]
+    others = [f for sub in classes for f in list_files(sub, link_filter) if f not in used and not is_named_image(f)]
+    stray = [file for file in list_images(path, link_filter) if file not in used]
     return [
-        *_not_regular(path, classes, boundary),
-        *_links(path, places, classes, boundary),
-        *_not_named(path, sorted(others)),
-        *_listed(path, stray, "note", "{} in no class and not used", "image", "move them into a class folder"),
+        *_special_files(path, classes, link_filter),
+        *_unfollowed_links(path, parts, classes, link_filter),
+        *_unnamed_files(path, sorted(others)),
+        *_path_finding(path, stray, "note", "{} in no class and not used", "image", "move them into a class folder"),
     ]
 
 
-def _not_regular(path: Path, classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+def _special_files(path: Path, classes: Sequence[Path], link_filter: LinkFilter) -> list[Finding]:
     """Pipes, sockets and devices in the class folders."""
-    special = sorted(file for sub in classes for file in list_files(sub, boundary, "special"))
+    special = sorted(file for sub in classes for file in list_files(sub, link_filter, "special"))
     text = "{} not used: not a regular file (a pipe, socket or device)"
-    return _listed(path, special, "warning", text, "file", "replace them by image files, or remove them")
+    return _path_finding(path, special, "warning", text, "file", "replace them by image files, or remove them")
 
 
-def _links(path: Path, places: Sequence[Path], classes: Sequence[Path], boundary: Boundary) -> list[Finding]:
+def _unfollowed_links(
+    path: Path, parts: Sequence[Path], classes: Sequence[Path], link_filter: LinkFilter
+) -> list[Finding]:
     """Links to folders that are not followed."""
-    links = set(links_besides(path, [*places, *classes]))
-    links |= {link for place in places for link in links_besides(place, classes)}
-    links |= {link for sub in classes for link in list_files(sub, boundary, "link")}
+    links = set(list_links(path, [*parts, *classes]))
+    links |= {link for part in parts for link in list_links(part, classes)}
+    links |= {link for sub in classes for link in list_files(sub, link_filter, "link")}
     text = "{} not followed: they lead to another class or to a folder above"
-    return _listed(path, sorted(links), "warning", text, "link", "remove them, or link to folders outside the dataset")
+    return _path_finding(
+        path, sorted(links), "warning", text, "link", "remove them, or link to folders outside the dataset"
+    )
 
 
-def _listed(path: Path, found: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
+def _path_finding(path: Path, found: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
     """One finding about these paths, if there are any."""
     if not found:
         return []
@@ -423,7 +514,7 @@ def _listed(path: Path, found: Sequence[Path], level: Level, text: str, noun: st
     return [Finding(level, text.format(pluralize(len(found), noun, "are")), len(found), lines, advice)]
 
 
-def _not_named(path: Path, found: Sequence[Path]) -> list[Finding]:
+def _unnamed_files(path: Path, found: Sequence[Path]) -> list[Finding]:
     """Files in the class folders that are left out because of their names, images first."""
     if not found:
         return []
@@ -435,26 +526,3 @@ def _not_named(path: Path, found: Sequence[Path]) -> list[Finding]:
         advice = "give the images their file extension, e.g. .jpg"
         return [Finding("warning", text, len(found), tuple(lines[:MOST_EXAMPLES]), advice)]
     return [Finding("note", text, len(found), tuple(lines[:MOST_EXAMPLES]))]
-
-
-def check_source(
-    source: str | Path,
-    root: str | Path | None = None,
-    *,
-    open_images: bool | None = None,
-    progress: Count | None = None,
-) -> CheckReport:
-    """Check what `find_dataset` would find.
-
-    open_images: whether to open every image; by default only those of folders and lists, not of public datasets.
-    """
-    path = Path(source).expanduser()
-    entry = recognise(path) if root is None and path.exists() else None
-    if entry is None and not (root is None and path.exists()) and isinstance(source, str):
-        entry = catalog.lookup(source)
-        path = folder_of_dataset(entry, root) if entry is not None else path
-    if entry is not None:
-        return check_public(entry, path, open_images=bool(open_images), progress=progress)
-    if str(source) == SAMPLE and not path.exists():
-        return check_dataset(find_dataset(SAMPLE), path, open_images=open_images is not False, progress=progress)
-    return check_folder(path, open_images=open_images is not False, progress=progress)

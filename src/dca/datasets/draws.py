@@ -1,10 +1,18 @@
-"""Few-shot draws as small files, so that two people can verify that they trained on the same images."""
+"""Which images of a dataset are used: few-shot draws, held-out test images, and files that list a draw.
+
+The algorithm is that of the published draws. The drawn positions depend only on the class sizes, the shots and the
+seed, so equal seeds mean equal images everywhere. A draw can be written to a small file, so that two people can verify
+that they trained on the same images.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -12,13 +20,121 @@ from typing import Any
 
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
-from dca.core.hints import write_draw
+from dca.core.hints import set_shots, write_draw
+from dca.core.seeds import derive_seed
 from dca.core.text import normalize_name, pluralize
 from dca.datasets.dataset import Dataset, Item
 from dca.images.hashing import sha256_of
 
+# Most validation images per class that a draw takes.
+MOST_VAL_SHOTS = 4
+# What the files of draws call their format.
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")
+
+
+# Drawing
+
+
+def draw_positions(labels: Sequence[int], shots: int, rng: random.Random) -> list[int]:
+    """Positions of `shots` images per class, in the published order.
+
+    Classes come in order of first appearance, images in the order they were sampled. A class with
+    fewer images than `shots` gives all of them and uses no random numbers.
+
+    >>> draw_positions([7, 7, 7, 2, 2], 2, random.Random(1))
+    [0, 2, 4, 3]
+    """
+    if shots < 1:
+        raise UserError(f"shots must be at least 1, not {shots}.", hint=set_shots(1, 2, 4, 8, 16))
+    by_class: dict[int, list[int]] = {}
+    for position, label in enumerate(labels):
+        by_class.setdefault(label, []).append(position)
+    chosen: list[int] = []
+    for positions in by_class.values():
+        chosen += rng.sample(positions, shots) if len(positions) >= shots else positions
+    return chosen
+
+
+def draw_few_shot(dataset: Dataset, shots: int | None, seed: int) -> Dataset:
+    """Draw `shots` training images and min(shots, 4) validation images per class.
+
+    Both are drawn from one stream, training first, as published.
+
+    Args:
+        dataset: What to draw from.
+        shots: Training images per class; None keeps everything. A class with fewer images gives all it has.
+        seed: Seed of the draw.
+
+    Returns:
+        The drawn dataset; its test part stays whole.
+
+    Raises:
+        UserError: If `shots` is below 1.
+
+    Example:
+        >>> from dca.datasets.sample import load_sample
+        >>> draw_few_shot(load_sample(per_class_train=4, per_class_test=1), 2, seed=1).counts()
+        {'train': 20, 'val': 0, 'test': 10}
+    """
+    if shots is None:
+        return dataset
+    rng = random.Random(seed)
+    train = draw_positions([item.label for item in dataset.train], shots, rng)
+    val = draw_positions([item.label for item in dataset.val], min(shots, MOST_VAL_SHOTS), rng)
+    return replace(dataset, train=_take(dataset.train, train), val=_take(dataset.val, val))
+
+
+def short_classes(dataset: Dataset, shots: int) -> list[tuple[str, int]]:
+    """Labels of classes with fewer than `shots` training images, each with the number it has."""
+    counts = Counter(item.label for item in dataset.train)
+    return [(str(label), counts[y]) for y, label in enumerate(dataset.labels) if counts[y] < shots]
+
+
+def hold_out(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
+    """Move a stratified share of the training images to an empty test part.
+
+    Every class gives round(fraction * n) images, at least one, and keeps at least one; a class with a single image
+    keeps it.
+
+    Args:
+        dataset: The dataset; one that has test images is returned unchanged.
+        fraction: The share, between 0 and 1.
+        seed: Seed of the choice.
+
+    Returns:
+        The dataset with a test part.
+
+    Raises:
+        UserError: If `fraction` is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"the held-out fraction must be between 0 and 1, not {fraction}.")
+    if dataset.test:
+        return dataset
+    rng = random.Random(derive_seed(seed, "hold-out"))
+    by_class: dict[int, list[int]] = {}
+    for position, item in enumerate(dataset.train):
+        by_class.setdefault(item.label, []).append(position)
+    held_out: set[int] = set()
+    for label in sorted(by_class):
+        n = len(by_class[label])
+        held_out.update(rng.sample(by_class[label], min(n - 1, max(1, math.floor(fraction * n + 0.5)))))
+    kept = [position for position in range(len(dataset.train)) if position not in held_out]
+    origin = f"{dataset.split}; " if dataset.split else ""
+    return replace(
+        dataset,
+        train=_take(dataset.train, kept),
+        test=_take(dataset.train, sorted(held_out)),
+        split=f"{origin}{fraction:.0%} of each class held out as test, seed {seed}",
+    )
+
+
+def _take(items: Sequence[Item], positions: Iterable[int]) -> tuple[Item, ...]:
+    return tuple(items[position] for position in positions)
+
+
+# Files that list a draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +147,19 @@ class DrawnImage:
 
 
 def draw_record(dataset: Dataset, shots: int | None, seed: int) -> dict[str, Any]:
-    """What was drawn, ready for JSON, with one hash over classes and image contents in draw order.
+    """Describe a draw: its images, with one hash over classes and image contents in draw order.
 
-    dataset: the few-shot dataset. The hash covers class names, not labels or paths, so that copies of
-    a public dataset in different layouts agree. `paths_sha256` is the hash of the relative paths,
-    joined by newlines.
+    The hash covers class names, not labels or paths, so that copies of a public dataset in different layouts agree.
+    `paths_sha256` is the hash of the relative paths, joined by newlines.
+
+    Args:
+        dataset: The drawn dataset.
+        shots, seed: What it was drawn with.
+
+    Returns:
+        The record, ready for JSON.
     """
-    parts = {part: [_drawn(dataset, item) for item in getattr(dataset, part)] for part in PARTS}
+    parts = {part: [_drawn_image(dataset, item) for item in getattr(dataset, part)] for part in PARTS}
     return {
         "format": FORMAT,
         "dataset": dataset.name,
@@ -51,7 +173,27 @@ def draw_record(dataset: Dataset, shots: int | None, seed: int) -> dict[str, Any
 
 
 def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path) -> str:
-    """Write the draw's record, whole or not at all, and return its hash."""
+    """Write a draw to a file, whole or not at all.
+
+    Args:
+        dataset: The drawn dataset.
+        shots, seed: What it was drawn with.
+        path: The file.
+
+    Returns:
+        The hash of the draw, see `draw_record`.
+
+    Raises:
+        UserError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from dca.datasets.sample import load_sample
+        >>> sample, file = load_sample(per_class_train=3, per_class_test=0), tempfile.mkdtemp() + "/draw.json"
+        >>> drawn = draw_few_shot(sample, 2, seed=1)
+        >>> export_draw(drawn, 2, 1, file) == draw_record(drawn, 2, 1)["hash"]
+        True
+    """
     record = draw_record(dataset, shots, seed)
     rows = {part: ",\n".join(f"  {json.dumps(row)}" for row in record.pop(part)) for part in PARTS}
     head = json.dumps(record, indent=1)[:-2]
@@ -63,32 +205,39 @@ def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path
 def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> Dataset:
     """Take exactly the drawn images from a dataset.
 
-    Reads our own records, the index files that accompany published work ({"train": {"data":
-    [{"impath", "classname"}, ...]}, ...}), and plain positions ({"train": [8, 36, ...], ...}).
-    verify: compare the content of each image with its recorded hash.
+    Args:
+        path: A file of `export_draw`, an index file that accompanies published work
+            ({"train": {"data": [{"impath", "classname"}, ...]}, ...}), or plain positions
+            ({"train": [8, 36, ...], ...}).
+        dataset: What was drawn from.
+        verify: Compare the content of each image with its recorded hash.
 
-    Raises UserError with all images that are missing, of another class, or different.
+    Returns:
+        The dataset with the drawn training and validation images.
+
+    Raises:
+        UserError: With all images that are missing, of another class, or different.
     """
     path = Path(path)
-    raw = _read(path)
-    taken: dict[str, tuple[Item, ...]] = {}
+    raw = _read_json(path)
+    images: dict[str, tuple[Item, ...]] = {}
     faults: list[str] = []
     for part in PARTS:
-        rows = _rows(path, raw, part)
+        rows = _read_part(path, raw, part)
         # Published ImageNet files take their validation images from the training folders.
         anywhere = raw.get("format") != FORMAT and bool(rows) and not isinstance(rows[0], int)
-        pool = _Pool(dataset, dataset.train + dataset.val if anywhere else getattr(dataset, part))
-        found = [_find(drawn, pool, verify=verify) for drawn in rows]
-        faults += [f"{part}: {fault}" for fault in found if isinstance(fault, str)]
-        taken[part] = tuple(item for item in found if isinstance(item, Item))
+        pool = _ImagePool(dataset, dataset.train + dataset.val if anywhere else getattr(dataset, part))
+        outcomes = [_find_image(drawn, pool, verify=verify) for drawn in rows]
+        faults += [f"{part}: {outcome}" for outcome in outcomes if isinstance(outcome, str)]
+        images[part] = tuple(outcome for outcome in outcomes if isinstance(outcome, Item))
     if faults:
-        total = len(faults) + sum(map(len, taken.values()))
+        total = len(faults) + sum(map(len, images.values()))
         raise UserError(
             f"{path}: {pluralize(len(faults), 'drawn image', 'are', of=total)} not in {dataset.name} as recorded.",
             details=faults,
             hint="the draw belongs to another copy or version of the dataset",
         )
-    return replace(dataset, train=taken["train"], val=taken["val"], split=f"{dataset.split}; draw {path.name}")
+    return replace(dataset, train=images["train"], val=images["val"], split=f"{dataset.split}; draw {path.name}")
 
 
 def draw_hash(parts: Mapping[str, Sequence[DrawnImage]]) -> str:
@@ -97,7 +246,7 @@ def draw_hash(parts: Mapping[str, Sequence[DrawnImage]]) -> str:
     return _sha256("\n".join(lines))
 
 
-class _Pool:
+class _ImagePool:
     """The images that may have been drawn, to be found by position, by path, or by the end of a path."""
 
     def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
@@ -106,8 +255,8 @@ class _Pool:
         self._exact = {dataset.path_of(item): item for item in items}
         self._by_name: dict[str, list[tuple[tuple[str, ...], Item]]] = {}
         for path, item in self._exact.items():
-            steps = PurePosixPath(path).parts[::-1]
-            self._by_name.setdefault(steps[0] if steps else "", []).append((steps, item))
+            reversed_parts = PurePosixPath(path).parts[::-1]
+            self._by_name.setdefault(reversed_parts[0] if reversed_parts else "", []).append((reversed_parts, item))
 
     def find(self, drawn: DrawnImage) -> Item | None:
         """The image of that path, or the one of its class whose path shares the longest end with it."""
@@ -115,13 +264,13 @@ class _Pool:
             return self._exact[drawn.path]
         wanted = PurePosixPath(drawn.path).parts[::-1]
         scored = [
-            (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(steps, wanted, strict=False))), item)
-            for steps, item in self._by_name.get(wanted[0] if wanted else "", [])
+            (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, wanted, strict=False))), item)
+            for parts, item in self._by_name.get(wanted[0] if wanted else "", [])
             if self.is_called(item, drawn.name)
         ]
         best = max((score for score, _ in scored), default=0)
-        found = [item for score, item in scored if score == best]
-        return found[0] if len(found) == 1 else None
+        candidates = [item for score, item in scored if score == best]
+        return candidates[0] if len(candidates) == 1 else None
 
     def is_called(self, item: Item, name: str) -> bool:
         """Whether the item's class has this name or label."""
@@ -135,7 +284,7 @@ class _Pool:
         return self.dataset.names[item.label]
 
 
-def _find(drawn: DrawnImage | int, pool: _Pool, *, verify: bool) -> Item | str:
+def _find_image(drawn: DrawnImage | int, pool: _ImagePool, *, verify: bool) -> Item | str:
     """The drawn image, or why it cannot be used."""
     if isinstance(drawn, int):
         return pool.items[drawn] if 0 <= drawn < len(pool.items) else f"position {drawn} is beyond the list"
@@ -149,7 +298,7 @@ def _find(drawn: DrawnImage | int, pool: _Pool, *, verify: bool) -> Item | str:
     return item
 
 
-def _rows(path: Path, raw: dict[str, Any], part: str) -> list[DrawnImage | int]:
+def _read_part(path: Path, raw: dict[str, Any], part: str) -> list[DrawnImage | int]:
     """Rows of one part in any of the known forms; in our own form they must match the hash."""
     try:
         if raw.get("format") == FORMAT:
@@ -165,7 +314,7 @@ def _rows(path: Path, raw: dict[str, Any], part: str) -> list[DrawnImage | int]:
         raise UserError(f"{path}: not a draw ({type(error).__name__}: {error}).", hint=write_draw()) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -177,7 +326,7 @@ def _read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _drawn(dataset: Dataset, item: Item) -> DrawnImage:
+def _drawn_image(dataset: Dataset, item: Item) -> DrawnImage:
     return DrawnImage(dataset.path_of(item), dataset.names[item.label], sha256_of(item.image))
 
 

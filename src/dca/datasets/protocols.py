@@ -27,11 +27,11 @@ from dca.core import hints
 from dca.core.choices import PROTOCOLS, RULES, ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import omit
-from dca.core.seeds import derive
+from dca.core.seeds import derive_seed
 from dca.core.text import pluralize
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.splits import MOST_VAL_SHOTS, draw_positions, hold_out
-from dca.datasets.splits import draw_few_shot as draw_few_shot
+from dca.datasets.draws import MOST_VAL_SHOTS, draw_positions, hold_out
+from dca.datasets.draws import draw_few_shot as draw_few_shot
 from dca.datasets.task import Target, Task, make_target
 
 __all__ = [
@@ -384,7 +384,7 @@ def _validation(
     if not pool:
         used = {id(item) for item in drawn.train}
         pool, origin = tuple(i for i in dataset.train if id(i) not in used), "undrawn training images"
-    rng = random.Random(derive(seed, "validation", dataset.public, "all" if shots is None else shots))
+    rng = random.Random(derive_seed(seed, "validation", dataset.public, "all" if shots is None else shots))
     chosen = draw_positions([item.label for item in pool], per_class, rng)
     return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else _NO_VALIDATION
 

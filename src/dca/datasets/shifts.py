@@ -1,12 +1,11 @@
-"""Changes of an image that keep its class: corruptions and other styles, made by code.
+"""Shifted versions of a dataset: "eurosat@noise" is EuroSAT's test part with noise in every image.
 
-Every change is a function of the image alone: the random numbers of `noise` come from a stream that the pixels
-decide. Lengths are shares of the short side, so that a change is as strong in small images as in large ones.
+A shift changes an image but not its class: a corruption or another style, computed here. It is a function of the image
+alone: the random numbers of `noise` come from a stream that the pixels decide. Lengths are shares of the short side, so
+that a shift is as strong in small images as in large ones.
 
-Shifted versions of a dataset: "eurosat@noise" is EuroSAT's test part with noise.
-
-Changed images are files in the cache folder, made when they are asked for the first time and named by the hash of
-their originals. Files that are there are not made again, so that an interrupted run goes on where it was.
+Changed images are files in the cache folder, created when they are asked for the first time and named by the hash of
+their originals. Existing files are not created again, so that an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ from dca.images.hashing import sha256_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Folder below the cache folder. The number changes with what a function below does.
+FOLDER = "shifts-1"
 # Standard deviation of the noise, in levels of 0 to 255.
 NOISE = 30.0
 # Standard deviation of the blur, and side of a block, as shares of the short side.
@@ -47,9 +48,12 @@ SKETCH_BLACK = 64.0
 GREY = (0.299, 0.587, 0.114)
 
 
+# Names and datasets
+
+
 @dataclass(frozen=True)
 class Shift:
-    """One change.
+    """One way to change an image.
 
     Attributes:
         apply: RGB image -> RGB image of the same size.
@@ -60,12 +64,65 @@ class Shift:
     about: str
 
 
+def split_shift_name(name: str) -> tuple[str, str]:
+    """The dataset and the kind of a name such as "eurosat@noise"; the kind is empty where there is none.
+
+    >>> split_shift_name("eurosat@noise"), split_shift_name("eurosat")
+    (('eurosat', 'noise'), ('eurosat', ''))
+    """
+    base, at, kind = name.rpartition("@")
+    return (base, kind) if at and base else (name, "")
+
+
+def shift_dataset(dataset: Dataset, kind: str) -> Dataset:
+    """The test part of a dataset with every image changed; the classes stay.
+
+    Args:
+        dataset: The dataset; only its test images are used.
+        kind: One of `SHIFTS`.
+
+    Returns:
+        A dataset with test images only, called "NAME@KIND".
+
+    Raises:
+        UserError: If there is no such kind, there are no test images, or some cannot be read.
+    """
+    if kind not in SHIFTS:
+        raise unknown_name("kind of shift", kind, SHIFTS, hint=f"one of: {', '.join(SHIFTS)}")
+    if not dataset.test:
+        raise UserError(f"{dataset.name} has no test images to change.", hint="give a dataset that has")
+    folder = cache_folder() / FOLDER / kind
+    files = _create_files([item.image for item in dataset.test], kind, folder)
+    test = tuple(Item(file, item.label) for file, item in zip(files, dataset.test, strict=True))
+    words = "; ".join(filter(None, [dataset.split, f"{kind}: {SHIFTS[kind].about}"]))
+    return replace(dataset, name=f"{dataset.name}@{kind}", train=(), val=(), test=test, root=folder, split=words)
+
+
+def _create_files(images: Sequence[ImageLike], kind: str, folder: Path) -> list[Path]:
+    """The files of the changed images; missing ones are created, by one process at a time."""
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            files = [folder / f"{sha256_of(image)}.png" for image in images]
+            missing = {file: image for file, image in zip(files, images, strict=True) if not file.is_file()}
+            decode_all(list(missing.values()), [partial(_write, file, kind) for file in missing])
+    return files
+
+
+def _write(file: Path, kind: str, image: Image.Image) -> None:
+    with atomic_write(file) as unfinished:
+        SHIFTS[kind].apply(image).save(unfinished, "PNG", compress_level=1)
+
+
+# The changes
+
+
 def noise(image: Image.Image) -> Image.Image:
     """Independent Gaussian noise on every value, clipped."""
     pixels = np.asarray(image)
     digest = hashlib.sha256(f"{image.width}x{image.height}\n".encode() + pixels.tobytes()).digest()
-    drawn = np.random.default_rng(int.from_bytes(digest[:8], "big")).standard_normal(pixels.shape, dtype=np.float32)
-    return _image(pixels + NOISE * drawn)
+    values = np.random.default_rng(int.from_bytes(digest[:8], "big")).standard_normal(pixels.shape, dtype=np.float32)
+    return _to_image(pixels + NOISE * values)
 
 
 def blur(image: Image.Image) -> Image.Image:
@@ -115,7 +172,12 @@ def sketch(image: Image.Image) -> Image.Image:
     padded = np.pad(levels, 1, mode="edge")
     across, down = padded[1:-1, 2:] - padded[1:-1, :-2], padded[2:, 1:-1] - padded[:-2, 1:-1]
     lines = np.hypot(across, down) / SKETCH_BLACK
-    return _image(np.repeat(255.0 * (1.0 - lines)[..., None], 3, axis=2))
+    return _to_image(np.repeat(255.0 * (1.0 - lines)[..., None], 3, axis=2))
+
+
+def _to_image(values: NDArray[np.float32]) -> Image.Image:
+    """Values (H, W, 3) in levels as an image: rounded and clipped."""
+    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8), "RGB")
 
 
 SHIFTS: Mapping[str, Shift] = {
@@ -129,62 +191,3 @@ SHIFTS: Mapping[str, Shift] = {
     "posterise": Shift(posterise, "4 levels per channel"),
     "sketch": Shift(sketch, "dark lines on white where the grey level changes"),
 }
-
-
-def _image(values: NDArray[np.float32]) -> Image.Image:
-    """Values (H, W, 3) in levels as an image: rounded and clipped."""
-    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8), "RGB")
-
-
-# Folder below the cache folder. The number changes with what a function of `shifts.py` does.
-FOLDER = "shifts-1"
-
-
-def split_shift_name(name: str) -> tuple[str, str]:
-    """The dataset and the kind of a name such as "eurosat@noise"; the kind is empty where there is none.
-
-    >>> split_shift_name("eurosat@noise"), split_shift_name("eurosat")
-    (('eurosat', 'noise'), ('eurosat', ''))
-    """
-    base, at, kind = name.rpartition("@")
-    return (base, kind) if at and base else (name, "")
-
-
-def shift_dataset(dataset: Dataset, kind: str) -> Dataset:
-    """The test part of a dataset with every image changed; the classes stay.
-
-    Args:
-        dataset: The dataset; only its test images are used.
-        kind: One of `SHIFTS`.
-
-    Returns:
-        A dataset with test images only, called "NAME@KIND".
-
-    Raises:
-        UserError: If there is no such kind, there are no test images, or some cannot be read.
-    """
-    if kind not in SHIFTS:
-        raise unknown_name("kind of shift", kind, SHIFTS, hint=f"one of: {', '.join(SHIFTS)}")
-    if not dataset.test:
-        raise UserError(f"{dataset.name} has no test images to change.", hint="give a dataset that has")
-    place = cache_folder() / FOLDER / kind
-    files = _made([item.image for item in dataset.test], kind, place)
-    test = tuple(Item(file, item.label) for file, item in zip(files, dataset.test, strict=True))
-    words = "; ".join(filter(None, [dataset.split, f"{kind}: {SHIFTS[kind].about}"]))
-    return replace(dataset, name=f"{dataset.name}@{kind}", train=(), val=(), test=test, root=place, split=words)
-
-
-def _made(images: Sequence[ImageLike], kind: str, place: Path) -> list[Path]:
-    """The files of the changed images; missing ones are made, by one process at a time."""
-    with explain_write_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
-        with FileLock(place / ".lock"):
-            files = [place / f"{sha256_of(image)}.png" for image in images]
-            missing = {file: image for file, image in zip(files, images, strict=True) if not file.is_file()}
-            decode_all(list(missing.values()), [partial(_write, file, kind) for file in missing])
-    return files
-
-
-def _write(file: Path, kind: str, image: Image.Image) -> None:
-    with atomic_write(file) as unfinished:
-        SHIFTS[kind].apply(image).save(unfinished, "PNG", compress_level=1)

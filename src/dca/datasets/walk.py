@@ -1,4 +1,4 @@
-"""Walking folders of images: which files count, and which links are followed.
+"""Walk through folders of images: which files count as images, and which links are followed.
 
 A link to a folder is followed, so that images may be kept elsewhere. Left out are links that would
 bring in the images of other classes: those to a folder above, and those to the folder of another class.
@@ -19,10 +19,10 @@ IMAGE_SUFFIXES = frozenset(f".{suffix}" for suffix in _SUFFIXES.split(" "))
 Kind = Literal["file", "special", "link"]
 
 
-class Boundary:
-    """The folders of all classes, to keep the walk through one of them out of the others.
+class LinkFilter:
+    """Decides which links the walk through the folder of one class follows: none into another class.
 
-    classes: folders of the classes of one dataset, in all its parts.
+    classes: folders of all classes of one dataset, in all its parts.
     """
 
     def __init__(self, classes: Sequence[Path] = ()) -> None:
@@ -43,30 +43,30 @@ class Boundary:
         return any(folder in self._real and folder != own for folder in _ancestors(target))
 
 
-def list_images(folder: Path, boundary: Boundary | None = None) -> list[Path]:
+def list_images(folder: Path, link_filter: LinkFilter | None = None) -> list[Path]:
     """All images under a folder, also in folders inside it, sorted.
 
     A file counts as an image by the end of its name. Hidden files, pipes, sockets, devices and links
-    that the boundary excludes are left out.
+    that the filter excludes are left out.
     """
-    return [file for file in list_files(folder, boundary) if is_named_image(file)]
+    return [file for file in list_files(folder, link_filter) if is_named_image(file)]
 
 
-def list_files(folder: Path, boundary: Boundary | None = None, kind: Kind = "file") -> list[Path]:
+def list_files(folder: Path, link_filter: LinkFilter | None = None, kind: Kind = "file") -> list[Path]:
     """Everything of one kind under a folder, sorted; hidden entries are left out.
 
     kind: "file" (regular files, and broken links, which are errors of the user's), "special" (pipes,
     sockets, devices) or "link" (links to folders that are not followed).
     """
-    return sorted(path for path, found in _walk(folder, boundary or Boundary()) if found == kind)
+    return sorted(path for path, its_kind in _walk(folder, link_filter or LinkFilter()) if its_kind == kind)
 
 
-def _walk(folder: Path, boundary: Boundary) -> Iterator[tuple[Path, Kind]]:
+def _walk(folder: Path, link_filter: LinkFilter) -> Iterator[tuple[Path, Kind]]:
     own = os.path.realpath(folder)
 
-    def walk(place: Path, above: frozenset[str], real: str) -> Iterator[tuple[Path, Kind]]:
+    def walk(inner: Path, above: frozenset[str], real: str) -> Iterator[tuple[Path, Kind]]:
         inside = above | {real}
-        for entry in scan_folder(place):
+        for entry in scan_folder(inner):
             path, linked = Path(entry.path), entry.is_symlink()
             if is_hidden(entry.name):
                 continue
@@ -74,7 +74,7 @@ def _walk(folder: Path, boundary: Boundary) -> Iterator[tuple[Path, Kind]]:
                 yield path, "file" if entry.is_file() or not os.path.exists(path) else "special"
                 continue
             target = os.path.realpath(path) if linked else os.path.join(real, entry.name)
-            if linked and boundary.excludes(target, own):
+            if linked and link_filter.excludes(target, own):
                 yield path, "link"
             elif target not in inside:  # a link to a folder that is being walked adds nothing
                 yield from walk(path, inside, target)
@@ -84,22 +84,22 @@ def _walk(folder: Path, boundary: Boundary) -> Iterator[tuple[Path, Kind]]:
 
 def list_class_folders(folder: Path) -> list[Path]:
     """The folders inside a folder, one per class, sorted by name; links to one of the others are left out."""
-    found = list_subfolders(folder)
-    links, own = {sub for sub in found if sub.is_symlink()}, os.path.realpath(folder)
-    real = {os.path.join(own, sub.name) for sub in found if sub not in links}
-    return [sub for sub in found if sub not in links or real.isdisjoint(_ancestors(os.path.realpath(sub)))]
+    subfolders = list_subfolders(folder)
+    links, own = {sub for sub in subfolders if sub.is_symlink()}, os.path.realpath(folder)
+    real = {os.path.join(own, sub.name) for sub in subfolders if sub not in links}
+    return [sub for sub in subfolders if sub not in links or real.isdisjoint(_ancestors(os.path.realpath(sub)))]
 
 
 def list_subfolders(folder: Path) -> list[Path]:
     """The folders inside a folder, sorted by name; hidden ones and links to the folder or above are left out."""
     above = _ancestors(os.path.realpath(folder))
-    found = [Path(e.path) for e in _folders(folder) if not e.is_symlink() or os.path.realpath(e.path) not in above]
-    return sorted(found, key=lambda path: path.name)
+    entries = [e for e in _folders(folder) if not e.is_symlink() or os.path.realpath(e.path) not in above]
+    return sorted((Path(entry.path) for entry in entries), key=lambda path: path.name)
 
 
-def links_besides(folder: Path, kept: Sequence[Path]) -> list[Path]:
-    """Links to folders directly inside a folder that are not among the kept ones."""
-    return [path for e in _folders(folder) if e.is_symlink() and (path := Path(e.path)) not in kept]
+def list_links(folder: Path, but: Sequence[Path]) -> list[Path]:
+    """Links to folders directly inside a folder that are not among `but`."""
+    return [path for e in _folders(folder) if e.is_symlink() and (path := Path(e.path)) not in but]
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:

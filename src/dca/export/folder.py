@@ -183,7 +183,7 @@ def load_comparison_images(model: Classifier, data: str | Path | Dataset | None)
         UserError: If the data cannot be read, or has classes that the model does not know.
     """
     if data is not None:
-        return _match_labels(model, as_dataset(data, None, measuring=True))
+        return _match_labels(model, as_dataset(data, None, for_evaluation=True))
     sample = load_sample(per_class_train=1, per_class_test=MOST_COMPARED // 10)
     try:
         return _match_labels(model, sample)

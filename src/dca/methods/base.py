@@ -31,7 +31,7 @@ from dca.core import options as core_options
 from dca.core import seeds
 from dca.core.choices import ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError
-from dca.core.hints import change_label_only, set_option, show_method, then
+from dca.core.hints import change_label_only, combine, set_option, show_method
 from dca.core.options import opt
 from dca.stats.calibration import apply_temperature
 
@@ -193,7 +193,7 @@ class Batch:
     @cached_property
     def noise(self) -> torch.Generator:
         """A generator on the device of the inputs, seeded by one draw of `generator`."""
-        return seeds.branch(self.generator, self.inputs.device)
+        return seeds.spawn_generator(self.generator, self.inputs.device)
 
     @property
     def noise_used(self) -> bool:
@@ -835,7 +835,7 @@ class Method(nn.Module, ABC):
         if mismatch := copy_parameters(self, other, self.class_parameters(), rows):
             raise UserError(
                 f"{mismatch} of this {self.name} model belongs to the classes it was trained on",
-                hint=then("fit a model whose prompts all classes share", set_option("contexts", "unified")),
+                hint=combine("fit a model whose prompts all classes share", set_option("contexts", "unified")),
             )
         other.temperature = self.temperature
         return other

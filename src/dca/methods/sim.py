@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
-from dca.datasets.classes import class_list
+from dca.datasets.classes import read_class_list
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support
 from dca.methods.shared.experts import groups_of
 from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, class_texts, shape_problems, unit_mean
@@ -96,7 +96,7 @@ class SiMOptions(FrozenOptions):
 
 def imagenet_names() -> tuple[str, ...]:
     """The 1,000 names of ImageNet's classes."""
-    return tuple(name for _, name in class_list("imagenet"))
+    return tuple(name for _, name in read_class_list("imagenet"))
 
 
 class SiM(FrozenMethod):

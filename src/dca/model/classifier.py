@@ -24,9 +24,8 @@ from dca.core.errors import UserError, unknown_name
 from dca.core.hints import fit_estimate
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
-from dca.datasets.classes import match_labels
+from dca.datasets.classes import label_to_name, match_labels
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.folder import words_of
 from dca.datasets.protocols import Rules, training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
@@ -526,7 +525,7 @@ class Classifier:
             UserError: If a class is not one of the model's, or an image cannot be read.
         """
         method = self._require_fitted()
-        dataset = as_dataset(X, y, measuring=True)
+        dataset = as_dataset(X, y, for_evaluation=True)
         labels = self.classes_.tolist()
         matched = match_classes(dataset, labels, method.problem.names, method.problem.dataset)
         images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
@@ -587,7 +586,7 @@ class Classifier:
             >>> model.add_class("zebra").classes_.tolist()[-2:]
             ['sunflower', 'zebra']
         """
-        method, words, index = self._require_fitted(), words_of(name), len(self.classes_)
+        method, words, index = self._require_fitted(), label_to_name(name), len(self.classes_)
         label = name if label is None else label
         self._require_new_class(label, words)
         session = self._session.with_progress(progress)
@@ -669,7 +668,7 @@ class Classifier:
             True
         """
         method, index = self._require_fitted(), self._find_class(label)
-        old_name, words = method.problem.names[index], words_of(str(new))
+        old_name, words = method.problem.names[index], label_to_name(str(new))
         self._require_new_class(new, None if label_only else words, except_index=index)
         changed = method if label_only or words == old_name else method.with_name(index, words)
         labels = self.classes_.tolist()

@@ -21,10 +21,11 @@ from dca.core.errors import UserError
 from dca.core.hints import set_shots
 from dca.core.text import normalize_name, pluralize
 from dca.datasets import load_dataset
+from dca.datasets.catalog import class_list_of
 from dca.datasets.classes import match_keys, match_labels, wordnet_ids
 from dca.datasets.dataset import Dataset, Item
+from dca.datasets.draws import short_classes
 from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
-from dca.datasets.splits import short_classes
 from dca.datasets.walk import list_images
 from dca.images.convert import as_image, is_single_image, refuse_url
 from dca.images.decode import ImageLike
@@ -70,10 +71,10 @@ Images = str | Path | Image.Image | Iterable[Any] | Any
 Labelled = str | Path | Dataset | Iterable[Any] | Any
 
 
-def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> Dataset:
+def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False) -> Dataset:
     """Labelled images X as a dataset: a dataset, a folder, an image list, or images with labels y.
 
-    measuring: the images are for evaluation only, so they need not be enough to learn from.
+    for_evaluation: the images are for evaluation only, so they need not be enough to learn from.
     """
     refuse_url(X)
     if is_frame(X):
@@ -83,7 +84,7 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, measuring: bool = False) -> D
             raise UserError(
                 "labels given together with a folder or dataset, which has its own labels", hint="fit(folder)"
             )
-        return X if isinstance(X, Dataset) else load_dataset(X, measuring=measuring)
+        return X if isinstance(X, Dataset) else load_dataset(X, for_evaluation=for_evaluation)
     if y is None:
         raise UserError("images without labels", hint="fit(images, labels), or a folder with one sub-folder per class")
     images, labels = _image_list(X), _label_list(y)
@@ -168,9 +169,10 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str],
     items = measured_items(dataset)
     if dataset.names == tuple(names):  # in public datasets two classes may have the same name
         return Matched(list(items), tuple(range(len(names))), False)
-    own, theirs = wordnet_ids(labels, public), wordnet_ids(dataset.labels, keys=dataset.keys)
-    by_id = bool(own and theirs)
-    index = match_keys(theirs, own) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
+    ids = wordnet_ids(labels, classes=class_list_of(public))
+    other_ids = wordnet_ids(dataset.labels, dataset.keys)
+    by_id = bool(ids and other_ids)
+    index = match_keys(other_ids, ids) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
     used = Counter(item.label for item in items)
     if unknown := [
         f"{_title(dataset.labels[y], dataset.names[y])}: {pluralize(n, 'image')}"

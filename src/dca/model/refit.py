@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.text import pluralize
-from dca.datasets.corrections import extended_classes
+from dca.datasets.corrections import extend_classes
 from dca.datasets.dataset import Dataset, Item
 from dca.features.store import MemoryStore
 from dca.images.decode import StoredImage
@@ -100,7 +100,7 @@ class Refitter:
         """The training images of the model and the examples."""
         model, problem = self.model, self.model.method_.problem
         wanted = [example.label for example in examples]
-        labels, names, index = extended_classes(model.classes_.tolist(), problem.names, wanted)
+        labels, names, index = extend_classes(model.classes_.tolist(), problem.names, wanted)
         replaced = {example.image.sha256 for example in examples}
         kept = [
             Item(self._images[image.sha256], image.label)

@@ -24,11 +24,10 @@ from dca.core.files import exclusive_lock, write_json
 from dca.core.hints import omit
 from dca.core.progress import Progress, silent
 from dca.datasets.classes import name_warnings
-from dca.datasets.corrections import CORRECTIONS, read_corrections, with_corrections
+from dca.datasets.corrections import CORRECTIONS, add_corrections, read_corrections
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.draws import import_draw
+from dca.datasets.draws import hold_out, import_draw
 from dca.datasets.protocols import Task, make_task, measured_on_validation, training_part
-from dca.datasets.splits import hold_out
 from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method, TrainedMethod
 from dca.methods.registry import all_methods
@@ -245,7 +244,7 @@ def _loaded(
 ) -> tuple[Dataset, Sequence[Dataset]]:
     """The data that a spec names; what is given is loaded already."""
     if targets is None:
-        targets = [as_dataset(target, None, measuring=True) for target in spec.targets]
+        targets = [as_dataset(target, None, for_evaluation=True) for target in spec.targets]
     dataset = dataset if dataset is not None else as_dataset(spec.data, None)
     return dataset if spec.corrections is None else _corrected(Path(spec.corrections), dataset), targets
 
@@ -276,7 +275,7 @@ def _corrected(model: Path, dataset: Dataset) -> Dataset:
     found = read_corrections(model)
     if not found:
         raise UserError(f"{model} holds no corrections", hint=omit("corrections"))
-    return with_corrections(dataset, found)
+    return add_corrections(dataset, found)
 
 
 def _count_corrections(spec: Spec, task: Task) -> int:

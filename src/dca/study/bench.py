@@ -38,7 +38,7 @@ from dca.backbones.clip.tokenizer import load_tokenizer
 from dca.backbones.clip.weights import initialize, mini_folder
 from dca.core import seeds
 from dca.core.device import without_triton
-from dca.datasets.classes import class_list
+from dca.datasets.classes import read_class_list
 from dca.images.decode import open_image
 from dca.methods.base import Batch, Problem
 from dca.methods.dca import DCA
@@ -152,7 +152,7 @@ def random_vit_b_16() -> CLIP:
 
 def names_of(count: int) -> tuple[str, ...]:
     """Class names: those of ImageNet, then the same with numbers."""
-    known = [name for _, name in class_list("imagenet")]
+    known = [name for _, name in read_class_list("imagenet")]
     return tuple(known[c % len(known)] + (f" {c // len(known)}" if c >= len(known) else "") for c in range(count))
 
 
@@ -403,7 +403,7 @@ def _fit(name: str, data: str, backbone: str, device: str, more: Sequence[str]) 
 @torch.no_grad()
 def measure_eval(data: str, clip: CLIP, most: int) -> Result:
     """Images from files to probabilities: decoded ahead of the tower in threads, and one after the other."""
-    dataset = as_dataset(data, None, measuring=True)
+    dataset = as_dataset(data, None, for_evaluation=True)
     images = [item.image for item in (dataset.test or dataset.val or dataset.train)[:most]]
     method = ZeroShot.of(clip, Problem(names=dataset.names, shots=0))
     session = Session(device=str(clip.device))

@@ -35,7 +35,7 @@ def resolved(
 
 def settings_of(cell: Cell, classes: int = FEW_CLASSES) -> dict[str, Any]:
     """All options of a cell, those of its head included, as they are today."""
-    entry, spec = catalog.lookup(cell.spec.data), cell.spec
+    entry, spec = catalog.find(cell.spec.data), cell.spec
     return resolved(spec.method, {**spec.options, **cell.head}, entry.name if entry else "", spec.shots, classes)
 
 

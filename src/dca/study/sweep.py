@@ -23,7 +23,7 @@ from dca.core.errors import UserError
 from dca.core.files import explain_write_errors
 from dca.core.hints import choose_backbone, list_datasets
 from dca.datasets import catalog
-from dca.datasets.load import SAMPLE, folder_of_dataset
+from dca.datasets.load import SAMPLE, find_dataset_folder
 from dca.datasets.shifts import split_shift_name
 from dca.model.checkpoint import holds_model
 from dca.runs.spec import Spec
@@ -47,7 +47,7 @@ def few_shot_twin(spec: Spec) -> Spec | None:
         >>> few_shot_twin(spec) == Spec(data="imagenet", method="dca", shots=16)
         True
     """
-    if spec.protocol not in _TESTED_ELSEWHERE or catalog.lookup(spec.data) is None:
+    if spec.protocol not in _TESTED_ELSEWHERE or catalog.find(spec.data) is None:
         return None
     twin = dataclasses.replace(spec, protocol="few-shot", targets=(), options=spec.settings)
     return twin if spec.kind.parse_options(twin.settings) == spec.kind.parse_options(spec.settings) else None
@@ -157,7 +157,7 @@ def expected_seconds(jobs: Sequence[Job], done: set[str], rows: Iterable[RunReco
 def _median(times: dict[tuple[Any, ...], list[float]], cell: Cell) -> float | None:
     """Median time of the cells that are most like this one."""
     spec = cell.spec
-    entry = catalog.lookup(spec.data)
+    entry = catalog.find(spec.data)
     named = {**spec.to_dict(), "dataset": entry.name if entry else spec.to_dict()["data"]}
     keys = ((names, *(named[name] for name in names)) for names in _ALIKE)
     return next((statistics.median(times[key]) for key in keys if key in times), None)
@@ -184,13 +184,13 @@ def missing(study: Specification, root: Path | None) -> list[UserError]:
 def _data_problem(name: str, root: Path | None) -> UserError | None:
     """Why a dataset cannot be read; None if it is there."""
     path = Path(name).expanduser() if root is None else root / name
-    entry = catalog.lookup(name)
+    entry = catalog.find(name)
     if name == SAMPLE or path.exists():
         return None
     if entry is None:
         return UserError(f"data {name}: no such folder, and no public dataset of this name", hint=list_datasets())
     try:
-        folder_of_dataset(entry, root)
+        find_dataset_folder(entry, root)
     except UserError as error:
         return UserError(f"data {name}: {error.problem}", hint=error.steps)
     return None

@@ -98,10 +98,10 @@ class Worker:
         """The dataset of a spec and its targets; each is read once per worker."""
         return self._dataset(spec.data, False), [self._dataset(name, True) for name in spec.targets]
 
-    def _dataset(self, name: str, measuring: bool) -> Dataset:
-        key = name, measuring
+    def _dataset(self, name: str, for_evaluation: bool) -> Dataset:
+        key = name, for_evaluation
         if key not in self._datasets:
-            self._datasets[key] = load_dataset(name, root=self.root, measuring=measuring)
+            self._datasets[key] = load_dataset(name, root=self.root, for_evaluation=for_evaluation)
         return self._datasets[key]
 
 

@@ -130,7 +130,7 @@ class StepRunner:
         step = compute_gradients(self.method, batch)
         self._noisy = batch.noise_used
         if batch.noise_used:
-            seeds.branch(quiet, batch.inputs.device)
+            seeds.spawn_generator(quiet, batch.inputs.device)
         drew = not torch.equal(quiet.get_state(), batch.generator.get_state())
         self._recordable = on_gpu(batch) and self.method.recordable and not drew
         return step

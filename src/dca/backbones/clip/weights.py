@@ -35,7 +35,7 @@ from dca.backbones.clip.tokenizer import OPENAI_MERGES, load_tokenizer
 from dca.backbones.sources import HUB_IDS, MINI, is_hub_id, local_source, remember
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import read_json
-from dca.core.hints import choose_backbone, then
+from dca.core.hints import choose_backbone, combine
 
 HF_TOP = {
     "logit_scale": "logit_scale",
@@ -261,7 +261,7 @@ def fetch(repo: str, revision: str | None, cache_dir: str | None) -> Path:
             details=[f"wanted: {WANTED}"],
             hint=[
                 "connect to the internet once",
-                then(f"put these files of {repo} into a folder", choose_backbone("FOLDER")),
+                combine(f"put these files of {repo} into a folder", choose_backbone("FOLDER")),
             ],
         ) from None
     raise UserError(f"backbone {repo} holds none of {', '.join(WEIGHT_FILES)}", hint=f"wanted: {WANTED}")

@@ -72,7 +72,7 @@ def _paint(name: str, number: int, split: str, size: int, seed: int) -> Image.Im
     """One image. It has its own random stream, so asking for more images never changes the first ones."""
     motif, pose = _MOTIFS[name]
     # "picture" is the name of the random stream: another name would change every pixel.
-    rng = np.random.default_rng(seeds.derive(seed, "picture", split, name, number))
+    rng = np.random.default_rng(seeds.derive_seed(seed, "picture", split, name, number))
     return paint(motif, pose, rng, size)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.errors import UserError
-from dca.core.hints import render
+from dca.core.hints import render_hint
 from dca.core.progress import stage_progress
 from dca.datasets.check import CheckReport, check_dataset
 from dca.datasets.folder import load_folder
@@ -25,7 +25,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
         )
     facts = [(name.replace("_", " "), f"{value:,}") for name, value in checked.facts.items() if type(value) is int]
     rows = [
-        {"level": one.level, "what": one.what, "examples": one.examples, "advice": render(one.advice, "cli")}
+        {"level": one.level, "what": one.what, "examples": one.examples, "advice": render_hint(one.advice, "cli")}
         for one in checked.findings
     ]
     return {"notes": notes, "findings": rows, "facts": facts}
