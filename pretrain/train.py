@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.device import resolve_device
+from dca.core.seeds import derive_seed
 from pretrain import augment, loss, schedule
 from pretrain.config import ATTENTION, AugmentConfig, PretrainConfig, TrainConfig
 from pretrain.corpus import Corpus, TextBatch, load_corpus
