@@ -34,13 +34,14 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-
 from data_throughput import photo
+
 from dca.backbones.clip import CLIP
 from dca.core.device import keep_freed_memory
 from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
-from dca.model.predict import batch_on_cpu, predict_to_file
+from dca.model.predict import predict_to_file
+from dca.training.pipeline import batch_on_cpu
 
 DISTINCT, SHARED_BATCH = 100, 32
 

@@ -27,7 +27,7 @@ from dca.datasets.dataset import Item
 from dca.images.crops import random_crops
 from dca.images.decode import iter_decoded
 from dca.methods.base import Problem
-from dca.methods.registry import get_method
+from dca.methods.dca import DCA, DCAOptions
 from dca.training.loop import Trainer
 from dca.training.session import Session
 from dca.training.training_images import TrainingImages
@@ -74,16 +74,17 @@ def decoding(count: int) -> dict[str, float]:
             for path in paths:
                 TRANSFORM.crop(Image.open(path).convert("RGB"))
 
-        def streamed(workers: int) -> Callable[[], None]:
-            return lambda: [None for _ in iter_decoded(paths, TRANSFORM.crop, workers=workers, ahead=64)] and None
+        def streamed() -> None:
+            for _ in iter_decoded(paths, TRANSFORM.crop, workers=os.cpu_count() or 1, ahead=64):
+                pass
 
         start = time.perf_counter()
-        streamed(os.cpu_count() or 1)()
+        streamed()
         wall = time.perf_counter() - start
         return {
             "kilobytes_per_image": kilobytes,
             "plain_loop_per_core_second": count / core_seconds(plain, 3),
-            "streamed_per_core_second": count / core_seconds(streamed(os.cpu_count() or 1), 3),
+            "streamed_per_core_second": count / core_seconds(streamed, 3),
             "streamed_per_second_now": count / wall,
             "cores": os.cpu_count() or 1,
         }
@@ -95,10 +96,9 @@ def training(backbone: str) -> dict[str, float]:
     photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
     items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
     images = TrainingImages(items, Session(device="cpu"), clip, seed=1)
-    kind = get_method("dca")
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
-    options = kind.Options(epochs=1, batch_size=32, learning_rate=0.01)
-    trainer = Trainer(kind.build(clip, problem, options), images, options, 1)
+    options = DCAOptions(epochs=1, batch_size=32, learning_rate=0.01)
+    trainer = Trainer(DCA.build(clip, problem, options), images, options, 1)
     generator = torch.Generator().manual_seed(0)
     batch = torch.arange(32) * 5
     size = clip.preprocess.size

@@ -70,7 +70,7 @@ def measure(clip: CLIP, classes: int, shots: int, repeats: int) -> dict[str, flo
         plain, method, seconds = loaded(clip, classes, shots)
     image = Image.effect_noise((500, 375), 80).convert("RGB")
     f = units(1, clip.config.embed_dim)
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: predict(plain, image),
         lambda: predict(method, image),
         lambda: plain.classify(f),

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import click
-
 from bulk_predict import make_images
+
 from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
 

@@ -46,19 +46,23 @@ def result_of(cell: Cell) -> dict[str, Any]:
     level = {name: random.Random(name).random() for name in (spec.method, spec.data)}
     noise = random.Random(cell.id)
     gain = LEVEL.get(spec.method, 0.05 * level[spec.method]) * (1 + 0.4 * (spec.shots or 16) ** 0.5)
-    gain -= 0.01 * ("test_metric" in cell.head) + 0.02 * (spec.options.get("n_prompts") == 1)
+    gain -= 0.01 * ("test_metric" in cell.head) + 0.02 * bool(spec.options.get("n_prompts") == 1)
 
     def accuracy(name: str) -> float:
         shift = 0.1 * random.Random(name).random()
-        return round(min(0.999, 0.35 + 0.4 * level[spec.data] - shift + gain + noise.gauss(0, 0.006)), 4)
+        return float(round(min(0.999, 0.35 + 0.4 * level[spec.data] - shift + gain + noise.gauss(0, 0.006)), 4))
 
     names = {"base-to-new": [f"{spec.data} base", f"{spec.data} new"], "few-shot": [spec.data]}
     own = [spec.data] if spec.protocol == "domain-shift" else []
-    targets = [{"name": name, "accuracy": accuracy(name)} for name in names.get(spec.protocol, [*own, *spec.targets])]
+    figures = {name: accuracy(name) for name in names.get(spec.protocol, [*own, *spec.targets])}
+    targets = [{"name": name, "accuracy": value} for name, value in figures.items()]
     found = {name: named[name] for name in ("method", "protocol", "shots", "seed")} | {"public": named["data"]}
-    found |= {"accuracy": None if spec.protocol == "cross-dataset" else targets[0]["accuracy"], "targets": targets}
+    found |= {
+        "accuracy": None if spec.protocol == "cross-dataset" else next(iter(figures.values())),
+        "targets": targets,
+    }
     if spec.protocol == "base-to-new":
-        base, new = (target["accuracy"] for target in targets)
+        base, new = figures.values()
         found["harmonic_mean"] = 2 * base * new / (base + new)
     seconds = round(5 + 300 * level[spec.method] * noise.uniform(0.9, 1.1), 2)
     parameters = 0 if spec.method in ("zero_shot", "tip_adapter") else int(20_000 + 900_000 * level[spec.method])

@@ -73,11 +73,12 @@ def fitted_model(folder: Path) -> Path:
 def photos(count: int, side: int) -> list[bytes]:
     """JPEG files of images drawn by code."""
     from dca.datasets.sample import load_sample
+    from dca.images.decode import open_image
 
     found = []
     for item in load_sample(per_class_train=1, per_class_test=max(count // 10, 1), size=side).test:
         file = io.BytesIO()
-        item.image.save(file, "JPEG", quality=88)
+        open_image(item.image).save(file, "JPEG", quality=88)
         found.append(file.getvalue())
     return found
 
@@ -162,8 +163,8 @@ async def mean_batch(port: int) -> float:
     """Images that passed the encoder together, on average since the start."""
     async with Client(port) as client:
         text = (await client.request("GET", "/metrics"))[1].decode()
-    total, count = (float(re.search(rf"dca_batch_images_{part} (\S+)", text)[1]) for part in ("sum", "count"))
-    return round(total / count, 1)
+    found = dict(re.findall(r"dca_batch_images_(sum|count) (\S+)", text))
+    return round(float(found["sum"]) / float(found["count"]), 1)
 
 
 async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str, Any]:

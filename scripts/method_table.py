@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import click
-
 import pages
+
 from dca.core.files import write_json
 from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods

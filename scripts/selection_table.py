@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dca.core.files import read_json
 from pages import write_part
+
+from dca.core.files import read_json
 
 SELECTION = Path(__file__).resolve().parents[1] / "study" / "selection.json"
 SCRIPT = "scripts/selection_table.py"

@@ -1,4 +1,4 @@
-"""study/measurements/side_by_side.py: comparison with the authors' code, here with planted toy repositories."""
+"""study/measurements/compare_with_authors.py: comparison with the authors' code, here with planted toy repositories."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def side() -> Iterator[Any]:
     sys.path.insert(0, str(FOLDER))
     try:
         found = {name: importlib.import_module(f"side_by_side.{name}") for name in MODULES}
-        spec = importlib.util.spec_from_file_location("side_by_side_script", FOLDER / "side_by_side.py")
+        spec = importlib.util.spec_from_file_location("side_by_side_script", FOLDER / "compare_with_authors.py")
         assert spec is not None
         assert spec.loader is not None
         found["script"] = importlib.util.module_from_spec(spec)

@@ -25,6 +25,7 @@ import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paired import Right, accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
 from torch import Tensor
 
 from dca import Classifier, Session
@@ -32,8 +33,7 @@ from dca.core.progress import silent
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Head
 from dca.methods.dca import DCA
-from dca.training.evaluate import encode_and_classify
-from paired import Right, accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
+from dca.training.evaluate import encode_images
 
 SCRIPT = "study/measurements/centres.py"
 BASE = "text alone"
@@ -66,7 +66,7 @@ def measured(dataset: Dataset, shots: int, seed: int, session: Session, chosen: 
     model = Classifier("dca", shots=shots, seed=seed, backbone=chosen.backbone, **options)
     method = model.fit(dataset, session=session, progress=silent).method_
     assert isinstance(method, DCA)
-    features, _ = encode_and_classify(method, [item.image for item in dataset.test], session)
+    (features,) = encode_images([method], [item.image for item in dataset.test], session)
     truth = np.array([item.label for item in dataset.test])
     with torch.no_grad():
         return {name: predicted(head, features) == truth for name, head in heads_of(method).items()}

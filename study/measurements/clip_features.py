@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from paired import present
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,12 +30,11 @@ from torch.nn import functional as F
 from dca.core.files import read_json, write_json
 from dca.datasets.draws import draw_positions
 from dca.methods.base import Problem
-from dca.methods.dca import OWN_GAMMAS, gammas
+from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
 from dca.methods.shared.shots import ClassFeatures
 from dca.training.loop import Trainer
-from paired import present
 
 SCRIPT = "study/measurements/clip_features.py"
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "clip_features"
@@ -119,7 +119,7 @@ def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Proble
     method = kind.build(Given(text), problem, kind.Options(**settings))  # type: ignore[arg-type]
     if method.trains_on == "features":
         Trainer(method, train, method.options, seed=1).run()  # type: ignore[arg-type]
-    method.finish(train)
+    method.finish(train)  # type: ignore[arg-type]
     method.build_head()
     with torch.no_grad():
         return hits(method.classify(method.encode(test.features)), test)
@@ -134,7 +134,7 @@ def of_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, flo
     """Test accuracy of each Gaussian head; DCA's takes its γ by shots."""
     grouped = ClassFeatures.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
-    heads["DCA (γ by shots)"] = gaussian.fecam(*gammas(shots))
+    heads["DCA (γ by shots)"] = gaussian.fecam(*gaussian.gammas(shots))
     heads["DCA (γ 100, 50)"] = gaussian.fecam(*OWN_GAMMAS)
     found = {}
     for name, head in heads.items():

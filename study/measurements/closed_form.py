@@ -90,7 +90,8 @@ def calibration(
         for K in shots:
             rows = []
             for dataset in datasets:
-                before, after = [], []
+                before: list[float] = []
+                after: list[float] = []
                 for seed in seed_numbers:
                     own = get_method(method).calibrated
                     for calibrate, into in ((False, before), (True, after)):

@@ -26,13 +26,14 @@ from collections.abc import Sequence
 import click
 import numpy as np
 import torch
+from closed_form import here, some_classes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from closed_form import here, some_classes
 from dca import Classifier, Session
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
+from dca.methods.closed_form import ClosedForm
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.pool import Experts, Numbers, PooledHead, choose, left_out_logits
 from dca.stats.intervals import macro_accuracy
@@ -92,7 +93,8 @@ def accuracies(task: Dataset, session: Session, shots: int) -> dict[str, float]:
     model = Classifier("closed_form").fit(task, session=session)
     found, report = model.estimate_, model.evaluate(task)
     assert found is not None
-    experts, numbers = model.method_.experts, model.method_.chosen  # type: ignore[attr-defined]
+    assert isinstance(model.method_, ClosedForm)
+    experts, numbers = model.method_.experts, model.method_.chosen
     labels, known = experts.labels.numpy(), experts.gaussian.fellows.numpy()
     plain = left_out_logits(experts, numbers, repaired=False).argmax(dim=-1).numpy() == labels
     folds = folds_of(experts, shots)

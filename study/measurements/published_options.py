@@ -17,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
+from paired import accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
 
 from dca import Classifier, Session
 from dca.core.errors import UserError
@@ -24,7 +25,6 @@ from dca.core.progress import silent
 from dca.datasets.dataset import Dataset
 from dca.methods.clap import UNDERSCORED
 from dca.methods.registry import get_method
-from paired import accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
 
 SCRIPT = "study/measurements/published_options.py"
 

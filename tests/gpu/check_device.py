@@ -22,7 +22,7 @@ from dca.core.device import without_triton
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.datasets.sample import load_sample
-from dca.methods.base import Batch, Problem, Step
+from dca.methods.base import Batch, Problem, Step, TrainedMethod
 from dca.methods.coop import CoOp
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.registry import all_methods, get_method
@@ -84,7 +84,7 @@ def milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
     return _timed(step, steps, images.labels.is_cuda)
 
 
-def _timed(work: Callable[[], None], times: int, cuda: bool) -> float:
+def _timed(work: Callable[[], object], times: int, cuda: bool) -> float:
     for _ in range(2):
         work()
     if cuda:
@@ -104,6 +104,7 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
     """
     kind = get_method(name)
     method = kind.build(clip, Problem(names=data.names, shots=8, seed=1), kind.Options())
+    assert isinstance(method, TrainedMethod)
     method.prepare(images)
 
     def batch(first: int) -> Batch:

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    dataset, found = load_dataset(chosen.data), {"kernels": [], "plain": []}
+    dataset = load_dataset(chosen.data)
+    found: dict[str, list[float]] = {"kernels": [], "plain": []}
     for seed in range(1, chosen.seeds + 1):
         for name, context in (("kernels", nullcontext()), ("plain", without_triton())):
             with context:

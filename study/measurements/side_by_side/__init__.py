@@ -1,1 +1,1 @@
-"""Parts of study/measurements/side_by_side.py, which compares methods with their authors' code."""
+"""Parts of study/measurements/compare_with_authors.py, which compares methods with their authors' code."""

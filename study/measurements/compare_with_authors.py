@@ -1,4 +1,4 @@
-"""Compare methods with their authors' own code: python study/measurements/side_by_side.py --repos DIR [--json].
+"""Compare methods with their authors' own code: python study/measurements/compare_with_authors.py --repos DIR [--json].
 
 DIR holds clones of the authors' repositories, named owner+name or name; the script says how to get one that is missing.
 **It runs their code** (imported as it is; see side_by_side/authors.py for what is stubbed), so take clones you trust.
