@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dca.backbones.clip import CLIP, Preprocess
+from dca.backbones.clip import CLIP
+from dca.backbones.preprocess import Preprocess
 from dca.datasets.dataset import Item
 from dca.images.crops import random_crops
 from dca.images.decode import iter_decoded

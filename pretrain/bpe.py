@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing
 
-from dca.backbones.clip.tokenizer import EOT, SOT, from_merges
+from dca.backbones.clip.tokenizer import EOT, SOT, build_bpe
 from pretrain import pack
 from pretrain.config import PretrainConfig
 from pretrain.lexicon import read_lexicon
@@ -29,7 +29,7 @@ def learn(texts: Iterable[str], vocab_size: int) -> Engine:
     byte has both forms, so that texts in any language can be encoded.
     """
     alphabet = sorted(ByteLevel.alphabet())
-    plain = from_merges({}, [])
+    plain = build_bpe({}, [])
     engine = Engine(BPE(end_of_word_suffix=END))
     engine.normalizer, engine.pre_tokenizer = plain.normalizer, plain.pre_tokenizer
     wanted = vocab_size - 2 * len(alphabet) - 2
@@ -40,7 +40,7 @@ def learn(texts: Iterable[str], vocab_size: int) -> Engine:
     learned = json.loads(engine.to_str())["model"]["merges"]
     merges = [(a, b) for a, b in learned][:wanted]
     tokens = [*alphabet, *(c + END for c in alphabet), *(a + b for a, b in merges), SOT, EOT]
-    finished = from_merges({token: i for i, token in enumerate(tokens)}, merges)
+    finished = build_bpe({token: i for i, token in enumerate(tokens)}, merges)
     finished.post_processor = RobertaProcessing((EOT, len(tokens) - 1), (SOT, len(tokens) - 2), False, False)
     return finished
 

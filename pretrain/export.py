@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dca.backbones.clip import config as configs
-from dca.backbones.clip import preprocess
-from dca.backbones.clip import weights as names
+from dca.backbones.clip.weights import to_hf_state
 from pretrain import bpe
 from pretrain.state import State
 
@@ -18,14 +16,14 @@ from pretrain.state import State
 def export(state: State, folder: Path) -> None:
     """Write the averaged weights in float16 with everything `CLIP.from_pretrained` needs."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = {n: t.detach().to(torch.float16).contiguous().cpu() for n, t in names.to_hf(state.average).items()}
+    half = {n: t.detach().to(torch.float16).contiguous().cpu() for n, t in to_hf_state(state.average).items()}
     part = folder / "model.safetensors.part"
     save_file(half, part, metadata={"format": "pt"})
     part.replace(folder / "model.safetensors")
     written = {
-        "config.json": configs.to_hf(state.clip.config) | {"dtype": "float16"},
-        "preprocessor_config.json": preprocess.to_hf(state.clip.preprocess),
+        "config.json": state.clip.config.to_hf() | {"dtype": "float16"},
+        "preprocessor_config.json": state.clip.preprocess.to_hf(),
     }
     for name, content in written.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    bpe.save(state.clip.tokenizer.engine, folder, state.clip.config.text.context_length)
+    bpe.save(state.clip.tokenizer.bpe, folder, state.clip.config.text.context_length)

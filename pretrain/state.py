@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dca.backbones.clip.model import CLIP
-from dca.backbones.clip.preprocess import Preprocess
-from dca.backbones.clip.weights import initialize
+from dca.backbones.clip.weights import initialize_weights
+from dca.backbones.preprocess import Preprocess
 from dca.core.errors import UserError
 from dca.core.seeds import generator
 from pretrain.config import PretrainConfig
@@ -67,7 +67,7 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
     side = config.model.image_size
     transform = Preprocess(size=side, resize=config.model.resize or side, resample=3, mean=MEAN, std=STD)
     clip = CLIP(config.model.clip(tokenizer.eot_id + 1), tokenizer, transform)
-    initialize(clip, generator(config.train.seed, "weights"))
+    initialize_weights(clip, generator(config.train.seed, "weights"))
     if config.train.start:
         take_over(clip, CLIP.from_pretrained(config.train.start))
     extras = Extras(config.model.embed, generator(config.train.seed, "extras")).to(device)

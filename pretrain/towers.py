@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.vision import CLS, VisionTower
 
@@ -26,7 +26,7 @@ def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.G
     x = tower.ln_pre(x)
     last = len(tower.blocks) - 1
     for layer, block in enumerate(tower.blocks):
-        x = block(Rows(x), only=CLS if layer == last else None).total()
+        x = block(Residual(x), only=CLS if layer == last else None).total()
     feature: Tensor = tower.projection(tower.ln_post(x[:, 0]))
     return feature.float()
 
@@ -41,6 +41,6 @@ def encode_padded(tower: TextTower, ids: Tensor, eot: Tensor) -> Tensor:
     x = tower.embedding(ids)
     x = x + tower.positions[: ids.shape[1]].to(x.dtype)
     for block in tower.blocks:
-        x = block(Rows(x), causal=True).total()
+        x = block(Residual(x), causal=True).total()
     end = x[torch.arange(len(x), device=x.device), eot]
     return F.normalize(tower.projection(tower.ln_final(end)).float(), dim=-1)

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from dca.backbones.clip import CLIP, CLIPConfig, Preprocess, TextConfig, Tokenizer, VisionConfig
-from dca.backbones.clip import config as configs
-from dca.backbones.clip import preprocess as preprocessing
-from dca.backbones.clip.tokenizer import _byte_alphabet, from_merges
-from dca.backbones.clip.weights import initialize, to_hf
+from dca.backbones.clip import CLIP, CLIPConfig, TextConfig, Tokenizer, VisionConfig
+from dca.backbones.clip.tokenizer import _byte_alphabet, build_bpe
+from dca.backbones.clip.weights import initialize_weights, to_hf_state
+from dca.backbones.preprocess import Preprocess
 from dca.core.files import write_json
 from dca.datasets.dataset import Dataset
 
@@ -67,11 +66,11 @@ def tiny_config(activation: str = "quick_gelu", context_length: int = 77) -> CLI
 def make_clip(config: CLIPConfig | None = None, seed: int = 0) -> CLIP:
     """A randomly initialised CLIP; its biases are random too, so that a lost one shows."""
     config = config or tiny_config()
-    tokenizer = Tokenizer(from_merges(*small_vocabulary(config.text.vocab_size)), config.text.context_length)
+    tokenizer = Tokenizer(build_bpe(*small_vocabulary(config.text.vocab_size)), config.text.context_length)
     size = config.vision.image_size
     transform = Preprocess(size=size, resize=size, resample=3, mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28))
     generator = torch.Generator().manual_seed(seed)
-    clip = initialize(CLIP(config, tokenizer, transform, "tiny"), generator)
+    clip = initialize_weights(CLIP(config, tokenizer, transform, "tiny"), generator)
     with torch.no_grad():
         for name, parameter in clip.named_parameters():
             if name.endswith("bias"):
@@ -85,9 +84,9 @@ def save_hf(clip: CLIP, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(to_hf(clip.state_dict()), folder / "model.safetensors")
-    write_json(folder / "config.json", configs.to_hf(clip.config))
-    write_json(folder / "preprocessor_config.json", preprocessing.to_hf(clip.preprocess))
+    save_file(to_hf_state(clip.state_dict()), folder / "model.safetensors")
+    write_json(folder / "config.json", clip.config.to_hf())
+    write_json(folder / "preprocessor_config.json", clip.preprocess.to_hf())
     vocab, merges = small_vocabulary(clip.config.text.vocab_size)
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(f"{a} {b}" for a, b in merges), encoding="utf-8")

@@ -88,7 +88,7 @@ def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.Mo
         shutil.copyfile(tmp_path / "photos" / "test" / "cat" / "0.png", tmp_path / name)
     grid = f'[[grid]]\nmethod = ["zero_shot", "gda"]\ndata = "photos/"\nshots = 1\nbackbone = "{tiny_folder}"\n'
     (tmp_path / "my.toml").write_text(grid, encoding="utf-8")
-    monkeypatch.setattr("dca.backbones.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.setattr("dca.backbones.sources.mini_folder", lambda: tiny_folder)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from dca.backbones.clip import preprocess
-from dca.backbones.clip.preprocess import Preprocess
+from dca.backbones.preprocess import Preprocess
 from dca.core.errors import UserError
 from dca.images.decode import open_image, to_rgb
 
@@ -52,7 +51,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor, transform: Prep
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "CMYK", "YCbCr", "LA", "HSV"])
 @pytest.mark.parametrize("size", [(61, 97), (97, 61), (48, 48), (31, 45), (301, 49), (50, 333), (1, 9)])
 def test_pixels_equal_the_reference(mode: str, size: tuple[int, int]) -> None:
-    transform = preprocess.from_hf(HF)
+    transform = Preprocess.from_hf(HF)
     image = photo(*size, "RGB").convert("L").convert(mode) if mode == "LA" else photo(*size, mode)
     assert largest_difference(transform([image])[0], reference(image, HF), transform) <= 1
 
@@ -61,14 +60,14 @@ def test_pixels_equal_the_reference(mode: str, size: tuple[int, int]) -> None:
 @given(width=st.integers(20, 200), height=st.integers(20, 200), side=st.integers(8, 64), seed=st.integers(0, 9))
 def test_pixels_equal_the_reference_for_any_size(width: int, height: int, side: int, seed: int) -> None:
     raw = HF | {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
-    transform = preprocess.from_hf(raw)
+    transform = Preprocess.from_hf(raw)
     image = photo(width, height, "RGB", seed)
     assert largest_difference(transform([image])[0], reference(image, raw), transform) <= 1
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation_is_honoured(tmp_path: Path, orientation: int) -> None:
-    transform = preprocess.from_hf(HF)
+    transform = Preprocess.from_hf(HF)
     exif = Image.Exif()
     exif[0x0112] = orientation
     photo(90, 60, "RGB").save(tmp_path / "turned.png", exif=exif)
@@ -79,19 +78,19 @@ def test_exif_rotation_is_honoured(tmp_path: Path, orientation: int) -> None:
 
 def test_squeezing_preprocessing_is_read(tmp_path: Path) -> None:
     raw = HF | {"size": {"height": 48, "width": 48}, "do_center_crop": False}
-    transform = preprocess.from_hf(raw)
+    transform = Preprocess.from_hf(raw)
     image = photo(90, 60, "RGB")
     assert transform.resize is None
     assert largest_difference(transform([image])[0], reference(image, raw), transform) <= 1
 
 
 def test_hf_form_round_trips() -> None:
-    transform = preprocess.from_hf(HF)
-    assert preprocess.from_hf(preprocess.to_hf(transform)) == transform
+    transform = Preprocess.from_hf(HF)
+    assert Preprocess.from_hf(transform.to_hf()) == transform
 
 
 def test_uint8_and_float_pixels_normalise_alike() -> None:
-    transform = preprocess.from_hf(HF)
+    transform = Preprocess.from_hf(HF)
     pixels = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
     torch.testing.assert_close(transform.normalize(pixels), transform.normalize(pixels / 255))
 
@@ -109,21 +108,21 @@ def test_uint8_and_float_pixels_normalise_alike() -> None:
 def test_unusable_preprocessing_is_an_error_not_a_default(change: dict[str, object], says: str) -> None:
     raw = {k: v for k, v in (HF | change).items() if v is not None}
     with pytest.raises(UserError, match=says):
-        preprocess.from_hf(raw)
+        Preprocess.from_hf(raw)
 
 
 def test_open_clip_form_is_read() -> None:
     raw = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "shortest"}
-    assert preprocess.from_open_clip(raw, 48) == Preprocess(
+    assert Preprocess.from_open_clip(raw, 48) == Preprocess(
         size=48, resize=48, resample=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
     )
     with pytest.raises(UserError, match="preprocess_cfg"):
-        preprocess.from_open_clip({}, 48)
+        Preprocess.from_open_clip({}, 48)
 
 
 def seen_by_the_tower(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Values 0..255 of the pixels that `CLIP.preprocess` makes, normalisation undone."""
-    transform = preprocess.from_hf(HF)
+    transform = Preprocess.from_hf(HF)
     scale, shift = torch.tensor(transform.std).view(3, 1, 1), torch.tensor(transform.mean).view(3, 1, 1)
     return ((transform([image])[0] * scale + shift) * 255).round().to(torch.uint8).numpy()
 

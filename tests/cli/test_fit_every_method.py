@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from conftest import tiny_config
-from dca.backbones.clip import config as configs
 from dca.datasets.sample import SAMPLE_CLASSES
 from dca.methods.base import Method
 from dca.methods.registry import all_methods, get_method
@@ -36,7 +35,7 @@ def their_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
     folder = tmp_path_factory.mktemp("theirs") / "clip"
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(0)
-        transformers.CLIPModel(transformers.CLIPConfig(**configs.to_hf(tiny_config()))).save_pretrained(folder)
+        transformers.CLIPModel(transformers.CLIPConfig(**tiny_config().to_hf())).save_pretrained(folder)
     tokenizer = transformers.CLIPTokenizer.from_pretrained(tiny_folder)
     images = transformers.CLIPImageProcessor.from_pretrained(tiny_folder)
     transformers.CLIPProcessor(images, tokenizer).save_pretrained(folder)

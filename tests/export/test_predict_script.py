@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dca.backbones.clip.preprocess import Preprocess
+from dca.backbones.preprocess import Preprocess
 from dca.datasets.dataset import Dataset
 from dca.export import predict
 from export.conftest import Finished

@@ -41,7 +41,7 @@ def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
 
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
     """DCA on the sample images, prepared, on one device."""
-    clip = CLIP.from_pretrained(backbone).on(device).with_dtype(dtype)
+    clip = CLIP.from_pretrained(backbone).to_device(device).with_dtype(dtype)
     data, images = sample_of(clip)
     method = DCA.build(clip, Problem(names=data.names, shots=8, seed=1), DCAOptions())
     method.prepare(images)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.backbones.clip import CLIP, VIT_B_16
 from dca.backbones.clip.model import compute_digest
-from dca.backbones.clip.weights import blank
+from dca.backbones.clip.weights import build_without_weights
 from dca.methods.base import Problem
 from dca.methods.clip_svd import CLIPSVD, CLIPSVDOptions, decompose
 from dca.methods.summary import parameter_count
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_the_singular_values(clip: CLIP) -> None:
 
 def test_parameters_on_vit_b_16() -> None:
     assert parameter_count(CLIPSVD) == parameter_count(CLIPSVD, classes=10) == 12 * 6 * (768 + 512) == 92_160
-    method = build(blank(VIT_B_16), trained=False)
+    method = build(build_without_weights(VIT_B_16), trained=False)
     assert {s.shape for s in method.values.values()} == {(12, 768), (12, 512)}
 
 

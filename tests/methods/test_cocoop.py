@@ -45,7 +45,7 @@ def written_out(clip: CLIP, method: CoCoOp, f: Tensor) -> Tensor:
         shift = second.weight @ hidden + second.bias
         sequences = []
         for name in CLASSES:
-            tail = [*tokenizer.words(name.replace("_", " ")), *tokenizer.words("."), tokenizer.eot_id]
+            tail = [*tokenizer.encode(name.replace("_", " ")), *tokenizer.encode("."), tokenizer.eot_id]
             shifted = torch.stack([v + shift for v in method.context])
             sequences.append(torch.cat([table[[tokenizer.sot_id]], shifted, table[tail]]))
         rows.append(torch.stack([scale * (image * t).sum() for t in encode_sequences_padded(clip, sequences)]))

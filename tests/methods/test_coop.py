@@ -33,7 +33,7 @@ def written_out(clip: CLIP, method: CoOp, position: str) -> Tensor:
     sequences = []
     for c, name in enumerate(CLASSES):
         V = method.context if method.context.dim() == 2 else method.context[c]
-        word, stop = table[tokenizer.words(name.replace("_", " "))], table[tokenizer.words(".")]
+        word, stop = table[tokenizer.encode(name.replace("_", " "))], table[tokenizer.encode(".")]
         sos, eot = table[[tokenizer.sot_id]], table[[tokenizer.eot_id]]
         half = len(V) // 2
         order = {

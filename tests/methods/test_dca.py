@@ -38,10 +38,10 @@ def test_defaults_train_21504_parameters_on_vit_b_16() -> None:
 
 def test_class_specific_contexts_train_c_times_9216_and_the_visual_tokens() -> None:
     from dca.backbones.clip import VIT_B_16
-    from dca.backbones.clip.weights import blank
+    from dca.backbones.clip.weights import build_without_weights
 
     problem = Problem(names=tuple(f"class {c}" for c in range(7)), shots=4)
-    method = DCA.build(blank(VIT_B_16), problem, DCAOptions(contexts="class"))
+    method = DCA.build(build_without_weights(VIT_B_16), problem, DCAOptions(contexts="class"))
     assert method.count_parameters() == 7 * 9216 + 12288
 
 
@@ -127,7 +127,7 @@ def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLI
 def test_contexts_start_from_the_phrases(clip: CLIP) -> None:
     method = build(clip)
     for context, phrase in zip(method.text.contexts, method.options.phrases, strict=False):
-        ids = clip.tokenizer.words(phrase)
+        ids = clip.tokenizer.encode(phrase)
         torch.testing.assert_close(context.detach(), clip.text.embedding.weight[ids])
 
 

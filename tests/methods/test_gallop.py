@@ -48,7 +48,7 @@ def written_texts(clip: CLIP, prompts: Tensor) -> Tensor:
     table, tokenizer = clip.text.embedding.weight, clip.tokenizer
     found = []
     for prompt in prompts:
-        tails = [[*tokenizer.words(name.replace("_", " ")), tokenizer.eot_id] for name in CLASSES]
+        tails = [[*tokenizer.encode(name.replace("_", " ")), tokenizer.eot_id] for name in CLASSES]
         sequences = [torch.cat([table[[tokenizer.sot_id]], prompt, table[tail]]) for tail in tails]
         found.append(encode_sequences_padded(clip, sequences))
     return torch.stack(found)

@@ -37,10 +37,10 @@ def written_out(clip: CLIP, labels: Tensor | None) -> Tensor:
     table, tokenizer = clip.text.embedding.weight, clip.tokenizer
     sequences = []
     for c, name in enumerate(CLASSES):
-        own = table[[*tokenizer.words(name.replace("_", " ")), *tokenizer.words(".")]].clone()
+        own = table[[*tokenizer.encode(name.replace("_", " ")), *tokenizer.encode(".")]].clone()
         if labels is not None:
             own[: labels.shape[1]] = labels[c]
-        front = table[[tokenizer.sot_id, *tokenizer.words("a photo of a")]]
+        front = table[[tokenizer.sot_id, *tokenizer.encode("a photo of a")]]
         sequences.append(torch.cat([front, own, table[[tokenizer.eot_id]]]))
     return encode_sequences_padded(clip, sequences)
 
@@ -64,7 +64,7 @@ def test_step_and_probabilities_equal_the_equations(clip: CLIP, anchor: str, dis
         t, t0 = written_out(clip, method.labels), written_out(clip, None)
         z, z0 = literal_logits(clip, f, t), literal_logits(clip, f, t0)
         start = torch.stack(
-            [clip.text.embedding.weight[clip.tokenizer.words(c.replace("_", " "))[:2]] for c in CLASSES]
+            [clip.text.embedding.weight[clip.tokenizer.encode(c.replace("_", " "))[:2]] for c in CLASSES]
         )
         names = float((method.labels - start).pow(2).sum())
     drift = sum(1 - float(t[y] @ t0[y]) for y in images.labels.tolist()) / len(f)
@@ -188,5 +188,5 @@ def test_on_a_backbone_like_openai_clip_both_recipes_are_the_same(monkeypatch: p
 
 def test_the_published_recipe_learns_the_raw_embeddings(clip: CLIP) -> None:
     method = build(clip, recipe="paper")
-    start = torch.stack([clip.text.embedding.weight[clip.tokenizer.words(c.replace("_", " "))[:2]] for c in CLASSES])
+    start = torch.stack([clip.text.embedding.weight[clip.tokenizer.encode(c.replace("_", " "))[:2]] for c in CLASSES])
     assert torch.equal(method.labels.detach(), start.detach())

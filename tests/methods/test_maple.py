@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions
@@ -99,7 +99,7 @@ def test_it_starts_as_published(clip: CLIP) -> None:
     prompts, weights, biases = method.prompts.detach(), method.weights.detach(), method.biases.detach()
     assert prompts.shape == (3, 2, 24)
     assert weights.shape == (3, 32, 24)
-    torch.testing.assert_close(prompts[0], clip.text.embedding.weight[clip.tokenizer.words("a photo")])
+    torch.testing.assert_close(prompts[0], clip.text.embedding.weight[clip.tokenizer.encode("a photo")])
     assert float(prompts[1:].std()) == pytest.approx(0.02, rel=0.2)
     assert torch.equal(weights[1], weights[2])
     assert torch.equal(biases[1], biases[2])
@@ -117,10 +117,10 @@ def test_replaced_outputs_do_not_matter_and_kept_ones_do() -> None:
     """Noise on what block 0 of a tower makes of its tokens, with and without tokens at block 1."""
     clip, images = make_clip(), Images((1, 1, 1, 1))
 
-    def noise(module: torch.nn.Module, inputs: object, output: Rows) -> Rows:
+    def noise(module: torch.nn.Module, inputs: object, output: Residual) -> Residual:
         noisy = output.total().clone()
         noisy[:, -2:] += torch.randn_like(noisy[:, -2:])
-        return Rows(noisy)
+        return Residual(noisy)
 
     for depth, same in [(2, True), (1, False)]:
         method = build(clip, depth=depth)

@@ -69,7 +69,7 @@ def test_a_fit_equals_adam_over_all_images_with_a_falling_rate(clip: CLIP) -> No
     first = clip.visual.projection.weight.detach()
     W = first.clone().requires_grad_()
     t = F.normalize(clip.encode_text([f"a photo of a {name}." for name in CLASSES]), dim=-1).detach()
-    x = clip.unprojected_image(images.pixels).detach()
+    x = clip.encode_unprojected(images.pixels).detach()
     optimizer = torch.optim.Adam([W], lr=1e-3, eps=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
@@ -98,7 +98,7 @@ def test_a_step_takes_all_images_and_one_view_of_each(clip: CLIP) -> None:
     assert batch.inputs.shape == (11, 3, clip.config.vision.width)
     assert (method.options.batch_size or 0) >= 11
     for v in range(3):
-        torch.testing.assert_close(batch.inputs[:, v], clip.unprojected_image(images.view(v, 0.5)).detach())
+        torch.testing.assert_close(batch.inputs[:, v], clip.encode_unprojected(images.view(v, 0.5)).detach())
 
 
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Problem
@@ -61,7 +61,7 @@ def text_features(clip: CLIP, method: PromptSRC) -> Tensor:
 
     rows = []
     for name in CLASSES:
-        words = [*tokenizer.words(name.replace("_", " ")), *tokenizer.words("."), tokenizer.eot_id]
+        words = [*tokenizer.encode(name.replace("_", " ")), *tokenizer.encode("."), tokenizer.eot_id]
         x = torch.cat([table[[tokenizer.sot_id]], method.context.double(), table[words]])
         rows.append(towers.encode_text(clip, x, change))
     return torch.stack(rows)
@@ -114,7 +114,7 @@ def test_trained_parameters_on_vit_b_16() -> None:
 
 def test_text_starts_from_a_photo_of_a_and_the_rest_is_random(clip: CLIP) -> None:
     method = build(clip)
-    words = clip.tokenizer.words("a photo of a")
+    words = clip.tokenizer.encode("a photo of a")
     assert torch.equal(method.context, clip.text.embedding.weight[words])
     assert method.deep.shape == (2, 4, 24)
     assert method.visual.shape == (3, 4, 32)
@@ -135,11 +135,11 @@ def test_without_visual_tokens_the_image_term_is_zero(clip: CLIP, monkeypatch: p
     assert terms["logits"] == pytest.approx(0, abs=1e-6)
 
 
-def noisy(output: Tensor, rows: slice) -> Rows:
+def noisy(output: Tensor, rows: slice) -> Residual:
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
     changed = output.clone()
     changed[:, rows] = noise[:, rows]
-    return Rows(changed)
+    return Residual(changed)
 
 
 def test_visual_tokens_replace_what_the_block_before_made_of_theirs(clip: CLIP) -> None:
@@ -159,13 +159,13 @@ def test_text_tokens_replace_what_the_block_before_made_of_theirs(clip: CLIP, mo
     deep, shallow = loud(build(clip)), loud(build(clip, depth=1))
     expected = [m.encode_text().detach() for m in (deep, shallow)]
     block = next(iter(clip.text.blocks))
-    finish = block.finish
+    finish = block.add_attention_and_mlp
 
-    def disturbed(x: Tensor, *more: Any) -> Rows:
+    def disturbed(x: Tensor, *more: Any) -> Residual:
         """SOS is the first of the packed rows, the context of four tokens follows."""
-        return Rows(noisy(finish(x, *more).total()[None], slice(1, 5)).x[0])
+        return Residual(noisy(finish(x, *more).total()[None], slice(1, 5)).x[0])
 
-    monkeypatch.setattr(block, "finish", disturbed)
+    monkeypatch.setattr(block, "add_attention_and_mlp", disturbed)
     got = [m.encode_text().detach() for m in (deep, shallow)]
     monkeypatch.undo()
     torch.testing.assert_close(got[0], expected[0], atol=1e-6, rtol=0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.coop import CoOp, CoOpOptions
@@ -37,7 +37,7 @@ def loud(method: TCP) -> TCP:
 def embedded(clip: CLIP, method: TCP, student: str, c: int) -> Tensor:
     """[SOS, V, student sentence, EOT] of class c, (T, W)."""
     table, tokenizer = clip.text.embedding.weight, clip.tokenizer
-    words = tokenizer.words(student.replace("{}", CLASSES[c].replace("_", " ")))
+    words = tokenizer.encode(student.replace("{}", CLASSES[c].replace("_", " ")))
     return torch.cat([table[[tokenizer.sot_id]], method.context.double(), table[[*words, tokenizer.eot_id]]])
 
 
@@ -116,14 +116,14 @@ def test_what_the_tokens_replace_does_not_matter(clip: CLIP, monkeypatch: pytest
     method = loud(build(clip))
     expected = method.encode_text().detach()
     block = list(clip.text.blocks)[1]
-    finish, disturbed = block.finish, slice(1, 5)
+    finish, disturbed = block.add_attention_and_mlp, slice(1, 5)
 
-    def noisy(x: Tensor, *more: Any) -> Rows:
+    def noisy(x: Tensor, *more: Any) -> Residual:
         output = finish(x, *more).total().clone()
         output[disturbed] = torch.randn(output[disturbed].shape, generator=torch.Generator().manual_seed(0))
-        return Rows(output)
+        return Residual(output)
 
-    monkeypatch.setattr(block, "finish", noisy)  # the last block before the tokens come in
+    monkeypatch.setattr(block, "add_attention_and_mlp", noisy)  # the last block before the tokens come in
     torch.testing.assert_close(method.encode_text().detach(), expected, atol=1e-6, rtol=0)
     disturbed = slice(5, 6)  # the first row behind them does matter
     assert (method.encode_text().detach() - expected).abs().max() > 1e-2

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP, VIT_B_16, ExtraTokens
-from dca.backbones.clip.blocks import Rows
-from dca.backbones.clip.weights import blank
+from dca.backbones.clip.blocks import Residual
+from dca.backbones.clip.weights import build_without_weights
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.shared.gaussian import gammas
@@ -78,7 +78,7 @@ def test_parameters_on_vit_b_16() -> None:
     problem = Problem(names=tuple(f"class {c}" for c in range(100)), shots=16)
     counts = {
         (placement, n, depth): VPT.build(
-            blank(VIT_B_16), problem, VPTOptions(placement=placement, tokens=n, depth=depth)
+            build_without_weights(VIT_B_16), problem, VPTOptions(placement=placement, tokens=n, depth=depth)
         ).count_parameters()
         for placement, n, depth in [("dapt", 8, None), ("maple", None, None), ("original", None, None)]
     }
@@ -97,7 +97,7 @@ def test_no_tokens_is_clip(clip: CLIP, placement: str, depth: int) -> None:
 def test_where_among_the_patches_the_tokens_stand_does_not_matter(clip: CLIP, placement: str) -> None:
     pixels = Images((2, 2)).pixels
     extra = build(clip, placement=placement, depth=3).extra()
-    other = dataclasses.replace(extra, place="end" if extra.place == "after_first" else "after_first")
+    other = dataclasses.replace(extra, position="end" if extra.position == "after_cls" else "after_cls")
     torch.testing.assert_close(
         clip.encode_image(pixels, tokens=extra), clip.encode_image(pixels, tokens=other), atol=1e-5, rtol=0
     )
@@ -121,10 +121,10 @@ def test_replaced_outputs_do_not_matter_and_kept_ones_do(placement: str) -> None
     """Noise on what block 0 makes of its tokens is lost where block 1 has tokens of its own, and only there."""
     clip, images = make_clip(), Images((1, 1, 1, 1))
 
-    def noise(module: torch.nn.Module, inputs: object, output: Rows) -> Rows:
+    def noise(module: torch.nn.Module, inputs: object, output: Residual) -> Residual:
         noisy = output.total().clone()
         noisy[:, rows_of_tokens(method)] += torch.randn_like(noisy[:, rows_of_tokens(method)])
-        return Rows(noisy)
+        return Residual(noisy)
 
     for depth, same in [(2, True), (1, False)]:
         method = build(clip, placement=placement, depth=depth, tokens=3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dca.backbones.clip.preprocess import Preprocess
+from dca.backbones.preprocess import Preprocess
 from dca.images import decode as decode_many
 from dca.images.decode import Unreadable
 from dca.training import pipeline

@@ -184,7 +184,7 @@ def test_only_missing_views_are_encoded(sample: Dataset, session: Session, count
 def test_a_backbone_by_name_and_by_path_shares_its_features(
     tiny_folder: Path, sample: Dataset, session: Session, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dca.backbones.clip.weights.mini_folder", lambda: tiny_folder)
+    monkeypatch.setattr("dca.backbones.sources.mini_folder", lambda: tiny_folder)
     images = [item.image for item in sample.test[:3]]
     session.frozen_features(session.backbone("mini"), images)
     counted.clear()

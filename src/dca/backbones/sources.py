@@ -1,18 +1,23 @@
-"""Finding a backbone again: short names, hub ids, and where local checkpoints are on this machine.
+"""Where backbones come from: short names, hub ids, local folders, and the checkpoint inside the package.
 
-A stored model names its backbone without a path, so that no folder of the user's machine travels with
-it. This machine keeps its own list, digest -> place, in the user's cache folder. The list is a
-convenience: without it, or with the place gone, the user passes the backbone.
+A stored model names its backbone without a path, so that no folder of the user's machine travels with it. This machine
+keeps its own list, digest -> path, in the user's cache folder. The list is a convenience: without it, or if the path no
+longer exists, the user names the backbone.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dca.core.errors import UserError
+from dca.core.errors import UserError, unknown_name
 from dca.core.files import cache_folder, read_json, write_json
+from dca.core.hints import choose_backbone, combine
 
 MINI = "mini"
 HUB_IDS = {
@@ -25,7 +30,94 @@ HUB_IDS = {
     "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
 }
-FILE = "backbones.json"
+LOCATIONS_FILE = "backbones.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The files of a hub repository that a family of backbones reads.
+
+    weights: names of weight files, in order of preference; one of them is enough.
+    others: configuration, tokenizer and preprocessing.
+    summary: what a complete folder holds, for error messages.
+    """
+
+    weights: Sequence[str]
+    others: Sequence[str]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on this machine: the name that models store, its folder or file, and whether it is the user's."""
+
+    name: str
+    path: Path
+    local: bool = False
+
+
+def find_checkpoint(
+    source: str | Path, needed: CheckpointFiles, *, revision: str | None = None, cache_dir: str | None = None
+) -> Checkpoint:
+    """Find the files of a backbone on this machine, downloading them if `source` names a hub repository.
+
+    Args:
+        source: A short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
+        needed: The files to download.
+        revision: Branch, tag or commit of the hub repository.
+        cache_dir: Where files from the hub are kept; the hub's own cache by default.
+
+    Raises:
+        UserError: If there is no such source, or it cannot be downloaded.
+    """
+    name, path = str(source), Path(source).expanduser()
+    if name == MINI:
+        return Checkpoint(MINI, mini_folder())
+    if name in HUB_IDS:
+        return Checkpoint(name, download(HUB_IDS[name], needed, revision, cache_dir))
+    if path.exists():
+        if path.resolve() == mini_folder().resolve():
+            return Checkpoint(MINI, path)
+        return Checkpoint(source_name(path), path, local=True)
+    if is_hub_id(name):
+        return Checkpoint(name, download(name, needed, revision, cache_dir))
+    if "/" in name or "." in name:
+        raise UserError(f"backbone {name}: no such file or folder", hint=f"a folder with {needed.summary}")
+    raise unknown_name("backbone", name, [MINI, *HUB_IDS])
+
+
+def download(repo: str, needed: CheckpointFiles, revision: str | None, cache_dir: str | None) -> Path:
+    """Folder of a hub repository, from the cache or the network (HF_HUB_OFFLINE respected)."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    target = cache_dir or constants.HF_HUB_CACHE
+    log.info("looking for %s in %s, then on the hub", repo, target)
+    try:
+        # One weight file is enough: pickles are asked for only where nothing safer exists.
+        for weights in needed.weights:
+            patterns = [*needed.others, weights]
+            folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, allow_patterns=patterns))
+            if (folder / weights).is_file():
+                return folder
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"backbone {repo} is not in the cache ({target}) and could not be downloaded: {reason}",
+            details=[f"wanted: {needed.summary}"],
+            hint=[
+                "connect to the internet once",
+                combine(f"put these files of {repo} into a folder", choose_backbone("FOLDER")),
+            ],
+        ) from None
+    raise UserError(f"backbone {repo} holds none of {', '.join(needed.weights)}", hint=f"wanted: {needed.summary}")
+
+
+def mini_folder() -> Path:
+    """The folder of the checkpoint that comes with the package."""
+    return Path(str(files("dca.backbones") / MINI))
 
 
 def is_hub_id(source: str) -> bool:
@@ -41,71 +133,65 @@ def hub_id(source: str) -> str | None:
     return source if is_hub_id(source) else None
 
 
-def local_source(path: Path) -> str:
-    """What a CLIP from a local path is called: the folder's or file's name, without the path to it.
+def source_name(path: Path) -> str:
+    """The name of a backbone from a local path: the folder's or file's name, without the path to it.
 
-    A name that is also a short name gets a leading "./", so that nobody takes it for the public backbone.
+    A name that is also a short name gets a leading "./", so that it cannot be confused with the public backbone.
     """
     name = path.resolve().name
     return f"./{name}" if name == MINI or name in HUB_IDS else name
 
 
+def list_backbones() -> dict[str, str | None]:
+    """Short names of backbones, each with its folder on this machine; None for one that is downloaded on first use."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folders: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
+    for name, repo in HUB_IDS.items():
+        config = try_to_load_from_cache(repo, "config.json")
+        folders[name] = str(Path(config).parent) if isinstance(config, str) else None
+    return folders
+
+
 def find_backbone(source: str, digest: str) -> str | Path:
-    """What to load for a recorded backbone.
+    """What to load for a backbone that a stored model names.
 
     Args:
-        source: the recorded `CLIP.source`.
-        digest: the recorded `CLIP.digest`.
+        source: The stored `CLIP.source`.
+        digest: The stored `CLIP.digest`.
 
     Returns:
-        `source` itself if it is a short name or a hub id; else where a backbone with this digest was last
-        loaded from on this machine; else `source`.
+        `source` itself if it is a short name or a hub id; else the path from which a backbone with this digest was
+        last loaded on this machine; else `source`.
     """
     if source == MINI or hub_id(source) is not None:
         return source
-    return recall(digest) or source
+    return recorded_location(digest) or source
 
 
-def backbones() -> dict[str, str | None]:
-    """Short names of backbones, each with the folder it is in now; None for one that is fetched on first use."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from dca.backbones.clip.weights import mini_folder
-
-    places: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
-    for name, repo in HUB_IDS.items():
-        found = try_to_load_from_cache(repo, "config.json")
-        places[name] = str(Path(found).parent) if isinstance(found, str) else None
-    return places
-
-
-def remember(digest: str, folder: Path) -> None:
-    """Note that the backbone with this digest is in `folder`; does nothing if the list cannot be written."""
-    place, known = str(folder.resolve()), _read()
-    if known.get(digest) == place:
+def record_location(digest: str, path: Path) -> None:
+    """Note that the backbone with this digest is at `path`; does nothing if the list cannot be written."""
+    location, known = str(path.resolve()), _read_locations()
+    if known.get(digest) == location:
         return
     with suppress(OSError, UserError):
-        file = _file()
+        file = cache_folder() / LOCATIONS_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {**known, digest: place})
+        write_json(file, {**known, digest: location})
 
 
-def recall(digest: str) -> Path | None:
-    """Where the backbone with this digest was last loaded from; None if unknown or no longer there."""
-    place = _read().get(digest)
+def recorded_location(digest: str) -> Path | None:
+    """The path from which the backbone with this digest was last loaded; None if unknown or no longer there."""
+    location = _read_locations().get(digest)
     with suppress(OSError, ValueError):
-        if isinstance(place, str) and Path(place).exists():
-            return Path(place)
+        if isinstance(location, str) and Path(location).exists():
+            return Path(location)
     return None
 
 
-def _read() -> dict[str, Any]:
-    """The list; empty if it is missing, unreadable or damaged."""
+def _read_locations() -> dict[str, Any]:
+    """The list of this machine; empty if it is missing, unreadable or damaged."""
     try:
-        return read_json(_file())
+        return read_json(cache_folder() / LOCATIONS_FILE)
     except (UserError, OSError, RuntimeError):
         return {}
-
-
-def _file() -> Path:
-    return cache_folder() / FILE

@@ -45,7 +45,7 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
-    from dca.backbones.sources import backbones
+    from dca.backbones.sources import list_backbones
     from dca.core.device import compute_dtype, resolve_device
 
     device = resolve_device("auto")
@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
         "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
         "precision": str(compute_dtype(device, "auto")).removeprefix("torch."),
-        "backbones": backbones(),
+        "backbones": list_backbones(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "notes": notes(),
     }

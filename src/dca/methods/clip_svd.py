@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import LINEARS, PARTS, Block, Update
+from dca.backbones.clip.blocks import LINEARS, QKV, Block, Update
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.vision import VisionTower
 from dca.core.options import opt
@@ -60,7 +60,7 @@ class CLIPSVDOptions(TextHeadOptions):
 
 def matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
     """The decomposed matrices (O, I) of a block, by part; those of q, k and v apart."""
-    yield from zip(PARTS, block.attn.qkv.weight.chunk(3), strict=True)
+    yield from zip(QKV, block.attn.qkv.weight.chunk(3), strict=True)
     fc, _, proj = block.mlp
     for part, layer in (("out", block.attn.out), ("fc", fc), ("proj", proj)):
         yield part, layer.get_parameter("weight")

@@ -88,7 +88,7 @@ class CoOp(TextHead):
         """t: unit text features, (C, D)."""
         if self.options.position == "end":
             return F.normalize(self.clip.encode_prompts([self.context], self.name_ids)[0], dim=-1)
-        return F.normalize(self.clip.encode_embedded(self._sequences()), dim=-1)
+        return F.normalize(self.clip.encode_embedded_text(self._sequences()), dim=-1)
 
     def _sequences(self) -> list[Tensor]:
         """Embedded sequences with the name in front or in the middle: (T_c, W) for each class."""
@@ -98,7 +98,7 @@ class CoOp(TextHead):
         sequences = []
         for name, ids, context in zip(self.problem.names, self.name_ids, contexts, strict=True):
             own = self.clip.text.embed(ids)
-            length = len(self.clip.tokenizer.words(name.replace("_", " ")))
+            length = len(self.clip.tokenizer.encode(name.replace("_", " ")))
             parts = [sos, context[:before], own[:length], context[before:], own[length:]]
             sequences.append(torch.cat(parts))
         return sequences

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.vision import VisionTower, read_out
+from dca.backbones.clip.vision import VisionTower, apply_last_block
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
@@ -163,7 +163,7 @@ class TowerEnd(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-        return read_out(rows, self.block, self.ln_post, self.projection)
+        return apply_last_block(rows, self.block, self.ln_post, self.projection)
 
     def vector(self) -> Tensor:
         """All values as one vector."""
@@ -254,7 +254,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
         """Computed once per image: unit features (B, D), or the rows that enter the last block (B, T, W)."""
         if self.end is None:
             return super().encode(pixels)
-        return self.clip.image_rows(pixels)
+        return self.clip.encode_until_last_block(pixels)
 
     def _rows_of(self, support: Support, *, mirrored: bool = False) -> Tensor:
         """`rows` of all images, or of their mirror images."""

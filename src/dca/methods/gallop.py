@@ -160,7 +160,7 @@ class GalLoP(TrainedMethod):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f, l_1 .. l_P: unit features of the image and of its patches, one after the other: (B, (1 + P) D)."""
-        image, patches = self.clip.encode_patches(pixels)
+        image, patches = self.clip.encode_with_patches(pixels)
         # The product of both matrices once is cheaper than A times every patch.
         local = F.linear(patches, self.clip.visual.projection.weight @ self.local_layer)
         return F.normalize(torch.cat([image[:, None], local], dim=1), dim=-1).flatten(1)

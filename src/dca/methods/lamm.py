@@ -81,7 +81,7 @@ class LAMM(TextHead):
         shortest = min(len(words) for words in name_ids(clip, problem.names, "")) - 1
         length = min(options.n_tokens or shortest, shortest)
         self.options = dataclasses.replace(options, n_tokens=length)  # kept when some of the classes are selected
-        require_room(clip, problem.names, ids, len(clip.tokenizer.words(options.phrase)))
+        require_room(clip, problem.names, ids, len(clip.tokenizer.encode(options.phrase)))
         self.rest = [own[length:] for own in ids]
         table = clip.text.embedding.weight
         self._unit = no_unit(table)
@@ -114,7 +114,7 @@ class LAMM(TextHead):
 
     def _with_names(self, labels: Tensor) -> Tensor:
         """Unit text features (C, D) of names that begin with the vectors s · `labels` (C, ℓ, W)."""
-        phrase = self.clip.text.embed(self.clip.tokenizer.words(self.options.phrase))
+        phrase = self.clip.text.embed(self.clip.tokenizer.encode(self.options.phrase))
         context = torch.cat([phrase.expand(len(labels), -1, -1), self._unit * labels], dim=1)
         return F.normalize(self.clip.encode_prompts([context], self.rest)[0], dim=-1)
 

@@ -61,7 +61,7 @@ class MaPLe(TextHead):
 
     def __init__(self, clip: CLIP, problem: Problem, options: MaPLeOptions) -> None:
         super().__init__(clip, problem, options)
-        n, words = options.tokens, clip.tokenizer.words(options.phrase)
+        n, words = options.tokens, clip.tokenizer.encode(options.phrase)
         fixed = words[n:] if len(words) > n else []
         self.name_ids = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
         require_room(clip, problem.names, self.name_ids, n)
@@ -87,7 +87,7 @@ class MaPLe(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features (B, D)."""
-        extra = ExtraTokens(dict(enumerate(self.visual_tokens())), place="end", before_norm=True)
+        extra = ExtraTokens(dict(enumerate(self.visual_tokens())), position="end", before_norm=True)
         return F.normalize(self.clip.encode_image(pixels, tokens=extra), dim=-1)
 
     def encode_text(self) -> Tensor:

@@ -108,7 +108,7 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
     def unprojected(self, support: Support) -> Tensor:
         """The vectors x of V views of every image, (N, V, E)."""
         views, crop_low = self.options.views, self.options.crop_low
-        return by_image(support.map(self.clip.unprojected_image, views=views, crop_low=crop_low), views)
+        return by_image(support.map(self.clip.encode_unprojected, views=views, crop_low=crop_low), views)
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """The vectors x of V views of each image, (N, V, E), and labels (N,)."""
@@ -128,7 +128,7 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features (B, D) by the trained projection."""
-        return self.project(self.clip.unprojected_image(pixels))
+        return self.project(self.clip.encode_unprojected(pixels))
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image, and the penalty."""

@@ -147,7 +147,7 @@ class PromptSRC(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
-        extra = ExtraTokens(dict(enumerate(self.visual)), place="end", before_norm=True)
+        extra = ExtraTokens(dict(enumerate(self.visual)), position="end", before_norm=True)
         return F.normalize(self.clip.encode_image(pixels, tokens=extra), dim=-1)
 
     def text_contexts(self) -> Sequence[Tensor]:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from dca.backbones.clip import VIT_B_16, CLIPConfig
-from dca.backbones.clip.weights import blank
+from dca.backbones.clip.weights import build_without_weights
 from dca.methods.base import Method, Problem
 from dca.methods.registry import DEFAULT_METHOD
 
@@ -33,7 +33,7 @@ def parameter_count(
     dataset, since LAMM learns as many tokens per name as the shortest name has.
     """
     names = ("class", *(f"class {c}" for c in range(1, classes)))
-    return method.build(blank(config), Problem(names=names, shots=shots), method.Options(**chosen)).count_parameters()
+    return method.build(build_without_weights(config), Problem(names=names, shots=shots), method.Options(**chosen)).count_parameters()
 
 
 @cache

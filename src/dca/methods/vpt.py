@@ -90,7 +90,7 @@ class VPT(TextHead):
         tokens = dropout(self.tokens, self.options.dropout, generator)
         return ExtraTokens(
             dict(enumerate(tokens)),
-            place="end" if self.options.placement == "maple" else "after_first",
+            position="end" if self.options.placement == "maple" else "after_cls",
             before_norm=self.options.placement != "dapt",
         )
 

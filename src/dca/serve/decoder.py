@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dca.backbones.clip import Preprocess
+from dca.backbones.preprocess import Preprocess
 from dca.serve.decode_worker import LENGTH, DecodeOptions
 from dca.serve.errors import RequestError
 from dca.serve.options import TOKEN, ServeOptions

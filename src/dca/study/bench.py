@@ -31,11 +31,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, VIT_B_16
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.backbones.clip.config import TowerConfig
-from dca.backbones.clip.preprocess import Preprocess
 from dca.backbones.clip.tokenizer import load_tokenizer
-from dca.backbones.clip.weights import initialize, mini_folder
+from dca.backbones.clip.weights import initialize_weights
+from dca.backbones.preprocess import Preprocess
+from dca.backbones.sources import mini_folder
 from dca.core import seeds
 from dca.core.device import without_triton
 from dca.datasets.classes import read_class_list
@@ -138,7 +139,7 @@ RANDOM = "random-vit-b-16"
 def load_backbone(name: str, device: torch.device, dtype: torch.dtype) -> CLIP:
     """A backbone on a device; `RANDOM` has the shape of ViT-B/16 and random weights."""
     clip = random_vit_b_16() if name == RANDOM else CLIP.from_pretrained(name)
-    return clip.on(device).with_dtype(dtype)
+    return clip.to_device(device).with_dtype(dtype)
 
 
 def random_vit_b_16() -> CLIP:
@@ -147,7 +148,7 @@ def random_vit_b_16() -> CLIP:
     size = VIT_B_16.vision.image_size
     transform = Preprocess(size=size, resize=size, resample=3, mean=(0.5,) * 3, std=(0.5,) * 3)
     clip = CLIP(VIT_B_16, tokenizer, transform, RANDOM)
-    return initialize(clip, torch.Generator().manual_seed(0)).freeze()
+    return initialize_weights(clip, torch.Generator().manual_seed(0)).freeze()
 
 
 def names_of(count: int) -> tuple[str, ...]:
@@ -196,7 +197,7 @@ def _encode(clip: CLIP, context: Tensor, names: list[list[int]]) -> Tensor:
     start = tower.embed([clip.config.text.sot_id]).expand(len(names), -1, -1)
     x = torch.cat([start, context.expand(len(names), -1, -1), tower.embedding(ids)], dim=1) + tower.positions
     for block in tower.blocks:
-        x = block(Rows(x), causal=True).total()
+        x = block(Residual(x), causal=True).total()
     ends = torch.tensor([len(context) + len(own) for own in names], device=context.device)
     feature: Tensor = tower.projection(tower.ln_final(x[torch.arange(len(names), device=x.device), ends]))
     return feature
@@ -210,7 +211,7 @@ def image_features(method: DCA, pixels: Tensor) -> Tensor:
         tokens = method.visual.tokens.expand(len(x), -1, -1)
         x = torch.cat([x[:, :1], tokens, x[:, 1:]], dim=1)
         for block in tower.blocks:
-            x = block(Rows(x)).total()
+            x = block(Residual(x)).total()
         feature = tower.projection(tower.ln_post(x[:, 0]))
     return F.normalize(feature.float(), dim=-1)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dca.backbones.sources import MINI, backbones, hub_id
+from dca.backbones.sources import MINI, hub_id, list_backbones
 from dca.core.choices import TrackerName
 from dca.core.errors import UserError
 from dca.core.files import explain_write_errors
@@ -198,7 +198,7 @@ def _data_problem(name: str, root: Path | None) -> UserError | None:
 
 def _backbone_problem(name: str) -> UserError | None:
     """Why a backbone cannot be loaded without the network; None if it can."""
-    if name == MINI or Path(name).expanduser().exists() or backbones().get(name):
+    if name == MINI or Path(name).expanduser().exists() or list_backbones().get(name):
         return None
     if (repo := hub_id(name)) is None:
         return UserError(f"backbone {name}: no such file or folder", hint=choose_backbone())

@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dca.backbones.clip import CLIP, Preprocess
+from dca.backbones.clip import CLIP
+from dca.backbones.preprocess import Preprocess
 from dca.core.files import json_digest
 from dca.features.store import Features
 from dca.images.crops import LOW, view_crops

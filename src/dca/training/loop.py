@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dca.backbones.clip.model import towers_beside
+from dca.backbones.clip.model import overlap_towers
 from dca.core import seeds
 from dca.core.device import threads_for, to_device, wait_for_gpu_libraries
 from dca.core.errors import UserError
@@ -58,10 +58,10 @@ class RecordedStep:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
-                with towers_beside():
+                with overlap_towers():
                     compute_gradients(method, self.batch)
         torch.cuda.current_stream().wait_stream(aside)
-        with explain_capture_error(method), torch.cuda.graph(self.graph), towers_beside():
+        with explain_capture_error(method), torch.cuda.graph(self.graph), overlap_towers():
             self.step = compute_gradients(method, self.batch)
         self.gradients = [(p, p.grad) for p in method.parameters()]
 

@@ -196,10 +196,10 @@ class Session:
         """
         dtype = compute_dtype(self.device, precision)
         if isinstance(source, CLIP):
-            return source.on(self.device).with_dtype(dtype)
+            return source.to_device(self.device).with_dtype(dtype)
         if str(source) not in self._backbones:
             self.progress("backbone", 0, 1, str(source))
-            self._backbones[str(source)] = CLIP.from_pretrained(source).on(self.device)
+            self._backbones[str(source)] = CLIP.from_pretrained(source).to_device(self.device)
             self.progress("backbone", 1, 1, str(source))
         clip = self._backbones[str(source)]
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)

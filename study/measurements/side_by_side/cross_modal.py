@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dca.backbones.clip.weights import openai_origin
+from dca.backbones.clip.weights import openai_source
 from dca.methods.cross_modal import CrossModal
 from side_by_side.authors import Recorder, running
 from side_by_side.comparing import Observed, finished_logits, one_step
@@ -82,7 +82,7 @@ def as_theirs(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
             found[name] = gradient
             continue
         ours = name.removeprefix("end.").replace("block.", f"blocks.{BLOCKS - 1}.")
-        for theirs, tensor in openai_origin(f"visual.{ours}").write(gradient).items():
+        for theirs, tensor in openai_source(f"visual.{ours}").write(gradient).items():
             place = theirs.removeprefix("visual.").replace("transformer.resblocks.", "transformer_encoder.")
             found[f"end.{place}"] = tensor
     return found

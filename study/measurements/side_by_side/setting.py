@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dca.backbones.clip import CLIP, CLIPConfig, TextConfig, VisionConfig
-from dca.backbones.clip.weights import initialize, openai_origin
+from dca.backbones.clip.weights import initialize_weights, openai_source
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
 
@@ -111,7 +111,7 @@ class Setting:
     def openai_state(self) -> dict[str, Tensor]:
         """The weights under the names of OpenAI's CLIP, as the authors' copies of it have them."""
         state = self.exact.clip.state_dict()
-        return {k: v for name, tensor in state.items() for k, v in openai_origin(name).write(tensor).items()}
+        return {k: v for name, tensor in state.items() for k, v in openai_source(name).write(tensor).items()}
 
     def authors_clip(self, build_model: Callable[..., Any], *args: Any) -> Any:
         """CLIP as the authors' own copy of its code builds it, frozen."""
@@ -152,7 +152,7 @@ def small_clip(widths: Widths, generator: torch.Generator) -> CLIP:
         ),
         embed_dim=widths.joint,
     )  # fmt: skip
-    clip = initialize(CLIP(config, mini.tokenizer, mini.preprocess, "random"), generator)
+    clip = initialize_weights(CLIP(config, mini.tokenizer, mini.preprocess, "random"), generator)
     with torch.no_grad():
         for name, tensor in clip.named_parameters():
             noise = torch.randn(tensor.shape, generator=generator)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.utils import _pair
 
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 from dca.methods.vpt import VPT
 from side_by_side.authors import extract, running
 from side_by_side.comparing import Observed, finished_logits, one_step
@@ -49,7 +49,7 @@ class Layer:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, None]:
         """Rows (B, T, W) through the block."""
-        return self.block(Rows(self.before(x))).total(), None
+        return self.block(Residual(self.before(x))).total(), None
 
 
 class ClipTransformer(nn.Module):
@@ -124,7 +124,7 @@ def maple(root: Path, setting: Setting) -> tuple[Observed, Observed]:
 def dapt(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Tokens of DAPT's repository, in front of the first block; its text context holds "a photo of a"."""
     ours = prepared(setting, "dapt", 1)
-    words = setting.clip.tokenizer.words("a photo of a")
+    words = setting.clip.tokenizer.encode("a photo of a")
     sizes = SimpleNamespace(VIS_NUM_TOKENS=TOKENS, TXT_NUM_TOKENS=len(words), VIS_DROPOUT=0.0)
     config = SimpleNamespace(
         TRAINER=SimpleNamespace(DAPT=sizes), INPUT=SimpleNamespace(SIZE=(SIZE, SIZE)), USE_CUDA=False

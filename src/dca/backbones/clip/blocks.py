@@ -1,6 +1,7 @@
-"""Linear layers whose frozen weights are kept in the compute type.
+"""The parts that both towers are built of: linear layer, attention, MLP, residual block.
 
-The shared parts of the two towers: attention, MLP, residual block.
+The weights are frozen and never changed by a method. What a method adds to the output of a linear layer or norm is an
+argument of the call, an `Update`.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from dca.backbones.fast.norm import add_norm
 _CAST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def compute_type(x: Tensor) -> torch.dtype:
-    """The type in which layers calculate for x: that of autocast where it is on, else the type of x."""
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The type in which layers compute for x: that of autocast where it is on, else the type of x."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def in_type(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A frozen weight in a type, converted once; a weight that is trained is converted at every call."""
+def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in another type; conversions of frozen weights are cached."""
     if weight.dtype == dtype:
         return weight
     traced = type(torch.empty(0)) is not Tensor or torch.compiler.is_compiling()
     if weight.requires_grad or weight.is_inference() or traced:  # inference tensors have no version
         return weight.to(dtype)
-    kept = _CAST.get(weight)  # type: ignore[no-untyped-call]
-    if kept is None or kept[0] != (weight._version, dtype):
+    cached = _CAST.get(weight)  # type: ignore[no-untyped-call]
+    if cached is None or cached[0] != (weight._version, dtype):
         # A tensor created in inference mode could not be used in a later training step.
         with torch.inference_mode(False), torch.no_grad():
-            kept = _CAST[weight] = (weight._version, dtype), weight.to(dtype)
-    cast: Tensor = kept[1]
-    return cast
+            cached = _CAST[weight] = (weight._version, dtype), weight.to(dtype)
+    cast_to: Tensor = cached[1]
+    return cast_to
 
 
 class Linear(nn.Linear):
@@ -50,59 +51,59 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., V) -> (..., W)."""
-        dtype = compute_type(x)
-        bias = None if self.bias is None else in_type(self.bias, dtype)
-        return F.linear(x.to(dtype), in_type(self.weight, dtype), bias)
+        dtype = autocast_dtype(x)
+        bias = None if self.bias is None else cast_weight(self.bias, dtype)
+        return F.linear(x.to(dtype), cast_weight(self.weight, dtype), bias)
 
-    def part(self, x: Tensor, rows: slice) -> Tensor:
-        """Some of the outputs: (..., V) -> (..., n)."""
-        dtype = compute_type(x)
-        return F.linear(x.to(dtype), in_type(self.weight, dtype)[rows], in_type(self.bias, dtype)[rows])
+    def forward_slice(self, x: Tensor, outputs: slice) -> Tensor:
+        """Only these of the outputs: (..., V) -> (..., n)."""
+        dtype = autocast_dtype(x)
+        return F.linear(x.to(dtype), cast_weight(self.weight, dtype)[outputs], cast_weight(self.bias, dtype)[outputs])
 
 
 # Maps the input (..., T, V) of a linear layer or norm to what is added to its output (..., T, W).
 Update = Callable[[Tensor], Tensor]
-# The updates of one block (its part -> update), and those of a tower (block index -> its updates; OUTSIDE for norms
+# The updates of one block (layer -> update), and those of a tower (block index -> its updates; OUTSIDE for norms
 # outside the blocks).
 BlockUpdates = Mapping[str, Update]
 TowerUpdates = Mapping[int, BlockUpdates]
 NO_UPDATES: BlockUpdates = MappingProxyType({})
 OUTSIDE = -1
-PARTS = ("q", "k", "v")
-LINEARS, NORMS = (*PARTS, "out", "fc", "proj"), ("ln_1", "ln_2")
+QKV = ("q", "k", "v")
+LINEARS, NORMS = (*QKV, "out", "fc", "proj"), ("ln_1", "ln_2")
 NORMS_OUTSIDE = {"visual": ("ln_pre", "ln_post"), "text": ("ln_final",)}
 
 
-def updates_of_tower(updates: Mapping[str, Update] | None, tower: str, blocks: int) -> TowerUpdates:
-    """Sort updates such as "visual.0.q" by block, leaving out those of the other tower.
+def group_updates(updates: Mapping[str, Update] | None, tower: str, blocks: int) -> TowerUpdates:
+    """Group updates such as "visual.0.q" by block, without those of the other tower.
 
     Raises ValueError for a name that is neither tower ("visual" or "text"), block index and one of `LINEARS` and
     `NORMS`, nor tower and one of its `NORMS_OUTSIDE`.
     """
-    found: dict[int, dict[str, Update]] = {}
+    grouped: dict[int, dict[str, Update]] = {}
     for name, update in (updates or {}).items():
-        owner, _, place = name.partition(".")
-        index, _, part = place.partition(".")
-        outside = place in NORMS_OUTSIDE.get(owner, ())
-        inside = owner in NORMS_OUTSIDE and index.isdecimal() and part in LINEARS + NORMS
+        owner, _, path = name.partition(".")
+        index, _, layer = path.partition(".")
+        outside = path in NORMS_OUTSIDE.get(owner, ())
+        inside = owner in NORMS_OUTSIDE and index.isdecimal() and layer in LINEARS + NORMS
         if not inside and not outside:
             raise ValueError(f"update '{name}': expected a name such as 'visual.0.q' or 'text.ln_final'")
         if owner != tower:
             continue
         if inside and int(index) >= blocks:
             raise ValueError(f"update '{name}': the {tower} tower has {blocks} blocks, numbered from 0")
-        found.setdefault(OUTSIDE if outside else int(index), {})[place if outside else part] = update
-    return found
+        grouped.setdefault(OUTSIDE if outside else int(index), {})[path if outside else layer] = update
+    return grouped
 
 
-def updated(layer: nn.Module, x: Tensor, update: Update | None) -> Tensor:
-    """The output of a layer, and what an update adds to it."""
+def apply_with_update(layer: nn.Module, x: Tensor, update: Update | None) -> Tensor:
+    """The output of a layer plus that of its update, if it has one."""
     y: Tensor = layer(x)
     return y if update is None else y + update(x)
 
 
-class Rows(NamedTuple):
-    """Rows x + added of the residual stream, (..., T, W): the next norm adds and norms in one pass."""
+class Residual(NamedTuple):
+    """The residual stream x + added, (..., T, W), not added yet: the next norm adds and normalises in one pass."""
 
     x: Tensor
     added: Tensor | None = None
@@ -112,10 +113,10 @@ class Rows(NamedTuple):
         return self.x if self.added is None else self.x + self.added
 
 
-def normed(rows: Rows, norm: nn.LayerNorm, update: Update | None) -> tuple[Tensor, Tensor]:
-    """The sum of the rows, and its layer norm in the compute type with what an update adds."""
-    x, found = add_norm(rows.x, rows.added, norm, compute_type(rows.x))
-    return x, found if update is None else found + update(x)
+def add_and_normalize(residual: Residual, norm: nn.LayerNorm, update: Update | None) -> tuple[Tensor, Tensor]:
+    """The residual's sum, and its layer norm in the compute type plus the norm's update."""
+    x, normalized = add_norm(residual.x, residual.added, norm, autocast_dtype(residual.x))
+    return x, normalized if update is None else normalized + update(x)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
@@ -152,13 +153,13 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def split(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         """(..., T, W) -> (..., heads, T, W / heads)."""
         return torch.unflatten(x, -1, (self.heads, -1)).transpose(-3, -2)
 
-    def merge(self, x: Tensor, update: Update | None = None) -> Tensor:
+    def merge_heads(self, x: Tensor, update: Update | None = None) -> Tensor:
         """(..., heads, T, W / heads) -> (..., T, W), through the output projection and its update."""
-        return updated(self.out, x.transpose(-3, -2).flatten(-2), update)
+        return apply_with_update(self.out, x.transpose(-3, -2).flatten(-2), update)
 
     def project(
         self, x: Tensor, queries: Tensor | None = None, updates: BlockUpdates = NO_UPDATES
@@ -173,23 +174,23 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
             width = x.shape[-1]
-            q = self.qkv.part(queries, slice(width))
-            k, v = self.qkv.part(x, slice(width, None)).chunk(2, dim=-1)
+            q = self.qkv.forward_slice(queries, slice(width))
+            k, v = self.qkv.forward_slice(x, slice(width, None)).chunk(2, dim=-1)
         if updates:
             q, k, v = (
                 value + updates[part](inputs) if part in updates else value
-                for part, value, inputs in zip(PARTS, (q, k, v), (queries, x, x), strict=True)
+                for part, value, inputs in zip(QKV, (q, k, v), (queries, x, x), strict=True)
             )
-        return self.split(q), self.split(k), self.split(v)
+        return self.split_heads(q), self.split_heads(k), self.split_heads(v)
 
-    def together(self, x: Tensor, updates: BlockUpdates = NO_UPDATES) -> Tensor:
-        """Queries, keys and values side by side, heads not split: (..., T, W) -> (..., T, 3W)."""
+    def project_joint(self, x: Tensor, updates: BlockUpdates = NO_UPDATES) -> Tensor:
+        """Queries, keys and values in one tensor, heads not split: (..., T, W) -> (..., T, 3W)."""
         y: Tensor = self.qkv(x)
-        if not any(part in updates for part in PARTS):
+        if not any(part in updates for part in QKV):
             return y
         return torch.cat([
             value + updates[part](x) if part in updates else value
-            for part, value in zip(PARTS, y.chunk(3, dim=-1), strict=True)
+            for part, value in zip(QKV, y.chunk(3, dim=-1), strict=True)
         ], dim=-1)  # fmt: skip
 
 
@@ -208,33 +209,35 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, rows: Rows, *, causal: bool = False, only: slice | None = None, updates: BlockUpdates = NO_UPDATES
-    ) -> Rows:
+        self, residual: Residual, *, causal: bool = False, only: slice | None = None, updates: BlockUpdates = NO_UPDATES
+    ) -> Residual:
         """Rows (B, T, W) -> (B, T, W), or (B, N, W) if `only` selects N rows.
 
         The output of a tower depends on one row of its last block: with `only` the queries and the MLP of
         the other rows are not computed. The selected rows attend to all keys.
         """
-        x, inputs = normed(rows, self.ln_1, updates.get("ln_1"))
+        x, inputs = add_and_normalize(residual, self.ln_1, updates.get("ln_1"))
         if only is None:
             mixed = attention(*self.attn.project(inputs, updates=updates), causal=causal)
         else:
             mixed = attention(*self.attn.project(inputs, inputs[..., only, :], updates))
             x = x[..., only, :]
-        return self.finish(x, mixed, updates)
+        return self.add_attention_and_mlp(x, mixed, updates)
 
-    def apart(self, x: Tensor) -> Tensor:
-        """x: (B, T, W) -> (B, T, W), without attention: every row gets its own value instead of a mixture."""
-        x, inputs = normed(Rows(x), self.ln_1, None)
-        v = self.attn.qkv.part(inputs, slice(2 * x.shape[-1], None))
-        return self.finish(x, self.attn.split(v)).total()
+    def forward_without_mixing(self, x: Tensor) -> Tensor:
+        """x: (B, T, W) -> (B, T, W); every row keeps its own value instead of attention's mixture."""
+        x, inputs = add_and_normalize(Residual(x), self.ln_1, None)
+        v = self.attn.qkv.forward_slice(inputs, slice(2 * x.shape[-1], None))
+        return self.add_attention_and_mlp(x, self.attn.split_heads(v)).total()
 
-    def finish(self, x: Tensor, mixed: Tensor, updates: BlockUpdates = NO_UPDATES) -> Rows:
-        """Residual around the attention output `mixed` (heads split), then the MLP."""
-        x, inputs = normed(Rows(x, self.attn.merge(mixed, updates.get("out"))), self.ln_2, updates.get("ln_2"))
+    def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, updates: BlockUpdates = NO_UPDATES) -> Residual:
+        """Add the attention output `mixed` (heads split) to x, then the MLP's."""
+        x, inputs = add_and_normalize(
+            Residual(x, self.attn.merge_heads(mixed, updates.get("out"))), self.ln_2, updates.get("ln_2")
+        )
         fc, activation, proj = self.mlp
-        hidden = updated(fc, inputs, updates.get("fc"))
-        return Rows(x, updated(proj, activation(hidden), updates.get("proj")))
+        hidden = apply_with_update(fc, inputs, updates.get("fc"))
+        return Residual(x, apply_with_update(proj, activation(hidden), updates.get("proj")))
 
 
 class Blocks(nn.ModuleList):

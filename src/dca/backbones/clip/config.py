@@ -5,29 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from dca.backbones.preprocess import OPEN_CLIP_CONFIG
 from dca.core.errors import UserError
 
 ACTIVATIONS = ("quick_gelu", "gelu")
 # Far above any CLIP: a larger number means a damaged file, and would fail later with a less clear error.
-MOST, MOST_LAYERS = 1 << 22, 1 << 10
-
-
-def require_sizes(config: Any) -> None:
-    """Raise one error that lists all impossible numbers of a configuration."""
-    problems = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        low, high = (0 if field.name.endswith("_id") else 1), (MOST_LAYERS if field.name == "layers" else MOST)
-        if field.type == "int" and not (type(value) is int and low <= value <= high):
-            problems.append(f"{field.name}: {value!r}, a whole number from {low} to {high} expected")
-        elif field.type == "float" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            problems.append(f"{field.name}: {value!r}, a number expected")
-    if problems:
-        raise UserError(
-            "the configuration of the backbone is damaged", details=problems, hint="take the checkpoint's own files"
-        )
+MAX_SIZE, MAX_LAYERS = 1 << 22, 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +30,7 @@ class TowerConfig:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        require_sizes(self)
+        _check_sizes(self)
         if self.activation not in ACTIVATIONS:
             raise UserError(f"activation '{self.activation}' is not one of {', '.join(ACTIVATIONS)}")
         if self.width % self.heads:
@@ -81,7 +69,7 @@ class CLIPConfig:
     embed_dim: int
 
     def __post_init__(self) -> None:
-        require_sizes(self)
+        _check_sizes(self)
         if max(self.text.sot_id, self.text.eot_id) >= self.text.vocab_size:
             raise UserError(f"SOT or EOT is outside the vocabulary of {self.text.vocab_size} tokens")
         if self.vision.patch_size > self.vision.image_size:
@@ -91,15 +79,148 @@ class CLIPConfig:
         """Plain nested dictionary, for records."""
         return asdict(self)
 
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> CLIPConfig:
+        """Read the `config.json` of a Hugging Face CLIP."""
+        if raw.get("model_type") != "clip":
+            raise UserError(
+                f"config.json describes a model of type '{raw.get('model_type')}', not 'clip'",
+                hint="use a CLIP checkpoint with a ViT image tower, e.g. openai/clip-vit-base-patch16",
+            )
+        vision, text = raw.get("vision_config") or {}, raw.get("text_config") or {}
+        vocab = text.get("vocab_size", 49408)
+        eot = text.get("eos_token_id", vocab - 1)
+        return cls(
+            vision=VisionConfig(
+                **_hf_tower(vision, layers=12, width=768, heads=12),
+                image_size=vision.get("image_size", 224),
+                patch_size=vision.get("patch_size", 32),
+            ),
+            text=TextConfig(
+                **_hf_tower(text, layers=12, width=512, heads=8),
+                vocab_size=vocab,
+                context_length=text.get("max_position_embeddings", 77),
+                # Old files carry placeholder ids 0 and 2; the real ones are the last two of the vocabulary.
+                sot_id=vocab - 2 if eot == 2 else text.get("bos_token_id", vocab - 2),
+                eot_id=vocab - 1 if eot == 2 else eot,
+            ),
+            embed_dim=raw.get("projection_dim", 512),
+        )
 
-VIT_B_16 = CLIPConfig(
-    vision=VisionConfig(width=768, layers=12, heads=12, hidden=3072, image_size=224, patch_size=16),
-    text=TextConfig(
-        width=512, layers=12, heads=8, hidden=2048,
-        vocab_size=49408, context_length=77, sot_id=49406, eot_id=49407,
-    ),
-    embed_dim=512,
-)  # fmt: skip
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` that `from_hf` reads and `transformers.CLIPModel` opens."""
+
+        def tower(c: TowerConfig, kind: str) -> dict[str, Any]:
+            return {
+                "model_type": kind,
+                "hidden_size": c.width,
+                "num_hidden_layers": c.layers,
+                "num_attention_heads": c.heads,
+                "intermediate_size": c.hidden,
+                "hidden_act": c.activation,
+                "layer_norm_eps": c.eps,
+                "projection_dim": self.embed_dim,
+            }
+
+        vision, text = self.vision, self.text
+        return {
+            "architectures": ["CLIPModel"],
+            "model_type": "clip",
+            "projection_dim": self.embed_dim,
+            "vision_config": tower(vision, "clip_vision_model")
+            | {"image_size": vision.image_size, "patch_size": vision.patch_size},
+            "text_config": tower(text, "clip_text_model")
+            | {
+                "vocab_size": text.vocab_size,
+                "max_position_embeddings": text.context_length,
+                "bos_token_id": text.sot_id,
+                "eos_token_id": text.eot_id,
+                "pad_token_id": text.eot_id,
+            },
+        }
+
+    @classmethod
+    def from_open_clip(cls, raw: Mapping[str, Any]) -> CLIPConfig:
+        """Read the `model_cfg` of an `open_clip_config.json`."""
+        vision, text = raw.get("vision_cfg") or {}, raw.get("text_cfg") or {}
+        if not isinstance(vision.get("layers"), int) or "patch_size" not in vision:
+            raise UserError(
+                "open_clip_config.json describes an image tower that is not a plain ViT",
+                hint="use one of open_clip's ViT models, e.g. laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
+            )
+        unusual = [k for k in ("hf_model_name", "timm_model_name", "ls_init_value") if vision.get(k) or text.get(k)]
+        if unusual:
+            raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which is not supported")
+        activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
+        vocab = text.get("vocab_size", 49408)
+        return cls(
+            vision=VisionConfig(
+                width=vision["width"],
+                layers=vision["layers"],
+                heads=vision["width"] // vision.get("head_width", 64),
+                hidden=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
+                activation=activation,
+                image_size=vision.get("image_size", 224),
+                patch_size=vision["patch_size"],
+            ),
+            text=TextConfig(
+                width=text["width"],
+                layers=text["layers"],
+                heads=text["heads"],
+                hidden=int(text["width"] * text.get("mlp_ratio", 4.0)),
+                activation=activation,
+                vocab_size=vocab,
+                context_length=text.get("context_length", 77),
+                sot_id=vocab - 2,
+                eot_id=vocab - 1,
+            ),
+            embed_dim=raw["embed_dim"],
+        )
+
+    @classmethod
+    def from_openai_tensors(cls, state: Mapping[str, Tensor], folder: Path) -> CLIPConfig:
+        """Read the sizes off the tensors of an OpenAI state dict."""
+        needed = ["visual.conv1.weight", "visual.positional_embedding", "token_embedding.weight", "text_projection"]
+        if missing := [n for n in needed if n not in state]:
+            raise UserError(
+                f"{folder}: neither config.json nor the tensors of an OpenAI CLIP with a ViT", details=missing
+            )
+        if "input_resolution" not in state:
+            raise UserError(
+                f"{folder}: the state dict does not say which activation it was trained with",
+                hint=f"put its config.json or {OPEN_CLIP_CONFIG} beside it",
+            )
+        width, _, patch, _ = state["visual.conv1.weight"].shape
+        side = int((len(state["visual.positional_embedding"]) - 1) ** 0.5)
+        vocab, text_width = state["token_embedding.weight"].shape
+        return cls(
+            vision=VisionConfig(
+                width=width, layers=_count_blocks(state, "visual.transformer."), heads=width // 64, hidden=4 * width,
+                image_size=side * patch, patch_size=patch,
+            ),
+            text=TextConfig(
+                width=text_width, layers=_count_blocks(state, "transformer."), heads=text_width // 64,
+                hidden=4 * text_width, vocab_size=vocab, context_length=len(state["positional_embedding"]),
+                sot_id=vocab - 2, eot_id=vocab - 1,
+            ),
+            embed_dim=state["text_projection"].shape[1],
+        )  # fmt: skip
+
+
+def _check_sizes(config: Any) -> None:
+    """Raise one error that lists all impossible numbers of a configuration."""
+    problems = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        low, high = (0 if field.name.endswith("_id") else 1), (MAX_LAYERS if field.name == "layers" else MAX_SIZE)
+        if field.type == "int" and not (type(value) is int and low <= value <= high):
+            problems.append(f"{field.name}: {value!r}, a whole number from {low} to {high} expected")
+        elif field.type == "float" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            problems.append(f"{field.name}: {value!r}, a number expected")
+    if problems:
+        raise UserError(
+            "the configuration of the backbone is damaged", details=problems, hint="take the checkpoint's own files"
+        )
 
 
 def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) -> dict[str, Any]:
@@ -115,100 +236,15 @@ def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) ->
     }
 
 
-def from_hf(raw: Mapping[str, Any]) -> CLIPConfig:
-    """Read the `config.json` of a Hugging Face CLIP."""
-    if raw.get("model_type") != "clip":
-        raise UserError(
-            f"config.json describes a model of type '{raw.get('model_type')}', not 'clip'",
-            hint="use a CLIP checkpoint with a ViT image tower, e.g. openai/clip-vit-base-patch16",
-        )
-    vision, text = raw.get("vision_config") or {}, raw.get("text_config") or {}
-    vocab = text.get("vocab_size", 49408)
-    eot = text.get("eos_token_id", vocab - 1)
-    return CLIPConfig(
-        vision=VisionConfig(
-            **_hf_tower(vision, layers=12, width=768, heads=12),
-            image_size=vision.get("image_size", 224),
-            patch_size=vision.get("patch_size", 32),
-        ),
-        text=TextConfig(
-            **_hf_tower(text, layers=12, width=512, heads=8),
-            vocab_size=vocab,
-            context_length=text.get("max_position_embeddings", 77),
-            # Old files carry placeholder ids 0 and 2; the real ones are the last two of the vocabulary.
-            sot_id=vocab - 2 if eot == 2 else text.get("bos_token_id", vocab - 2),
-            eot_id=vocab - 1 if eot == 2 else eot,
-        ),
-        embed_dim=raw.get("projection_dim", 512),
-    )
+def _count_blocks(state: Mapping[str, Tensor], stem: str) -> int:
+    return len({n.split("resblocks.")[1].split(".")[0] for n in state if n.startswith(f"{stem}resblocks.")})
 
 
-def to_hf(config: CLIPConfig) -> dict[str, Any]:
-    """The `config.json` that `from_hf` reads and `transformers.CLIPModel` opens."""
-
-    def tower(c: TowerConfig, kind: str) -> dict[str, Any]:
-        return {
-            "model_type": kind,
-            "hidden_size": c.width,
-            "num_hidden_layers": c.layers,
-            "num_attention_heads": c.heads,
-            "intermediate_size": c.hidden,
-            "hidden_act": c.activation,
-            "layer_norm_eps": c.eps,
-            "projection_dim": config.embed_dim,
-        }
-
-    vision, text = config.vision, config.text
-    return {
-        "architectures": ["CLIPModel"],
-        "model_type": "clip",
-        "projection_dim": config.embed_dim,
-        "vision_config": tower(vision, "clip_vision_model")
-        | {"image_size": vision.image_size, "patch_size": vision.patch_size},
-        "text_config": tower(text, "clip_text_model")
-        | {
-            "vocab_size": text.vocab_size,
-            "max_position_embeddings": text.context_length,
-            "bos_token_id": text.sot_id,
-            "eos_token_id": text.eot_id,
-            "pad_token_id": text.eot_id,
-        },
-    }
-
-
-def from_open_clip(raw: Mapping[str, Any]) -> CLIPConfig:
-    """Read the `model_cfg` of an `open_clip_config.json`."""
-    vision, text = raw.get("vision_cfg") or {}, raw.get("text_cfg") or {}
-    if not isinstance(vision.get("layers"), int) or "patch_size" not in vision:
-        raise UserError(
-            "open_clip_config.json describes an image tower that is not a plain ViT",
-            hint="use one of open_clip's ViT models, e.g. laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
-        )
-    unusual = [k for k in ("hf_model_name", "timm_model_name", "ls_init_value") if vision.get(k) or text.get(k)]
-    if unusual:
-        raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which is not supported")
-    activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
-    vocab = text.get("vocab_size", 49408)
-    return CLIPConfig(
-        vision=VisionConfig(
-            width=vision["width"],
-            layers=vision["layers"],
-            heads=vision["width"] // vision.get("head_width", 64),
-            hidden=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
-            activation=activation,
-            image_size=vision.get("image_size", 224),
-            patch_size=vision["patch_size"],
-        ),
-        text=TextConfig(
-            width=text["width"],
-            layers=text["layers"],
-            heads=text["heads"],
-            hidden=int(text["width"] * text.get("mlp_ratio", 4.0)),
-            activation=activation,
-            vocab_size=vocab,
-            context_length=text.get("context_length", 77),
-            sot_id=vocab - 2,
-            eot_id=vocab - 1,
-        ),
-        embed_dim=raw["embed_dim"],
-    )
+VIT_B_16 = CLIPConfig(
+    vision=VisionConfig(width=768, layers=12, heads=12, hidden=3072, image_size=224, patch_size=16),
+    text=TextConfig(
+        width=512, layers=12, heads=8, hidden=2048,
+        vocab_size=49408, context_length=77, sot_id=49406, eot_id=49407,
+    ),
+    embed_dim=512,
+)  # fmt: skip

@@ -1,15 +1,8 @@
-"""The text tower beside the image tower: on a GPU, its kernels run while those of the image tower do.
-
-What a prompt method gives to the text tower are its own parameters, which are there before a step begins; so the text
-tower need not wait for the image tower, although a step calls it later.
-
-CLIP: the two towers, the logit scale, and the tokenizer and preprocessing of a checkpoint.
-"""
+"""CLIP: an image tower and a text tower, the logit scale, and the tokenizer and preprocessing of a checkpoint."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -20,56 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dca.backbones.clip.blocks import Update, updates_of_tower
+from dca.backbones.clip.blocks import Update, group_updates
 from dca.backbones.clip.config import CLIPConfig
-from dca.backbones.clip.preprocess import Preprocess
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.tokenizer import Tokenizer
-from dca.backbones.clip.vision import ExtraTokens, Tap, VisionTower
+from dca.backbones.clip.vision import BlockCallback, ExtraTokens, VisionTower
+from dca.backbones.preprocess import Preprocess
+from dca.backbones.state_dict import hash_backbone
 
 if TYPE_CHECKING:
     from PIL import Image
-
-
-@dataclass(frozen=True)
-class _Side:
-    stream: torch.cuda.Stream
-    began: torch.cuda.Event
-
-
-_SIDE: ContextVar[_Side | None] = ContextVar("side", default=None)
-
-
-@contextmanager
-def towers_beside() -> Iterator[None]:
-    """Let the text tower begin where this context began, instead of where it is called; on a GPU only.
-
-    Parameters must not be changed inside.
-    """
-    began = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    began.record()
-    token = _SIDE.set(_Side(torch.cuda.Stream(), began))  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        _SIDE.reset(token)
-
-
-def beside(inputs: Iterable[Tensor], work: Callable[[], Tensor]) -> Tensor:
-    """`work()`, on a stream of its own inside `towers_beside`, if all its inputs were there when that began.
-
-    inputs: all tensors with gradients that `work` reads. One that is no leaf was computed since.
-    """
-    side = _SIDE.get()
-    if side is None or not all(tensor.is_leaf for tensor in inputs):
-        return work()
-    main = torch.cuda.current_stream()
-    side.stream.wait_event(side.began)
-    with torch.cuda.stream(side.stream):
-        found = work()
-    main.wait_stream(side.stream)
-    found.record_stream(main)
-    return found
 
 
 Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
@@ -131,9 +84,9 @@ class CLIP(nn.Module):
         Raises:
             UserError: If there is no such source, or its files are missing or do not fit together.
         """
-        from dca.backbones.clip.weights import load
+        from dca.backbones.clip.weights import load_clip
 
-        return load(source, revision=revision, cache_dir=cache_dir)
+        return load_clip(source, revision=revision, cache_dir=cache_dir)
 
     @property
     def device(self) -> torch.device:
@@ -156,7 +109,7 @@ class CLIP(nn.Module):
     def digest(self) -> str:
         """sha256 of weights, tokenizer and preprocessing: the identity of this backbone.
 
-        Computed once if the weights are frozen; `load` has already done so.
+        Computed once if the weights are frozen; `load_clip` has already done so.
         """
         if self._digest and not any(p.requires_grad for p in self.parameters()):
             return self._digest[0]
@@ -182,7 +135,7 @@ class CLIP(nn.Module):
         other._dtype = dtype
         return other
 
-    def on(self, device: torch.device | str) -> CLIP:
+    def to_device(self, device: torch.device | str) -> CLIP:
         """This CLIP if its weights are on `device`, else a copy there; this one stays where it is.
 
         Args:
@@ -208,7 +161,7 @@ class CLIP(nn.Module):
         tokens: ExtraTokens | None = None,
         updates: Mapping[str, Update] | None = None,
         dtype: torch.dtype | None = None,
-        tap: Tap | None = None,
+        on_block: BlockCallback | None = None,
     ) -> Tensor:
         """Image features.
 
@@ -219,7 +172,7 @@ class CLIP(nn.Module):
                 ln_1, ln_2), "visual.ln_pre" or "visual.ln_post" -> a function from the input of that linear layer
                 or norm to what is added to its output. Names of the text tower are ignored.
             dtype: Compute type of this call; `self.dtype` by default.
-            tap: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
+            on_block: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
 
         Returns:
             Features (B, D), float32, not normalised.
@@ -228,12 +181,12 @@ class CLIP(nn.Module):
             ValueError: If the name of an update is not that of a layer.
         """
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
-        own = updates_of_tower(updates, "visual", self.config.vision.layers)
+        own = group_updates(updates, "visual", self.config.vision.layers)
         with self._autocast(dtype):
-            features: Tensor = self.visual(pixels.to(self.device), tokens, own, tap)
+            features: Tensor = self.visual(pixels.to(self.device), tokens, own, on_block)
         return features.float()
 
-    def image_rows(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    def encode_until_last_block(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """The rows that enter the last block of the image tower.
 
         Args:
@@ -244,9 +197,9 @@ class CLIP(nn.Module):
             Rows (B, T, W), float32.
         """
         with self._autocast(dtype):
-            return self.visual.until_last(pixels.to(self.device)).float()
+            return self.visual.run_until_last_block(pixels.to(self.device)).float()
 
-    def unprojected_image(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    def encode_unprojected(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """The vectors that the last layer of the image tower, its projection, maps to features.
 
         Args:
@@ -257,9 +210,9 @@ class CLIP(nn.Module):
             Vectors (B, W), float32, not normalised; `visual.projection` of them is `encode_image`.
         """
         with self._autocast(dtype):
-            return self.visual.before_projection(pixels.to(self.device)).float()
+            return self.visual.encode_unprojected(pixels.to(self.device)).float()
 
-    def encode_patches(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    def encode_with_patches(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Image features, and local features of the patches, from one pass of the image tower.
 
         Attention in the last block mixes the patches, so local features leave it out. With x the row of a patch that
@@ -273,7 +226,7 @@ class CLIP(nn.Module):
             The features (B, D) of `encode_image`, and patches (B, P, W) before the projection; both float32.
         """
         with self._autocast(dtype):
-            features, patches = self.visual.with_patches(pixels.to(self.device))
+            features, patches = self.visual.encode_with_patches(pixels.to(self.device))
         return features.float(), patches.float()
 
     def encode_text(
@@ -330,9 +283,9 @@ class CLIP(nn.Module):
         with self._autocast(dtype):
             if updates:
                 return self.text.encode_prompts(contexts, names, deep, self._text_updates(updates)).float()
-            return beside(learned, lambda: self.text.encode_prompts(contexts, names, deep).float())
+            return run_on_side_stream(learned, lambda: self.text.encode_prompts(contexts, names, deep).float())
 
-    def encode_embedded(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+    def encode_embedded_text(self, sequences: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
         """Text features of sequences that are embedded already.
 
         Args:
@@ -346,7 +299,7 @@ class CLIP(nn.Module):
             return self.text.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences]).float()
 
     def _text_updates(self, updates: Mapping[str, Update] | None) -> Mapping[int, Mapping[str, Update]]:
-        return updates_of_tower(updates, "text", self.config.text.layers)
+        return group_updates(updates, "text", self.config.text.layers)
 
     def _sequences(self, texts: Texts) -> list[list[int]]:
         """Id sequences, each ending at its first EOT."""
@@ -372,11 +325,50 @@ class CLIP(nn.Module):
 
 def compute_digest(clip: CLIP) -> str:
     """sha256 of the weights as they are now, the tokenizer, the preprocessing and the configuration."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(clip.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    digest.update(clip.tokenizer.digest().encode())
-    digest.update(repr(sorted(clip.preprocess.to_dict().items())).encode())
-    digest.update(repr(clip.config).encode())
-    return digest.hexdigest()
+    preprocess = repr(sorted(clip.preprocess.to_dict().items()))
+    return hash_backbone(clip.state_dict(), [clip.tokenizer.digest(), preprocess, repr(clip.config)])
+
+
+# Overlapping the towers on a GPU. What a prompt method gives to the text tower are its own parameters, which exist
+# before a step begins; so the text tower need not wait for the image tower, although a step calls it later.
+
+
+@dataclass(frozen=True)
+class _SideStream:
+    stream: torch.cuda.Stream
+    start: torch.cuda.Event
+
+
+_SIDE_STREAM: ContextVar[_SideStream | None] = ContextVar("side_stream", default=None)
+
+
+@contextmanager
+def overlap_towers() -> Iterator[None]:
+    """Inside, run the text tower on a GPU stream of its own, from the start of this context on.
+
+    Parameters must not be changed inside.
+    """
+    start = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    start.record()
+    token = _SIDE_STREAM.set(_SideStream(torch.cuda.Stream(), start))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        _SIDE_STREAM.reset(token)
+
+
+def run_on_side_stream(inputs: Iterable[Tensor], work: Callable[[], Tensor]) -> Tensor:
+    """Return `work()`, computed on the side stream if `overlap_towers` is on and all inputs existed when it began.
+
+    inputs: all tensors with gradients that `work` reads; one that is not a leaf was computed since.
+    """
+    side = _SIDE_STREAM.get()
+    if side is None or not all(tensor.is_leaf for tensor in inputs):
+        return work()
+    main = torch.cuda.current_stream()
+    side.stream.wait_event(side.start)
+    with torch.cuda.stream(side.stream):
+        result = work()
+    main.wait_stream(side.stream)
+    result.record_stream(main)
+    return result

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
-from tokenizers import Tokenizer as Engine
+from tokenizers import Tokenizer as BPETokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, Lowercase, Replace
 from tokenizers.normalizers import Sequence as Normalizers
@@ -20,45 +20,62 @@ SOT, EOT = "<|startoftext|>", "<|endoftext|>"
 OPENAI_MERGES = "bpe_simple_vocab_16e6.txt.gz"
 # Of the 262,144 lines of that file CLIP uses the first 48,894 merges.
 OPENAI_MERGE_COUNT = 49152 - 256 - 2
-WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-WANTED = f"tokenizer.json, or vocab.json and merges.txt, or {OPENAI_MERGES}"
+WORD_PATTERN = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+FILES_NEEDED = f"tokenizer.json, or vocab.json and merges.txt, or {OPENAI_MERGES}"
 
 
 class Tokenizer:
-    """Text to ids, as in CLIP: NFC, runs of white space become one space, lower case, then merges."""
+    """Text to ids, as in CLIP: NFC, runs of white space become one space, lower case, then merges.
 
-    def __init__(self, engine: Engine, context_length: int) -> None:
-        self.engine = engine
+    Args:
+        bpe: The byte-pair encoding, of the `tokenizers` library.
+        context_length: Most ids of a text, SOT and EOT included.
+
+    Raises:
+        UserError: If the encoding has no SOT or EOT token.
+
+    Example:
+        >>> from dca import CLIP
+        >>> tokenizer = CLIP.from_pretrained("mini").tokenizer
+        >>> ids = tokenizer(["a photo of a cat"])[0]
+        >>> ids[1:-1] == tokenizer.encode("a photo of a cat")
+        True
+        >>> tokenizer.decode(ids[1:-1])
+        'a photo of a cat'
+    """
+
+    def __init__(self, bpe: BPETokenizer, context_length: int) -> None:
+        self.bpe = bpe
         self.context_length = context_length
         self.sot_id = self._special(SOT)
         self.eot_id = self._special(EOT)
-        engine.no_padding()
-        engine.no_truncation()
+        bpe.no_padding()
+        bpe.no_truncation()
 
     def _special(self, token: str) -> int:
-        found = self.engine.token_to_id(token)
-        if found is None:
+        index = self.bpe.token_to_id(token)
+        if index is None:
             raise UserError(f"the tokenizer has no {token} token: it is not a CLIP tokenizer")
-        return int(found)
+        return int(index)
 
-    def words(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without SOT and EOT."""
-        return list(self.engine.encode(text, add_special_tokens=False).ids)
+        return list(self.bpe.encode(text, add_special_tokens=False).ids)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids [SOT, .., EOT] of each text; longer ones are cut and still end with EOT."""
         room = self.context_length - 2
-        encoded = self.engine.encode_batch(list(texts), add_special_tokens=False)
+        encoded = self.bpe.encode_batch(list(texts), add_special_tokens=False)
         return [[self.sot_id, *e.ids[:room], self.eot_id] for e in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text of the ids."""
-        tokens = (self.engine.id_to_token(i) or "" for i in ids)
+        tokens = (self.bpe.id_to_token(i) or "" for i in ids)
         return "".join(tokens).replace("</w>", " ").strip()
 
     def digest(self) -> str:
         """sha256 of the vocabulary: two tokenizers with the same digest give the same ids."""
-        vocabulary = sorted(self.engine.get_vocab().items())
+        vocabulary = sorted(self.bpe.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
@@ -66,34 +83,36 @@ def load_tokenizer(folder: Path, context_length: int) -> Tokenizer:
     """Tokenizer from the files in `folder`, in any of the usual formats."""
     try:
         if (folder / "tokenizer.json").is_file():
-            engine = Engine.from_file(str(folder / "tokenizer.json"))
+            bpe = BPETokenizer.from_file(str(folder / "tokenizer.json"))
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            engine = from_merges(*_read_vocab(folder))
+            bpe = build_bpe(*_read_vocab(folder))
         elif (folder / OPENAI_MERGES).is_file():
-            engine = from_merges(*_read_openai(folder / OPENAI_MERGES))
+            bpe = build_bpe(*_read_openai(folder / OPENAI_MERGES))
         else:
-            raise UserError(f"{folder}: no tokenizer", hint=f"put {WANTED} there")
+            raise UserError(f"{folder}: no tokenizer", hint=f"put {FILES_NEEDED} there")
     except UserError:
         raise
     except Exception as error:  # `tokenizers` raises bare Exception for malformed files
-        raise UserError(f"{folder}: the tokenizer cannot be read ({error})", hint=f"it must be {WANTED}") from None
-    return Tokenizer(engine, context_length)
+        raise UserError(
+            f"{folder}: the tokenizer cannot be read ({error})", hint=f"it must be {FILES_NEEDED}"
+        ) from None
+    return Tokenizer(bpe, context_length)
 
 
-def from_merges(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Engine:
+def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> BPETokenizer:
     """CLIP's byte-level BPE over the given tables."""
-    engine = Engine(
+    bpe = BPETokenizer(
         BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix="</w>", unk_token=EOT)
     )
-    engine.normalizer = Normalizers([NFC(), Replace(Regex(r"\s+"), " "), Lowercase()])
-    engine.pre_tokenizer = pre_tokenizers.Sequence(
+    bpe.normalizer = Normalizers([NFC(), Replace(Regex(r"\s+"), " "), Lowercase()])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    engine.add_special_tokens([SOT, EOT])
-    return engine
+    bpe.add_special_tokens([SOT, EOT])
+    return bpe
 
 
 def _read_vocab(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -1,6 +1,6 @@
-"""Extra tokens for the image tower: where they are inserted and what replaces them in deeper blocks.
+"""The image tower: a ViT whose CLS row becomes the image feature.
 
-The image tower: a ViT whose CLS row becomes the image feature.
+Methods may insert tokens of their own (`ExtraTokens`) and add to the outputs of layers (`Update`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from dca.backbones.clip.blocks import (
     Block,
     Blocks,
     Linear,
-    Rows,
+    Residual,
     TowerUpdates,
-    compute_type,
-    in_type,
-    updated,
+    apply_with_update,
+    autocast_dtype,
+    cast_weight,
 )
 from dca.backbones.clip.config import VisionConfig
 
-Place = Literal["after_first", "end"]
+CLS = slice(0, 1)
+# Called after each block with its name, "visual.0" for the first, and the rows (B, T, W) that leave it.
+BlockCallback = Callable[[str, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class ExtraTokens:
 
     layers: block index -> (V, W), or (B, V, W) with tokens for each image. The tokens of block l
         are part of its input; they replace the rows that an earlier block inserted.
-    place: after the first row (CLS), or behind the last one.
+    position: after the first row (CLS), or behind the last one.
     before_norm: the tokens of block 0 pass through ln_pre with the other rows.
     """
 
     layers: Mapping[int, Tensor] = field(default_factory=dict)
-    place: Place = "after_first"
+    position: Literal["after_cls", "end"] = "after_cls"
     before_norm: bool = False
 
     def insert(self, x: Tensor, layer: int, present: int) -> tuple[Tensor, int]:
@@ -53,27 +55,12 @@ class ExtraTokens:
         if tokens is None:
             return x, present
         tokens = tokens.to(x.dtype).expand(*x.shape[:-2], -1, -1)
-        if self.place == "end":
+        if self.position == "end":
             return torch.cat([x[..., : x.shape[-2] - present, :], tokens], dim=-2), tokens.shape[-2]
         return torch.cat([x[..., :1, :], tokens, x[..., 1 + present :, :]], dim=-2), tokens.shape[-2]
 
 
-CLS = slice(0, 1)
 NO_TOKENS = ExtraTokens()
-# Called after each block with its name, "visual.0" for the first, and the rows (B, T, W) that leave it.
-Tap = Callable[[str, Tensor], None]
-
-
-def read_out(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
-    """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-    feature: Tensor = projection(ln_post(last(Rows(x), only=CLS).total()[:, 0]))
-    return feature
-
-
-def patch_values(x: Tensor, last: Block, ln_post: nn.Module) -> Tensor:
-    """Rows (B, 1 + P, W) that enter the last block -> patches (B, P, W) that pass it without mixing, after ln_post."""
-    patches: Tensor = ln_post(last.apart(x[:, 1:]))
-    return patches
 
 
 class VisionTower(nn.Module):
@@ -99,67 +86,79 @@ class VisionTower(nn.Module):
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Embedded patches (B, P, W). Patches do not overlap, so the convolution is one matrix product."""
-        size, dtype = self.config.patch_size, compute_type(pixels)
+        size, dtype = self.config.patch_size, autocast_dtype(pixels)
         side = self.config.image_size // size
         whole = pixels[..., : side * size, : side * size].to(dtype)
         cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
         return F.linear(
-            cut.reshape(-1, side * side, 3 * size * size), in_type(self.patch_embed.weight, dtype).flatten(1)
+            cut.reshape(-1, side * side, 3 * size * size), cast_weight(self.patch_embed.weight, dtype).flatten(1)
         )
 
-    def until_last(
+    def run_until_last_block(
         self,
         pixels: Tensor,
         tokens: ExtraTokens | None = None,
         updates: TowerUpdates | None = None,
-        tap: Tap | None = None,
+        on_block: BlockCallback | None = None,
     ) -> Tensor:
         """Pixels (B, 3, S, S) -> the rows (B, T, W) that enter the last block."""
         tokens, updates = tokens or NO_TOKENS, updates or {}
         x, present = self.embed(pixels), 0
         if tokens.before_norm:
             x, present = tokens.insert(x, 0, present)
-        x = updated(self.ln_pre, x, updates.get(OUTSIDE, NO_UPDATES).get("ln_pre"))
-        rows, last = Rows(x), len(self.blocks) - 1
+        x = apply_with_update(self.ln_pre, x, updates.get(OUTSIDE, NO_UPDATES).get("ln_pre"))
+        residual, last = Residual(x), len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             if layer in tokens.layers and (layer or not tokens.before_norm):
-                x, present = tokens.insert(rows.total(), layer, present)
-                rows = Rows(x)
+                x, present = tokens.insert(residual.total(), layer, present)
+                residual = Residual(x)
             if layer < last:
-                rows = block(rows, updates=updates.get(layer, NO_UPDATES))
-                if tap is not None:
-                    tap(f"visual.{layer}", rows.total())
-        return rows.total()
+                residual = block(residual, updates=updates.get(layer, NO_UPDATES))
+                if on_block is not None:
+                    on_block(f"visual.{layer}", residual.total())
+        return residual.total()
 
-    def before_projection(self, pixels: Tensor) -> Tensor:
+    def encode_unprojected(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> the vectors (B, W) that the projection maps to features."""
         *_, last = self.blocks
-        return read_out(self.until_last(pixels), last, self.ln_post, nn.Identity())
+        return apply_last_block(self.run_until_last_block(pixels), last, self.ln_post, nn.Identity())
 
     def forward(
         self,
         pixels: Tensor,
         tokens: ExtraTokens | None = None,
         updates: TowerUpdates | None = None,
-        tap: Tap | None = None,
+        on_block: BlockCallback | None = None,
     ) -> Tensor:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
         updates = updates or {}
-        x = self.until_last(pixels, tokens, updates, tap)
+        x = self.run_until_last_block(pixels, tokens, updates, on_block)
         *_, last = self.blocks
-        place = len(self.blocks) - 1
-        # All rows for a tap, which may read any of them.
-        only = CLS if tap is None else None
-        x = last(Rows(x), only=only, updates=updates.get(place, NO_UPDATES)).total()
-        if tap is not None:
-            tap(f"visual.{place}", x)
+        index = len(self.blocks) - 1
+        # All rows for the callback, which may read any of them.
+        only = CLS if on_block is None else None
+        x = last(Residual(x), only=only, updates=updates.get(index, NO_UPDATES)).total()
+        if on_block is not None:
+            on_block(f"visual.{index}", x)
         feature: Tensor = self.projection(
-            updated(self.ln_post, x[:, 0], updates.get(OUTSIDE, NO_UPDATES).get("ln_post"))
+            apply_with_update(self.ln_post, x[:, 0], updates.get(OUTSIDE, NO_UPDATES).get("ln_post"))
         )
         return feature
 
-    def with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels (B, 3, S, S) -> features (B, D), not normalised, and `patch_values` (B, P, W)."""
-        x = self.until_last(pixels)
+    def encode_with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels (B, 3, S, S) -> features (B, D), not normalised, and `local_features` (B, P, W)."""
+        x = self.run_until_last_block(pixels)
         *_, last = self.blocks
-        return read_out(x, last, self.ln_post, self.projection), patch_values(x, last, self.ln_post)
+        return apply_last_block(x, last, self.ln_post, self.projection), local_features(x, last, self.ln_post)
+
+
+def apply_last_block(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:
+    """The end of the tower: rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
+    feature: Tensor = projection(ln_post(last(Residual(x), only=CLS).total()[:, 0]))
+    return feature
+
+
+def local_features(x: Tensor, last: Block, ln_post: nn.Module) -> Tensor:
+    """Rows (B, 1 + P, W) that enter the last block -> patches (B, P, W) that pass it unmixed, after ln_post."""
+    patches: Tensor = ln_post(last.forward_without_mixing(x[:, 1:]))
+    return patches

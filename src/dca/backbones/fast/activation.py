@@ -22,8 +22,8 @@ def activate(h: Tensor, *, quick: bool) -> Tensor:
         The same shape and type.
     """
     if triton_usable(h):
-        found: Tensor = Activate.apply(h, quick)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = FusedActivation.apply(h, quick)  # type: ignore[no-untyped-call]
+        return result
     if not quick:
         return F.gelu(h)
     if h.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -47,11 +47,11 @@ class QuickGELU(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Gradient of the result -> that of h."""
         (scaled,) = ctx.saved_tensors
-        found: Tensor = torch.ops.aten.silu_backward(gradients[0], scaled)
-        return found
+        result: Tensor = torch.ops.aten.silu_backward(gradients[0], scaled)
+        return result
 
 
-class Activate(torch.autograd.Function):
+class FusedActivation(torch.autograd.Function):
     """`activate` with kernels; only h is kept for the gradient."""
 
     @staticmethod

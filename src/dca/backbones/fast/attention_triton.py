@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dca.backbones.fast.blocks_of_rows import RowBlocks
+from dca.backbones.fast.attention import RowBlocks
 
 CHUNK, AT_ONCE = 256, 16
 NEVER = tl.constexpr(-1e30)
@@ -57,7 +57,7 @@ def backward(
         grid = (len(blocks.prefixes), 2 * heads, triton.cdiv(blocks.prefix * size, CHUNK))
         _gather[grid](
             parts, to_k, to_v, blocks.prefixes, to_k.stride(0), heads, MOST=blocks.most,
-            ADD=blocks.begun, PREFIX=blocks.prefix, SIZE=size, CHUNK=CHUNK, AT_ONCE=AT_ONCE, num_warps=4,
+            ADD=blocks.prefix_queries, PREFIX=blocks.prefix, SIZE=size, CHUNK=CHUNK, AT_ONCE=AT_ONCE, num_warps=4,
         )  # fmt: skip
 
 

@@ -12,41 +12,46 @@ from torch import Tensor
 from dca.core.device import power_of_two
 
 
-class Normed(NamedTuple):
-    """rows: x + y. normed: their layer norm. kept: normed before scale and shift, and 1 / standard deviation."""
+class AddNormResult(NamedTuple):
+    """total: x + y. normalized: their layer norm. kept: the norm before scale and shift, and 1 / standard deviation."""
 
-    rows: Tensor
-    normed: Tensor
+    total: Tensor
+    normalized: Tensor
     kept: tuple[Tensor, ...]
 
 
 def forward(
     x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, keep: bool
-) -> Normed:
+) -> AddNormResult:
     """Contiguous x, y (..., W)."""
     width, count = x.shape[-1], x.numel() // x.shape[-1]
     rows = x if y is None else torch.empty_like(x)
-    normed = torch.empty(x.shape, dtype=dtype, device=x.device)
-    units = torch.empty_like(normed) if keep else normed
+    normalized = torch.empty(x.shape, dtype=dtype, device=x.device)
+    units = torch.empty_like(normalized) if keep else normalized
     scales = torch.empty(count, dtype=torch.float32, device=x.device)
     if count:
         _forward[(count,)](
-            x, x if y is None else y, weight, bias, rows, normed, units, scales, width, eps,
+            x, x if y is None else y, weight, bias, rows, normalized, units, scales, width, eps,
             ADD=y is not None, KEEP=keep, BLOCK=power_of_two(width), num_warps=4,
         )  # fmt: skip
-    return Normed(rows, normed, (units, scales) if keep else ())
+    return AddNormResult(rows, normalized, (units, scales) if keep else ())
 
 
 def backward(
-    to_rows: Tensor | None, to_normed: Tensor, weight: Tensor, units: Tensor, scales: Tensor, added: torch.dtype | None
+    to_rows: Tensor | None,
+    to_normalized: Tensor,
+    weight: Tensor,
+    units: Tensor,
+    scales: Tensor,
+    added: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and, in the type `added`, of y; to_rows: of x + y, or None where only the normed rows are used."""
+    """Gradients of x and, in the type `added`, of y; to_rows: of x + y, or None where only the norm is used."""
     width, count = units.shape[-1], len(scales)
     to_x = torch.empty(units.shape, dtype=torch.float32, device=units.device)
     to_y = None if added is None else torch.empty(units.shape, dtype=added, device=units.device)
     if count:
         _backward[(count,)](
-            to_normed if to_rows is None else to_rows, to_normed, weight, units, scales,
+            to_normalized if to_rows is None else to_rows, to_normalized, weight, units, scales,
             to_x, to_x if to_y is None else to_y, width,
             RESIDUAL=to_rows is not None, ADD=to_y is not None, BLOCK=power_of_two(width), num_warps=4,
         )  # fmt: skip

@@ -63,7 +63,7 @@ def sentences(names: Sequence[str], template: str) -> list[str]:
 def name_ids(clip: CLIP, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
     """Token ids of each class: words `before`, the name, the suffix, EOT."""
     written = sentences(names, f"{before}{{}}{suffix}")
-    return [[*clip.tokenizer.words(sentence), clip.tokenizer.eot_id] for sentence in written]
+    return [[*clip.tokenizer.encode(sentence), clip.tokenizer.eot_id] for sentence in written]
 
 
 def require_room(clip: CLIP, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
@@ -121,7 +121,7 @@ def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> 
     """Initial context (L, W): the embeddings of words, or that many random tokens."""
     if isinstance(phrase, int):
         return random_tokens(clip, (phrase, clip.config.text.width), generator)
-    ids = clip.tokenizer.words(phrase)
+    ids = clip.tokenizer.encode(phrase)
     if not ids:
         raise UserError(f"the phrase '{phrase}' has no token to start a context from")
     return clip.text.embed(ids).detach().clone()

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported, which happens when they are first used
 pytest.importorskip("triton", reason="Triton is not available for this system")
 
-from dca.backbones.clip.text import Prompts, Sequences
+from dca.backbones.clip.text import PromptLayout, SequenceLayout
 from dca.backbones.fast import activation, attention, norm
-from dca.backbones.fast.blocks_of_rows import ROWS, Span, divide
+from dca.backbones.fast.attention import BLOCK_ROWS, SequenceGroup, divide_into_blocks
 from dca.core.device import power_of_two, triton_usable
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_add_norm(width: int, adds: bool, dtype: torch.dtype) -> None:
     x = draw(3, 5, width, seed=1).requires_grad_()
     y = draw(3, 5, width, seed=2, dtype=dtype).requires_grad_() if adds else None
     inputs = [x] if y is None else [x, y]
-    got = list(norm.AddNorm.apply(x, y, layer.weight, layer.bias, layer.eps, dtype))
+    got = list(norm.FusedAddNorm.apply(x, y, layer.weight, layer.bias, layer.eps, dtype))
     want = list(norm.add_norm(x, y, layer, dtype))
     assert [t.dtype for t in got] == [t.dtype for t in want] == [torch.float32, dtype]
     assert_same([*got, *gradients(got, inputs)], [*want, *gradients(want, inputs)], dtype)
@@ -56,7 +56,7 @@ def test_add_norm(width: int, adds: bool, dtype: torch.dtype) -> None:
 def test_add_norm_where_one_result_is_used(used: int) -> None:
     layer = nn.LayerNorm(16).requires_grad_(False)
     x, y = draw(4, 16, seed=1).requires_grad_(), draw(4, 16, seed=2).requires_grad_()
-    got = norm.AddNorm.apply(x, y, layer.weight, layer.bias, layer.eps, torch.float32)[used]
+    got = norm.FusedAddNorm.apply(x, y, layer.weight, layer.bias, layer.eps, torch.float32)[used]
     want = norm.add_norm(x, y, layer)[used]
     assert_same(gradients([got], [x, y]), gradients([want], [x, y]), torch.float32)
 
@@ -65,21 +65,21 @@ def test_add_norm_where_one_result_is_used(used: int) -> None:
 @pytest.mark.parametrize("quick", [True, False])
 def test_activation(quick: bool, dtype: torch.dtype) -> None:
     h = (6 * draw(5000, seed=1)).to(dtype).requires_grad_()
-    got, want = activation.Activate.apply(h, quick), activation.activate(h, quick=quick)
+    got, want = activation.FusedActivation.apply(h, quick), activation.activate(h, quick=quick)
     assert_same([got, *gradients([got], [h])], [want, *gradients([want], [h])], dtype)
 
 
 HEADS, WIDTH = 2, 32
 # Equal and unequal prefixes; names that fill a block exactly, are longer than the usual block, or are one token.
 PREFIXES = [(5,), (5, 3, 7), (17, 2)]
-NAMES = [(1,), (2, 4, 9, 3, 2, 2, 30, 40, 3), (ROWS, ROWS, 1), (ROWS + 6, 2), (3,) * 25]
+NAMES = [(1,), (2, 4, 9, 3, 2, 2, 30, 40, 3), (BLOCK_ROWS, BLOCK_ROWS, 1), (BLOCK_ROWS + 6, 2), (3,) * 25]
 
 
-def split(x: Tensor) -> Tensor:
+def split_heads(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, -1)).transpose(-3, -2)
 
 
-def merge(x: Tensor) -> Tensor:
+def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
@@ -87,29 +87,29 @@ def merge(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("names", NAMES, ids=str)
 @pytest.mark.parametrize("prefixes", PREFIXES, ids=str)
 def test_attention_with_prefixes(prefixes: tuple[int, ...], names: tuple[int, ...]) -> None:
-    compare(Prompts(prefixes, names, CPU), sum(prefixes) + len(prefixes) * sum(names))
+    compare(PromptLayout(prefixes, names, CPU), sum(prefixes) + len(prefixes) * sum(names))
 
 
 @pytest.mark.parametrize("names", NAMES, ids=str)
 def test_attention_of_whole_sequences(names: tuple[int, ...]) -> None:
-    compare(Sequences(names, CPU), sum(names))
+    compare(SequenceLayout(names, CPU), sum(names))
 
 
-def compare(layout: Prompts | Sequences, rows: int) -> None:
-    together = draw(rows, 3 * WIDTH, seed=3).requires_grad_()
-    q, k, v = (split(part) for part in together.chunk(3, -1))
-    got = attention.attend(together, None, layout.row_blocks(last=False), HEADS)
-    want = merge(layout.attend(q, k, v))
-    assert_same([got, *gradients([got], [together])], [want, *gradients([want], [together])], torch.float32)
-    last = layout.last(together[:, :WIDTH])
-    got = attention.attend(last, together[:, WIDTH:], layout.row_blocks(last=True), HEADS)
-    want = merge(layout.attend_last(split(last), k, v))
-    assert_same([got, *gradients([got], [together])], [want, *gradients([want], [together])], torch.float32)
+def compare(layout: PromptLayout | SequenceLayout, rows: int) -> None:
+    qkv = draw(rows, 3 * WIDTH, seed=3).requires_grad_()
+    q, k, v = (split_heads(part) for part in qkv.chunk(3, -1))
+    got = attention.fused_attention(qkv, None, layout.row_blocks(last=False), HEADS)
+    want = merge_heads(layout.attend(q, k, v))
+    assert_same([got, *gradients([got], [qkv])], [want, *gradients([want], [qkv])], torch.float32)
+    last = layout.last(qkv[:, :WIDTH])
+    got = attention.fused_attention(last, qkv[:, WIDTH:], layout.row_blocks(last=True), HEADS)
+    want = merge_heads(layout.attend_last(split_heads(last), k, v))
+    assert_same([got, *gradients([got], [qkv])], [want, *gradients([want], [qkv])], torch.float32)
 
 
 def test_blocks_hold_whole_sequences_and_every_row_once() -> None:
-    spans = [Span(0, (4, 6)), Span(10, (30, 30, 10, 64, 1), range(4))]
-    blocks = divide(spans, CPU, last=False)
+    spans = [SequenceGroup(0, (4, 6)), SequenceGroup(10, (30, 30, 10, 64, 1), range(4))]
+    blocks = divide_into_blocks(spans, CPU, last=False)
     covered = [row for _, _, first, count, _, _ in blocks.blocks.tolist() for row in range(first, first + count)]
     assert covered == list(range(145)) == blocks.row_of.tolist()
     assert blocks.blocks[:, 2:].tolist() == [

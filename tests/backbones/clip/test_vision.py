@@ -6,7 +6,7 @@ from PIL import Image
 from torch import Tensor
 
 from dca.backbones.clip import CLIP, ExtraTokens
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
 
 
 def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
@@ -16,7 +16,7 @@ def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
 
     def put(x: Tensor, tokens: Tensor, old: int) -> Tensor:
         tokens = tokens.expand(len(x), -1, -1)
-        if extra.place == "end":
+        if extra.position == "end":
             return torch.cat([x[:, : x.shape[1] - old], tokens], dim=1)
         return torch.cat([x[:, :1], tokens, x[:, 1 + old :]], dim=1)
 
@@ -27,11 +27,11 @@ def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
     for layer, block in enumerate(tower.blocks):
         if layer in extra.layers and not (layer == 0 and extra.before_norm):
             x, count = put(x, extra.layers[layer], count), len(extra.layers[layer])
-        x = block(Rows(x)).total()
+        x = block(Residual(x)).total()
     return tower.projection(tower.ln_post(x[:, 0]))
 
 
-@pytest.mark.parametrize("place", ["after_first", "end"])
+@pytest.mark.parametrize("place", ["after_cls", "end"])
 @pytest.mark.parametrize(
     ("before_norm", "layers"),
     [(False, (0,)), (False, (0, 1)), (False, (0, 1, 2)), (False, (2,)), (True, (0,)), (True, (0, 2))],
@@ -75,20 +75,20 @@ def test_pil_images_and_their_pixels_give_the_same_features(clip: CLIP) -> None:
 def test_patches_pass_the_last_block_one_by_one(clip: CLIP) -> None:
     """Attention with one key returns its value: a patch alone in the last block is the patch of the value path."""
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-    features, patches = clip.encode_patches(pixels)
+    features, patches = clip.encode_with_patches(pixels)
     assert torch.equal(features, clip.encode_image(pixels))
     assert patches.shape == (2, clip.config.vision.patches, clip.config.vision.width)
-    rows, last = clip.image_rows(pixels), clip.visual.blocks[-1]
+    rows, last = clip.encode_until_last_block(pixels), clip.visual.blocks[-1]
     for image in range(2):
         for patch in range(clip.config.vision.patches):
-            one = Rows(rows[image, None, patch + 1 : patch + 2])
+            one = Residual(rows[image, None, patch + 1 : patch + 2])
             alone = clip.visual.ln_post(last(one).total())[0, 0]
             torch.testing.assert_close(patches[image, patch], alone, atol=1e-5, rtol=0)
 
 
 def test_patches_are_float32_in_every_compute_type(clip: CLIP) -> None:
     pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-    exact, rough = clip.encode_patches(pixels), clip.encode_patches(pixels, dtype=torch.bfloat16)
+    exact, rough = clip.encode_with_patches(pixels), clip.encode_with_patches(pixels, dtype=torch.bfloat16)
     for one, other in zip(exact, rough, strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert not torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""Parts of a block that have a faster form in training: equal to the plain one."""
+"""Parts of a block: faster forms in training equal the plain ones, and frozen weights are converted once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import attention
+from dca.backbones.clip.blocks import Linear, attention, cast_weight
 from dca.backbones.fast.activation import activate
+
+LOW = torch.bfloat16
 
 
 def _draws(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -46,3 +48,41 @@ def test_quick_gelu_and_its_gradient_are_those_of_its_definition() -> None:
         found.append((y.detach(), torch.autograd.grad(y, x, towards)[0]))
     for ours, literal in zip(*found, strict=True):
         torch.testing.assert_close(ours, literal)
+
+
+def layer() -> Linear:
+    linear = Linear(4, 6)
+    with torch.no_grad():
+        linear.weight.copy_(torch.linspace(-1, 1, 24).view(6, 4))
+    return linear.requires_grad_(False)
+
+
+def test_frozen_weights_are_converted_once_and_again_after_a_change() -> None:
+    weight = layer().weight
+    cached = cast_weight(weight, LOW)
+    assert cast_weight(weight, LOW) is cached
+    assert cast_weight(weight, torch.float32) is weight
+    with torch.no_grad():
+        weight.mul_(2)
+    assert torch.equal(cast_weight(weight, LOW), weight.to(LOW))
+
+
+def test_trained_and_inference_weights_are_converted_at_every_call() -> None:
+    trained = layer().requires_grad_(True).weight
+    assert cast_weight(trained, LOW) is not cast_weight(trained, LOW)
+    assert cast_weight(trained, LOW).requires_grad
+    with torch.inference_mode():
+        born = torch.ones(3)
+    assert torch.equal(cast_weight(born, LOW), born.to(LOW))
+
+
+def test_with_autocast_it_equals_a_plain_layer() -> None:
+    ours, x = layer(), torch.linspace(-2, 2, 12).view(3, 4)
+    plain = torch.nn.Linear(4, 6)
+    plain.load_state_dict(ours.state_dict())
+    for enabled in (True, False):
+        with torch.autocast("cpu", dtype=LOW, enabled=enabled):
+            assert torch.equal(ours(x), plain(x))
+            # A product of another shape may add in another order.
+            torch.testing.assert_close(ours.forward_slice(x, slice(2, 5)), plain(x)[:, 2:5])
+    assert set(ours.state_dict()) == {"weight", "bias"}

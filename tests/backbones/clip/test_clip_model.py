@@ -16,8 +16,8 @@ from torch import Tensor
 from conftest import make_clip
 from dca.backbones.clip import CLIP, ExtraTokens, Update
 from dca.backbones.clip import model as clip_model
-from dca.backbones.clip.blocks import Attention, Rows
-from dca.backbones.clip.weights import mini_folder
+from dca.backbones.clip.blocks import Attention, Residual
+from dca.backbones.sources import mini_folder
 
 BF16 = torch.bfloat16
 
@@ -50,16 +50,16 @@ def jobs(clip: CLIP) -> list[Callable[[], Tensor]]:
         lambda: clip.encode_image(pixels[0], updates=other, tokens=tokens),
         lambda: clip.encode_image(pixels[0], dtype=BF16, updates=one),
         lambda: rough.encode_image(pixels[0], dtype=torch.float32),
-        lambda: clip.image_rows(pixels[1], dtype=BF16),
-        lambda: clip.unprojected_image(pixels[1], dtype=BF16),
-        lambda: clip.encode_patches(pixels[0])[1],
-        lambda: rough.encode_patches(pixels[0])[1],
+        lambda: clip.encode_until_last_block(pixels[1], dtype=BF16),
+        lambda: clip.encode_unprojected(pixels[1], dtype=BF16),
+        lambda: clip.encode_with_patches(pixels[0])[1],
+        lambda: rough.encode_with_patches(pixels[0])[1],
         lambda: clip.encode_text(texts),
         lambda: clip.encode_text(texts, updates=one),
         lambda: rough.encode_text(texts, updates=other),
         lambda: clip.encode_prompts(contexts, names),
         lambda: clip.encode_prompts(list(contexts), names, updates=other),
-        lambda: rough.encode_embedded([normal(5, 24), normal(7, 24)]),
+        lambda: rough.encode_embedded_text([normal(5, 24), normal(7, 24)]),
     ]
 
 
@@ -155,15 +155,15 @@ def test_the_type_is_that_of_the_call_even_under_autocast() -> None:
 
 def test_a_clip_on_another_device_is_a_copy() -> None:
     clip = make_clip()
-    assert clip.on("cpu") is clip
-    moved = clip.with_dtype(BF16).on("meta")
+    assert clip.to_device("cpu") is clip
+    moved = clip.with_dtype(BF16).to_device("meta")
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     assert {p.device.type for p in clip.parameters()} == {"cpu"}
     assert (moved.dtype, clip.dtype) == (BF16, torch.float32)
     assert not any(p.requires_grad for p in moved.parameters())
     assert moved.tokenizer is clip.tokenizer
     assert moved.training is False
-    assert moved.on(torch.device("meta")) is moved
+    assert moved.to_device(torch.device("meta")) is moved
 
 
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch, tiny_folde
     monkeypatch.setattr(clip_model, "compute_digest", lambda clip: (counted.append(clip), compute(clip))[1])
     loaded = CLIP.from_pretrained(tiny_folder)
     assert len(counted) == 1
-    views = [loaded.with_dtype(BF16), loaded.on("meta"), loaded.with_dtype(BF16).on("meta")]
+    views = [loaded.with_dtype(BF16), loaded.to_device("meta"), loaded.with_dtype(BF16).to_device("meta")]
     assert {view.digest for view in views} == {loaded.digest}
     assert len(counted) == 1
 
@@ -197,28 +197,28 @@ def test_mini_by_name_and_by_path_is_one_backbone() -> None:
 
 def test_features_are_the_projection_of_unprojected_vectors() -> None:
     clip, pixels = make_clip(), normal(2, 3, 32, 32)
-    found = clip.unprojected_image(pixels)
+    found = clip.encode_unprojected(pixels)
     assert found.shape == (2, clip.config.vision.width)
     assert found.dtype == torch.float32
     assert torch.equal(clip.visual.projection(found), clip.encode_image(pixels))
 
 
-def test_taps_see_the_rows_that_leave_each_block() -> None:
+def test_the_callback_sees_the_rows_that_leave_each_block() -> None:
     clip, pixels = make_clip(), normal(2, 3, 32, 32)
     tokens = ExtraTokens({0: normal(4, 32), 1: normal(2, 32)})
     seen: dict[str, Tensor] = {}
-    features = clip.encode_image(pixels, tokens=tokens, updates=updates(1), tap=seen.__setitem__)
+    features = clip.encode_image(pixels, tokens=tokens, updates=updates(1), on_block=seen.__setitem__)
     assert list(seen) == ["visual.0", "visual.1", "visual.2"]
     assert [tuple(rows.shape) for rows in seen.values()] == [(2, 21, 32), (2, 19, 32), (2, 19, 32)]
     plain = clip.encode_image(pixels, tokens=tokens, updates=updates(1))
     torch.testing.assert_close(features, plain, atol=1e-5, rtol=0)
 
     seen.clear()
-    clip.encode_image(pixels, tap=seen.__setitem__)
-    assert torch.equal(clip.image_rows(pixels), seen["visual.1"])
+    clip.encode_image(pixels, on_block=seen.__setitem__)
+    assert torch.equal(clip.encode_until_last_block(pixels), seen["visual.1"])
     x = clip.visual.ln_pre(clip.visual.embed(pixels))
     for n, block in enumerate(clip.visual.blocks):
-        x = block(Rows(x)).total()
+        x = block(Residual(x)).total()
         assert torch.equal(seen[f"visual.{n}"], x)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import MERGES, small_vocabulary
-from dca.backbones.clip.tokenizer import OPENAI_MERGES, Tokenizer, _read_openai, from_merges, load_tokenizer
+from dca.backbones.clip.tokenizer import OPENAI_MERGES, Tokenizer, _read_openai, build_bpe, load_tokenizer
 from dca.core.errors import UserError
 
 WORDS = (
@@ -65,9 +65,9 @@ def test_ids_equal_transformers_on_2000_strings_with_the_real_vocabulary(real_fo
 
 def test_real_vocabulary_gives_the_published_ids(real_folder: Path) -> None:
     tokenizer = load_tokenizer(real_folder, 77)
-    assert tokenizer.words("a photo of a") == [320, 1125, 539, 320]
+    assert tokenizer.encode("a photo of a") == [320, 1125, 539, 320]
     assert (tokenizer.sot_id, tokenizer.eot_id) == (49406, 49407)
-    assert tokenizer.decode(tokenizer.words("A photo of a Cat.")) == "a photo of a cat ."
+    assert tokenizer.decode(tokenizer.encode("A photo of a Cat.")) == "a photo of a cat ."
 
 
 def test_ids_equal_transformers_with_a_small_vocabulary(tiny_folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_ids_equal_transformers_with_a_small_vocabulary(tiny_folder: Path) -> No
 
 
 def test_tokenizer_json_and_merges_agree(tiny_folder: Path, tmp_path: Path) -> None:
-    from_merges(*small_vocabulary()).save(str(tmp_path / "tokenizer.json"))
+    build_bpe(*small_vocabulary()).save(str(tmp_path / "tokenizer.json"))
     texts = varied_strings(100, seed=2)
     one, other = load_tokenizer(tmp_path, 77), load_tokenizer(tiny_folder, 77)
     assert one(texts) == other(texts)
@@ -84,7 +84,7 @@ def test_tokenizer_json_and_merges_agree(tiny_folder: Path, tmp_path: Path) -> N
 
 
 def test_long_texts_are_cut_and_still_end_with_eot() -> None:
-    tokenizer = Tokenizer(from_merges(*small_vocabulary()), 8)
+    tokenizer = Tokenizer(build_bpe(*small_vocabulary()), 8)
     ids = tokenizer(["cat " * 50])[0]
     assert len(ids) == 8
     assert (ids[0], ids[-1]) == (tokenizer.sot_id, tokenizer.eot_id)
@@ -105,7 +105,7 @@ def test_missing_tokenizer_says_which_files_are_wanted(tmp_path: Path) -> None:
 
 def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
     vocab, merges = small_vocabulary()
-    engine = from_merges({t: i for t, i in vocab.items() if not t.startswith("<|")}, merges)
+    engine = build_bpe({t: i for t, i in vocab.items() if not t.startswith("<|")}, merges)
     text = engine.to_str().replace("<|startoftext|>", "<s>").replace("<|endoftext|>", "</s>")
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="not a CLIP tokenizer"):

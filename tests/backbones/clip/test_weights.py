@@ -12,10 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import make_clip, save_hf, small_vocabulary, tiny_config
-from dca.backbones.clip import CLIP, VIT_B_16
-from dca.backbones.clip import config as configs
-from dca.backbones.clip.weights import config_of_state, openai_origin
-from dca.backbones.sources import HUB_IDS
+from dca.backbones.clip import CLIP, VIT_B_16, CLIPConfig
+from dca.backbones.clip.weights import openai_source
 from dca.core.errors import UserError
 
 
@@ -25,10 +23,11 @@ def tensor_of(output: Any) -> torch.Tensor:
 
 
 def saved_by_transformers(folder: Path, raw: dict[str, Any], tokenizer_from: Path) -> Any:
-    from transformers import CLIPConfig, CLIPModel
+    from transformers import CLIPConfig as TheirConfig
+    from transformers import CLIPModel
 
     torch.random.manual_seed(0)
-    model = CLIPModel(CLIPConfig(**raw)).eval()
+    model = CLIPModel(TheirConfig(**raw)).eval()
     model.save_pretrained(folder)
     for name in ("vocab.json", "merges.txt", "preprocessor_config.json"):
         shutil.copyfile(tokenizer_from / name, folder / name)
@@ -52,7 +51,7 @@ def assert_same_features(clip: CLIP, model: Any, texts: list[str]) -> None:
 def test_features_equal_transformers_on_a_tiny_checkpoint_it_saved(
     tmp_path: Path, tiny_folder: Path, activation: str
 ) -> None:
-    raw = configs.to_hf(tiny_config(activation))
+    raw = tiny_config(activation).to_hf()
     model = saved_by_transformers(tmp_path / "clip", raw, tiny_folder)
     assert_same_features(CLIP.from_pretrained(tmp_path / "clip"), model, ["a photo of a cat.", "dog", "x" * 90])
 
@@ -60,7 +59,7 @@ def test_features_equal_transformers_on_a_tiny_checkpoint_it_saved(
 def test_features_equal_transformers_in_vit_b_16_shape(tmp_path: Path, tiny_folder: Path) -> None:
     """The real sizes of both towers; the vocabulary is the small one, so that the test stays quick."""
     vocab = len(small_vocabulary()[0])
-    raw = configs.to_hf(VIT_B_16)
+    raw = VIT_B_16.to_hf()
     raw["text_config"] |= {"vocab_size": vocab, "bos_token_id": vocab - 2, "eos_token_id": vocab - 1}
     model = saved_by_transformers(tmp_path / "clip", raw, tiny_folder)
     path = tmp_path / "clip" / "preprocessor_config.json"
@@ -70,10 +69,10 @@ def test_features_equal_transformers_in_vit_b_16_shape(tmp_path: Path, tiny_fold
 
 
 def openai_state(clip: CLIP) -> dict[str, torch.Tensor]:
-    return {k: v for n, t in clip.state_dict().items() for k, v in openai_origin(n).write(t).items()}
+    return {k: v for n, t in clip.state_dict().items() for k, v in openai_source(n).write(t).items()}
 
 
-def beside(folder: Path, tiny_folder: Path, *names: str) -> Path:
+def copy_files(folder: Path, tiny_folder: Path, *names: str) -> Path:
     folder.mkdir(exist_ok=True)
     for name in names or ("vocab.json", "merges.txt", "preprocessor_config.json"):
         shutil.copyfile(tiny_folder / name, folder / name)
@@ -86,12 +85,12 @@ def wide() -> CLIP:
     config = tiny_config()
     vision = config.vision.__class__(**{**vars(config.vision), "width": 64, "heads": 1, "hidden": 256})
     text = config.text.__class__(**{**vars(config.text), "width": 64, "heads": 1, "hidden": 256})
-    return make_clip(configs.CLIPConfig(vision=vision, text=text, embed_dim=16))
+    return make_clip(CLIPConfig(vision=vision, text=text, embed_dim=16))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pt", "wrapped"])
 def test_an_openai_state_dict_is_read(tmp_path: Path, tiny_folder: Path, wide: CLIP, form: str) -> None:
-    folder = beside(tmp_path / "openai", tiny_folder)
+    folder = copy_files(tmp_path / "openai", tiny_folder)
     state = openai_state(wide) | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)}
     if form == "safetensors":
         path = folder / "weights.safetensors"
@@ -106,7 +105,7 @@ def test_an_openai_state_dict_is_read(tmp_path: Path, tiny_folder: Path, wide: C
 
 
 def test_an_open_clip_folder_is_read(tmp_path: Path, tiny_folder: Path, wide: CLIP) -> None:
-    folder = beside(tmp_path / "open", tiny_folder, "vocab.json", "merges.txt")
+    folder = copy_files(tmp_path / "open", tiny_folder, "vocab.json", "merges.txt")
     save_file(openai_state(wide), folder / "open_clip_model.safetensors")
     vision, text = wide.config.vision, wide.config.text
     config = {
@@ -125,7 +124,7 @@ def test_an_open_clip_folder_is_read(tmp_path: Path, tiny_folder: Path, wide: CL
 
 
 def test_the_activation_of_a_bare_state_dict_is_not_guessed(tmp_path: Path, tiny_folder: Path, wide: CLIP) -> None:
-    folder = beside(tmp_path / "bare", tiny_folder)
+    folder = copy_files(tmp_path / "bare", tiny_folder)
     save_file(openai_state(wide), folder / "weights.safetensors")
     with pytest.raises(UserError, match="which activation"):
         CLIP.from_pretrained(folder / "weights.safetensors")
@@ -133,7 +132,7 @@ def test_the_activation_of_a_bare_state_dict_is_not_guessed(tmp_path: Path, tiny
 
 def test_a_state_dict_of_another_architecture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="OpenAI CLIP with a ViT") as caught:
-        config_of_state({"visual.layer1.weight": torch.zeros(1)}, tmp_path)
+        CLIPConfig.from_openai_tensors({"visual.layer1.weight": torch.zeros(1)}, tmp_path)
     assert "visual.conv1.weight" in caught.value.details
 
 
@@ -156,7 +155,7 @@ def test_pickles_that_need_code_are_refused_and_not_run(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = beside(tmp_path / "evil", tiny_folder)
+    folder = copy_files(tmp_path / "evil", tiny_folder)
     torch.save({"x": Evil()}, folder / "weights.pt")
     with pytest.raises(UserError, match="refused") as caught:
         CLIP.from_pretrained(folder / "weights.pt")
@@ -166,7 +165,7 @@ def test_pickles_that_need_code_are_refused_and_not_run(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_archives_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    folder = beside(tmp_path / "script", tiny_folder)
+    folder = copy_files(tmp_path / "script", tiny_folder)
     torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(folder / "model.pt"))
     with pytest.raises(UserError, match="TorchScript"):
         CLIP.from_pretrained(folder / "model.pt")
@@ -231,48 +230,14 @@ def test_preprocessing_of_another_size_is_an_error(tmp_path: Path, tiny_folder: 
         CLIP.from_pretrained(folder)
 
 
-def test_without_network_the_error_names_the_files_and_the_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="openai/clip-vit-base-patch16") as caught:
-        CLIP.from_pretrained("vit-b-16", cache_dir=str(tmp_path))
-    text = str(caught.value)
-    assert str(tmp_path) in text
-    assert "model.safetensors" in text
-    assert "backbone=FOLDER" in text
-    assert "--backbone FOLDER" in caught.value.render("cli")
-
-
-def test_a_cached_hub_repository_is_found_offline(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repo = tmp_path / "models--openai--clip-vit-base-patch16"
-    shutil.copytree(tiny_folder, repo / "snapshots" / ("0" * 40))
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    clip = CLIP.from_pretrained("vit-b-16", cache_dir=str(tmp_path))
-    assert clip.source == "vit-b-16"
-    assert clip.digest == CLIP.from_pretrained(tiny_folder).digest
-
-
-def test_unknown_backbones_suggest_the_nearest() -> None:
-    with pytest.raises(UserError, match="vit-b-16"):
-        CLIP.from_pretrained("vit-b16")
-    with pytest.raises(UserError, match="no such file or folder"):
-        CLIP.from_pretrained("./nowhere/clip")
-    assert all("/" in repo for repo in HUB_IDS.values())
-
-
 def test_old_hf_files_with_placeholder_ids_use_the_vocabulary_end() -> None:
-    raw = configs.to_hf(tiny_config())
+    raw = tiny_config().to_hf()
     raw["text_config"] |= {"bos_token_id": 0, "eos_token_id": 2}
-    assert configs.from_hf(raw).text == tiny_config().text
+    assert CLIPConfig.from_hf(raw).text == tiny_config().text
 
 
 def test_hf_config_round_trips() -> None:
-    assert configs.from_hf(configs.to_hf(VIT_B_16)) == VIT_B_16
+    assert CLIPConfig.from_hf(VIT_B_16.to_hf()) == VIT_B_16
 
 
 def test_weights_survive_the_way_to_hf_and_back(tmp_path: Path) -> None:

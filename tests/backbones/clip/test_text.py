@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
 from dca.backbones.clip import CLIP, Update
-from dca.backbones.clip.blocks import Rows
+from dca.backbones.clip.blocks import Residual
+from dca.backbones.clip.text import classes_per_chunk
 from oracles.text import encode_padded, encode_prompts_padded
 
 
@@ -76,10 +77,10 @@ def test_tokens_at_a_layer_replace_the_context_rows(clip: CLIP) -> None:
     deep = torch.randn(3, width, generator=generator)
     got = clip.text.encode_packed(x.flatten(0, 1), [7, 7], {1: deep})
 
-    h = clip.text.blocks[0](Rows(x + clip.text.positions[:7]), causal=True).total()
+    h = clip.text.blocks[0](Residual(x + clip.text.positions[:7]), causal=True).total()
     h = torch.cat([h[:, :1], deep.expand(2, -1, -1), h[:, 4:]], dim=1)
     for block in list(clip.text.blocks)[1:]:
-        h = block(Rows(h), causal=True).total()
+        h = block(Residual(h), causal=True).total()
     torch.testing.assert_close(got, clip.text.projection(clip.text.ln_final(h[:, -1])))
 
 
@@ -101,7 +102,7 @@ def test_deep_prompts_take_the_shared_route_exactly(clip: CLIP, own: tuple[int, 
             if layer in deep:
                 tokens = deep[layer][c] if layer in own else deep[layer]
                 h = torch.cat([h[:, :1], tokens[None], h[:, 4:]], dim=1)
-            h = block(Rows(h), causal=True).total()
+            h = block(Residual(h), causal=True).total()
         expected.append(clip.text.projection(clip.text.ln_final(h[:, -1]))[0])
     torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=0)
     weights, learned = torch.randn(got.shape, generator=generator), [context, *deep.values()]
@@ -122,8 +123,10 @@ def test_blocks_before_the_first_own_tokens_share_the_prefix(
     (context,), names = random_case(clip, [4], [1, 2, 3], False, 9)
     seen: list[int] = []
     for block in list(clip.text.blocks)[:2]:
-        finish = block.finish
-        monkeypatch.setattr(block, "finish", lambda x, *more, finish=finish: (seen.append(len(x)), finish(x, *more))[1])
+        add = block.add_attention_and_mlp
+        monkeypatch.setattr(
+            block, "add_attention_and_mlp", lambda x, *more, add=add: (seen.append(len(x)), add(x, *more))[1]
+        )
     clip.encode_prompts([context], names, [{first: torch.zeros(3, 4, clip.config.text.width)}])
     assert seen == rows
 
@@ -161,7 +164,7 @@ def test_updates_of_layers_equal_changed_weights() -> None:
     before = clip.encode_image(pixels)
     routes: list[Callable[[CLIP, Mapping[str, Update] | None], Tensor]] = [
         lambda c, u: c.encode_image(pixels, updates=u),
-        lambda c, u: c.encode_image(pixels, updates=u, tap=lambda name, rows: None),
+        lambda c, u: c.encode_image(pixels, updates=u, on_block=lambda name, rows: None),
         lambda c, u: c.encode_prompts(contexts, names, updates=u),
         lambda c, u: c.encode_prompts(torch.stack([contexts[0]] * 2), names, updates=u),
         lambda c, u: c.encode_prompts([torch.stack([contexts[0]] * 3)], names, updates=u),
@@ -195,3 +198,49 @@ def test_one_tensor_of_contexts_equals_the_contexts_one_by_one(name_lengths: lis
     by_one = torch.autograd.grad((alone * weights).sum(), contexts)
     for one, other in zip(by_batch, by_one, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 4])
+def test_chunks_equal_the_whole(clip: CLIP, chunk_size: int) -> None:
+    ids = [[5, 6, 7, clip.config.text.eot_id], [8, clip.config.text.eot_id]] * 2
+    starts = [torch.randn(n, clip.config.text.width, generator=torch.Generator().manual_seed(n)) for n in (2, 3)]
+    found = []
+    for size in (None, chunk_size):
+        contexts = [start.clone().requires_grad_() for start in starts]
+        features = clip.text.encode_prompts(contexts, ids, chunk_size=size)
+        (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        found.append([features.detach(), *(context.grad for context in contexts)])
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cpu_and_predictions_encode_all_classes_choose_chunk_size(clip: CLIP) -> None:
+    lengths = [3] * 10**6
+    assert classes_per_chunk(lengths, 4, clip.config.text, torch.zeros(0)) == 10**6
+    with torch.no_grad():
+        assert classes_per_chunk(lengths, 4, clip.config.text, torch.zeros(0)) == 10**6
+
+
+def test_a_gpu_takes_as_many_classes_as_fit(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        is_cuda, device = True, "cuda:0"
+
+        def element_size(self) -> int:
+            return 2
+
+    config = clip.config.text
+    whole = 4 * 3 * config.layers * 9 * config.width * 2  # bytes per class
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: type("P", (), {"total_memory": 1000 * whole})
+    )
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200 * whole)
+    assert classes_per_chunk([3] * 200, 4, config, OnGpu()) == 200
+    assert classes_per_chunk([3] * 201, 4, config, OnGpu()) == 120
+
+
+def test_the_chunk_size_stays_as_it_was_chosen_first(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory shrinks while a step is recorded; other chunks would need index tensors that are not there yet."""
+    asked = iter([2, 3])
+    monkeypatch.setattr("dca.backbones.clip.text.classes_per_chunk", lambda *_: next(asked))
+    chosen = [clip.text._choose_chunk_size([3, 4, 5], prompts, torch.zeros(0)) for prompts in (1, 1, 2)]
+    assert chosen == [2, 2, 3]

@@ -50,9 +50,9 @@ IMAGE_CALLS: dict[str, Callable[[CLIP, Tensor], Tensor]] = {
     "updates": lambda clip, x: clip.encode_image(x, updates=UPDATES),
     "both": lambda clip, x: clip.encode_image(x, tokens=TOKENS, updates=UPDATES),
     "bfloat16": lambda clip, x: clip.encode_image(x, dtype=torch.bfloat16),
-    "rows": lambda clip, x: clip.image_rows(x),
-    "unprojected": lambda clip, x: clip.unprojected_image(x),
-    "patches": lambda clip, x: clip.encode_patches(x)[1],
+    "rows": lambda clip, x: clip.encode_until_last_block(x),
+    "unprojected": lambda clip, x: clip.encode_unprojected(x),
+    "patches": lambda clip, x: clip.encode_with_patches(x)[1],
 }
 
 
