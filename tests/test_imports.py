@@ -156,7 +156,7 @@ def test_an_allowed_import_is_not_found():
             "dca.methods.coop",
             "from dca.backbones.clip import CLIP\nfrom dca.methods import shared\nfrom . import metric",
         ),
-        ("dca.backbones.clip.preprocess", "from dca.images.decode import to_rgb"),
+        ("dca.backbones.preprocess", "from dca.images.decode import to_rgb"),
         ("dca.cli.fit", "from dca.methods.registry import get_method\nfrom dca.core import options\nimport dca"),
         ("dca.cli.datasets", "from dca.datasets import catalog"),
         ("dca.training.loop", "import torch\nfrom dca import __version__\nfrom dca.core import seeds"),
