@@ -33,7 +33,9 @@ def parameter_count(
     dataset, since LAMM learns as many tokens per name as the shortest name has.
     """
     names = ("class", *(f"class {c}" for c in range(1, classes)))
-    return method.build(build_without_weights(config), Problem(names=names, shots=shots), method.Options(**chosen)).count_parameters()
+    return method.build(
+        build_without_weights(config), Problem(names=names, shots=shots), method.Options(**chosen)
+    ).count_parameters()
 
 
 @cache
