@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import columns, emit, json_flag, padded, percent, quiet_flag, running, showing
-from dca.core.text import pluralize, to_printable
+from dca.cli.common import columns, emit, json_flag, padded, quiet_flag, running, showing
+from dca.core.text import percent, pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset

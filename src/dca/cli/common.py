@@ -142,11 +142,6 @@ def emit(value: Any) -> None:
     click.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
-def percent(fraction: float | None) -> str:
-    """A fraction as text, in per cent."""
-    return "-" if fraction is None else f"{100 * fraction:.1f} %"
-
-
 def columns(texts: Iterable[str]) -> int:
     """Width of the widest text in terminal columns; 大 and 🐶 take two."""
     from rich.cells import cell_len

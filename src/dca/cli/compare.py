@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import columns, emit, json_flag, padded, percent, quiet_flag, running, showing
+from dca.cli.common import columns, emit, json_flag, padded, quiet_flag, running, showing
 from dca.core.errors import UserError
-from dca.core.text import format_seconds, pluralize, to_printable
+from dca.core.text import format_seconds, percent, pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.model.comparison import Comparison, ModelResult

@@ -14,7 +14,6 @@ from dca.cli.common import (
     emit,
     json_flag,
     padded,
-    percent,
     pictures_flag,
     pictures_line,
     quiet_flag,
@@ -23,7 +22,7 @@ from dca.cli.common import (
     showing,
 )
 from dca.core.errors import UserError
-from dca.core.text import pluralize
+from dca.core.text import percent, pluralize
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset

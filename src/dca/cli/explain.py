@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, percent, running
+from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, running
 from dca.core.errors import UserError
-from dca.core.text import pluralize, to_printable
+from dca.core.text import percent, pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, percent, quiet_flag, showing
-from dca.core.text import format_bytes, pluralize
+from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, showing
+from dca.core.text import format_bytes, percent, pluralize
 
 if TYPE_CHECKING:
     from dca.export.folder import ExportResult, Int8Cost

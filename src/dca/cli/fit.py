@@ -18,7 +18,6 @@ from dca.cli.common import (
     emit,
     json_flag,
     overwrite_flag,
-    percent,
     pictures_flag,
     pictures_line,
     quiet_flag,
@@ -30,7 +29,7 @@ from dca.cli.common import (
 from dca.cli.completion import complete_method
 from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, RULES
 from dca.core.errors import UserError
-from dca.core.text import format_bytes, format_seconds, pluralize
+from dca.core.text import format_bytes, format_seconds, percent, pluralize
 
 if TYPE_CHECKING:
     from dca.runs.run import FittedRun

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from dca.cli.common import emit, json_flag, padded, percent
+from dca.cli.common import emit, json_flag, padded
+from dca.core.text import percent
 
 
 @click.command()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, percent, plain, save
+from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, plain, save
 from dca.stats.calibration import BINS, Bins, bin_predictions, calibration_error
 from dca.stats.intervals import wilson_interval
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, ORANGE, PALE, RULE, TEXT, drawing, percent, plain, save
+from dca.plots.style import BLUE, MUTED, ORANGE, PALE, RULE, TEXT, drawing, plain, save
 from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:

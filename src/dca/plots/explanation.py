@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RULE, drawing, percent, plain, save
+from dca.plots.style import BLUE, MUTED, PALE, RULE, drawing, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dca.core.text import format_seconds
+from dca.core.text import format_seconds, percent
 from dca.plots import style
 from dca.plots.class_bars import ClassResult, bars_panel, everything, hardest
-from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, percent, plain, save
+from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

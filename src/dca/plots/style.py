@@ -171,11 +171,6 @@ def headline(figure: Figure, title: str, below: str = "", *, left: float = 0.3, 
         note(figure, left, top + 0.3, below, size=9, color=MUTED)
 
 
-def percent(share: float) -> str:
-    """A fraction as text, in per cent."""
-    return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
-
-
 def save(figure: Figure, path: Path | str) -> Path:
     """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)

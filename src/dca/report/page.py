@@ -36,12 +36,8 @@ class Section(Generic[S]):
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A fraction as text, in per cent; the sign stays with the number.
-
-    >>> percent(0.9751).split(), percent(1.0, 0).split()
-    (['97.5', '%'], ['100', '%'])
-    """
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+    """A fraction in per cent for a page, where the sign stays with the number."""
+    return text.percent(share, digits, space="\N{NO-BREAK SPACE}")
 
 
 def soft(text: object) -> Markup:
