@@ -336,7 +336,7 @@ def test_the_page_of_the_demonstration_shows_three_models_with_their_time(monkey
         ),
     )  # fmt: skip
     found = texts_of(figure)
-    assert "37.5 % zero-shot, 75.0 % with quick (default) in 2 s, 100 % with DCA in 1 min 35 s" in found
+    assert "37.5 % zero-shot, 75.0 % with quick (default) in 2 s, 100.0 % with DCA in 1 min 35 s" in found
     assert "accuracy on 8 test images after 16 per class; lines are 95 % intervals" in found
     boxes = [text.get_window_extent() for text in figure.texts]
     assert not [(a, b) for k, a in enumerate(boxes) for b in boxes[k + 1 :] if a.overlaps(b)]

@@ -9,7 +9,7 @@ import pytest
 
 from dca import Classifier, Session
 from dca.model.inputs import as_dataset
-from dca.report.subject import Subject, about
+from dca.report.reported_model import ReportedModel, prepare_report
 from dca.runs.run import run
 from dca.runs.spec import Spec
 
@@ -44,13 +44,13 @@ def model(model_folder: Path, tiny_folder: Path, session: Session) -> Classifier
 
 
 @pytest.fixture(scope="session")
-def tested(model: Classifier, model_folder: Path, hostile_photos: Path, session: Session) -> Subject:
+def tested(model: Classifier, model_folder: Path, hostile_photos: Path, session: Session) -> ReportedModel:
     """The model measured on the test images."""
     dataset = as_dataset(hostile_photos, None, for_evaluation=True)
-    return about(model, "photos.dca", session, folder=model_folder, dataset=dataset, data=str(hostile_photos))
+    return prepare_report(model, "photos.dca", session, folder=model_folder, dataset=dataset, data=str(hostile_photos))
 
 
 @pytest.fixture(scope="session")
-def left_out(model: Classifier, model_folder: Path, session: Session) -> Subject:
+def left_out(model: Classifier, model_folder: Path, session: Session) -> ReportedModel:
     """The model with what its fit knows."""
-    return about(model, "photos.dca", session, folder=model_folder)
+    return prepare_report(model, "photos.dca", session, folder=model_folder)

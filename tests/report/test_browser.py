@@ -10,17 +10,17 @@ import pytest
 from dca.model.comparison import compare
 from dca.report.page import render
 from dca.report.pages import comparison_page
+from dca.report.reported_model import ReportedModel, to_zero_shot
 from dca.report.sections import SECTIONS
-from dca.report.subject import Subject, zero_shot_of
 from report.browser_checks import OVERFLOWING, problems
 
 
 @pytest.fixture(scope="module")
-def pages(tested: Subject, left_out: Subject, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tested: ReportedModel, left_out: ReportedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page with test images, the page without, and a comparison."""
     folder = tmp_path_factory.mktemp("pages")
     assert tested.dataset is not None
-    both = compare([("mine", tested.model), ("zero-shot", zero_shot_of(tested.model))], tested.dataset)
+    both = compare([("mine", tested.model), ("zero-shot", to_zero_shot(tested.model))], tested.dataset)
     texts = {
         "tested": render(SECTIONS, tested, title="tested", about="about"),
         "left_out": render(SECTIONS, left_out, title="left out", about="about"),

@@ -6,13 +6,13 @@ from dca import Classifier, Session
 from dca.model.comparison import compare
 from dca.model.inputs import as_dataset
 from dca.report.pages import comparison_page
-from dca.report.subject import zero_shot_of
+from dca.report.reported_model import to_zero_shot
 from report.html_structure import structure
 
 
 def test_the_page_shows_differences_and_images(model: Classifier, hostile_photos: Path, session: Session) -> None:
     dataset = as_dataset(hostile_photos, None, for_evaluation=True)
-    found = compare([("<b>mine", model), ("zero", zero_shot_of(model))], dataset)
+    found = compare([("<b>mine", model), ("zero", to_zero_shot(model))], dataset)
     html = comparison_page(found)
     tags = structure(html)
     assert "script" not in tags.tags

@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from dca.report.sections.feature_map import REACH, Cloud, confusable, draw, ellipse, main_directions, pair_plane
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
+from dca.report.sections.feature_map import (
+    REACH,
+    Cloud,
+    draw_plane,
+    find_main_directions,
+    find_pair_plane,
+    make_ellipse,
+    most_confused_pair,
+)
 
 
 def cloud(seed: int = 0, n: int = 40, D: int = 6) -> Cloud:
@@ -20,7 +28,7 @@ def cloud(seed: int = 0, n: int = 40, D: int = 6) -> Cloud:
 
 
 def test_the_pair_plane_leads_from_one_mean_to_the_other() -> None:
-    found = pair_plane(cloud(), 0, 1)
+    found = find_pair_plane(cloud(), 0, 1)
     torch.testing.assert_close(found @ found.T, torch.eye(2, dtype=torch.float64), atol=1e-9, rtol=0)
     assert abs(float(found[0, 0])) > 0.9, "x is the difference of the means"
     assert abs(float(found[1, 1])) > 0.9, "y is the main spread within the classes"
@@ -30,7 +38,7 @@ def test_the_pair_plane_leads_from_one_mean_to_the_other() -> None:
 
 def test_directions_exist_for_a_single_image() -> None:
     step = torch.nn.functional.normalize(torch.ones(5, dtype=torch.float64), dim=0)
-    found = main_directions(torch.zeros(1, 5, dtype=torch.float64), 1, step)
+    found = find_main_directions(torch.zeros(1, 5, dtype=torch.float64), 1, step)
     assert abs(float(found[0] @ step)) < 1e-9
     assert float(found[0].norm()) == pytest.approx(1)
 
@@ -38,7 +46,7 @@ def test_directions_exist_for_a_single_image() -> None:
 def test_an_ellipse_is_the_covariance() -> None:
     rng = torch.Generator().manual_seed(1)
     points = torch.randn(5000, 2, dtype=torch.float64, generator=rng) * torch.tensor([3.0, 1.0]) + 7
-    outline = ellipse(points)
+    outline = make_ellipse(points)
     assert outline is not None
     inverse = torch.linalg.inv(points.T.cov())
     away = outline - points.mean(dim=0)
@@ -46,14 +54,14 @@ def test_an_ellipse_is_the_covariance() -> None:
     torch.testing.assert_close(distances, torch.full_like(distances, REACH), atol=1e-6, rtol=0)
     inside = torch.einsum("nd,de,ne->n", points - 7, inverse, points - 7) < REACH**2
     assert float(inside.double().mean()) == pytest.approx(1 - math.exp(-(REACH**2) / 2), abs=0.02)
-    assert ellipse(points[:2]) is None
+    assert make_ellipse(points[:2]) is None
 
 
 def test_everything_is_drawn_inside_the_frame() -> None:
     import re
 
     found = cloud()
-    picture = str(draw(found, pair_plane(found, 0, 1), [0, 1], "map"))
+    picture = str(draw_plane(found, find_pair_plane(found, 0, 1), [0, 1], "map"))
     for pair in re.findall(r'points="([^"]+)"', picture):
         for point in pair.split():
             x, y = map(float, point.split(","))
@@ -63,9 +71,9 @@ def test_everything_is_drawn_inside_the_frame() -> None:
     assert picture.count("text-mark") == 2
 
 
-def test_the_most_confused_classes_are_taken(tested: Subject) -> None:
+def test_the_most_confused_classes_are_taken(tested: ReportedModel) -> None:
     names = list(map(str, tested.model.classes_.tolist()))
-    a, b = confusable(tested, Cloud(*cloud_of_ten(), names))
+    a, b = most_confused_pair(tested, Cloud(*cloud_of_ten(), names))
     assert tested.predictions is not None
     counts = tested.predictions.confusion(10)
     both = counts + counts.T

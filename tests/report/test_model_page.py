@@ -13,17 +13,17 @@ from dca.model.inputs import as_dataset
 from dca.report import page
 from dca.report.page import Section, render
 from dca.report.pages import model_page
+from dca.report.reported_model import ReportedModel, UnseenPredictions, list_held_out, prepare_report
 from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
 from dca.report.sections import headline as probe
-from dca.report.sections.headline import probe_is_right
-from dca.report.subject import Predictions, Subject, about, left_out
+from dca.report.sections.headline import evaluate_linear_probe
 from report.html_structure import structure
 
 MOST_BYTES = 3_000_000
 
 
 @pytest.fixture(scope="module")
-def html(tested: Subject) -> str:
+def html(tested: ReportedModel) -> str:
     return render(SECTIONS, tested, title=tested.name, about="about")
 
 
@@ -39,7 +39,7 @@ def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
     assert len(html) < MOST_BYTES
 
 
-def test_every_section_is_shown_or_left_out_with_a_reason(html: str, left_out: Subject) -> None:
+def test_every_section_is_shown_or_left_out_with_a_reason(html: str, left_out: ReportedModel) -> None:
     assert "closed_form learns no prompts." in html
     other = render(SECTIONS, left_out, title="t", about="a")
     for text in (html, other):
@@ -61,14 +61,14 @@ def test_a_model_that_knows_nothing_of_itself_still_has_a_page(
     assert "No predictions for images that the model has not seen" in html
 
 
-def test_the_headline_is_what_was_measured(tested: Subject, left_out: Subject) -> None:
+def test_the_headline_is_what_was_measured(tested: ReportedModel, left_out: ReportedModel) -> None:
     assert tested.evaluation is not None
-    rows = headline.accuracies(tested)
+    rows = headline.collect_accuracies(tested)
     main = next(row for row in rows if row.main)
     assert main.share == tested.evaluation.accuracy
     assert main.low <= main.share <= main.high
     assert [row.name for row in rows] == ["zero-shot CLIP", "linear probe", "closed_form", "estimated by the fit"]
-    recorded = headline.accuracies(left_out)
+    recorded = headline.collect_accuracies(left_out)
     # What the fit has recorded; a linear probe needs the test images.
     assert [(row.share, row.low) for row in recorded] == [(row.share, row.low) for row in (rows[0], *rows[2:])]
     bare = dataclasses.replace(left_out)
@@ -76,13 +76,13 @@ def test_the_headline_is_what_was_measured(tested: Subject, left_out: Subject) -
     assert found is not None
     results, bare.model.results_ = bare.model.results_, {}
     try:
-        estimated = headline.accuracies(bare)
+        estimated = headline.collect_accuracies(bare)
     finally:
         bare.model.results_ = results
     assert [(row.share, row.main) for row in estimated] == [(found.zero_shot_accuracy, False), (found.accuracy, True)]
 
 
-def test_mistakes_are_the_surest_and_show_evidence(tested: Subject, left_out: Subject) -> None:
+def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, left_out: ReportedModel) -> None:
     values = mistakes.build(tested)
     assert isinstance(values, dict)
     sure = [row["sure"] for row in values["rows"]]
@@ -92,22 +92,22 @@ def test_mistakes_are_the_surest_and_show_evidence(tested: Subject, left_out: Su
     assert all(len(row["near"]) == 3 for row in values["rows"])
     others = mistakes.build(left_out)
     assert isinstance(others, dict)
-    assert all(not row["heat"] and row["picture"] for row in others["rows"])
+    assert all(not row["heat"] and row["thumbnail"] for row in others["rows"])
 
 
-def test_an_image_is_not_its_own_neighbour(left_out: Subject) -> None:
+def test_an_image_is_not_its_own_neighbour(left_out: ReportedModel) -> None:
     found = left_out.predictions
     assert found is not None
     for n, near in zip(range(5), left_out.nearest(range(5), 3), strict=True):
-        assert found.places[n] not in [place for place, _ in near]
+        assert found.gallery_indices[n] not in [place for place, _ in near]
         assert near[0][1] < 0.99999
 
 
-def test_a_model_without_gallery_says_so(tested: Subject, hostile_photos: Path) -> None:
+def test_a_model_without_gallery_says_so(tested: ReportedModel, hostile_photos: Path) -> None:
     kept, tested.model.gallery_ = tested.model.gallery_, None
     try:
         dataset = as_dataset(hostile_photos, None, for_evaluation=True)
-        bare = about(tested.model, "bare", tested.session, dataset=dataset, data=str(hostile_photos))
+        bare = prepare_report(tested.model, "bare", tested.session, dataset=dataset, data=str(hostile_photos))
         html = render(SECTIONS, bare, title="bare", about="")
     finally:
         tested.model.gallery_ = kept
@@ -116,7 +116,7 @@ def test_a_model_without_gallery_says_so(tested: Subject, hostile_photos: Path) 
     assert "The model has kept no features" in html
 
 
-def test_labels_next_photos_and_curve(left_out: Subject, tested: Subject) -> None:
+def test_labels_next_photos_and_curve(left_out: ReportedModel, tested: ReportedModel) -> None:
     values = labels.build(left_out)
     assert isinstance(values, dict)
     assert all(row["label"] != row["suggested"] for row in values["rows"])
@@ -131,77 +131,79 @@ def test_labels_next_photos_and_curve(left_out: Subject, tested: Subject) -> Non
     assert isinstance(prompts.build(tested), str)
 
 
-def test_the_draw_hash_and_the_command_are_those_of_the_run(tested: Subject, model_folder: Path) -> None:
+def test_the_draw_hash_and_the_command_are_those_of_the_run(tested: ReportedModel, model_folder: Path) -> None:
     recorded = read_json(model_folder / "spec.json")
-    assert provenance.draw_hash(tested.model.training_images_) == recorded["identity"]["training images"]
-    assert provenance.command(recorded["spec"]).startswith("dca fit 'pho'")
+    assert provenance.hash_draw(tested.model.training_images_) == recorded["identity"]["training images"]
+    assert provenance.fit_command(recorded["spec"]).startswith("dca fit 'pho'")
     spec = {**recorded["spec"], "method": "dca", "shots": 8, "seed": 3, "options": {"epochs": 5}}
-    assert "--method dca --shots 8 --seed 3" in provenance.command(spec)
-    assert provenance.command(spec).endswith("--set epochs=5")
+    assert "--method dca --shots 8 --seed 3" in provenance.fit_command(spec)
+    assert provenance.fit_command(spec).endswith("--set epochs=5")
 
 
-def test_a_class_without_images_in_the_data_is_not_said_to_be_missed(tested: Subject) -> None:
+def test_a_class_without_images_in_the_data_is_not_said_to_be_missed(tested: ReportedModel) -> None:
     found = tested.predictions
     assert found is not None
     section = [section for section in SECTIONS if section.name == "next_photos"]
     # The first class has no image, and one of the second is taken for it.
     truth, answer = np.where(found.truth == 0, 1, found.truth), np.where(found.truth == 0, 1, found.truth)
     answer[np.flatnonzero(truth == 1)[0]] = 0
-    other = dataclasses.replace(tested, predictions=dataclasses.replace(found, truth=truth, answer=answer))
+    other = dataclasses.replace(tested, predictions=dataclasses.replace(found, truth=truth, predicted=answer))
     html = render(section, other, title="t", about="")
     assert "No image of it among these, 1 wrongly taken for it" in html
     assert "0 of 0" not in html
     assert "dca serve photos.dca --tray FOLDER" in html
 
 
-def test_the_reasons_for_no_next_photo_say_what_to_do(tested: Subject) -> None:
+def test_the_reasons_for_no_next_photo_say_what_to_do(tested: ReportedModel) -> None:
     found = tested.predictions
     assert found is not None
     assert "fit with --estimate" in next_photos.build(dataclasses.replace(tested, predictions=None))
-    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, answer=found.truth))
+    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, predicted=found.truth))
     words = f"All answers for {found.basis} are right, so no class needs photos more than another."
     assert next_photos.build(perfect) == words
 
 
 def test_the_linear_probe_is_that_of_the_method(
-    tested: Subject, left_out: Subject, hostile_photos: Path, tiny_folder: Path
+    tested: ReportedModel, left_out: ReportedModel, hostile_photos: Path, tiny_folder: Path
 ) -> None:
-    right = probe_is_right(tested)
+    right = evaluate_linear_probe(tested)
     assert right is not None
     model = Classifier("linear_probe", backbone=str(tiny_folder), device="cpu", c=0.316)
     assert right.mean() == model.fit(hostile_photos / "train").score(hostile_photos / "test")
-    rows = headline.accuracies(tested)
+    rows = headline.collect_accuracies(tested)
     assert [row.name for row in rows][:3] == ["zero-shot CLIP", "linear probe", tested.model.method_.name]
     assert rows[1].share == right.mean()
-    assert probe_is_right(left_out) is None
-    assert headline.PROBE not in [row.name for row in headline.accuracies(left_out)]
+    assert evaluate_linear_probe(left_out) is None
+    assert headline.PROBE not in [row.name for row in headline.collect_accuracies(left_out)]
 
 
-def test_no_linear_probe_where_it_would_take_long_or_mislead(tested: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_linear_probe_where_it_would_take_long_or_mislead(
+    tested: ReportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert tested.evaluation is not None
     other = dataclasses.replace(tested.evaluation, labels=tuple(map(str, range(10))))
-    assert probe_is_right(dataclasses.replace(tested, evaluation=other)) is None
-    monkeypatch.setattr(probe, "MOST", 10)
-    assert probe_is_right(tested) is None
+    assert evaluate_linear_probe(dataclasses.replace(tested, evaluation=other)) is None
+    monkeypatch.setattr(probe, "MOST_PROBE_SIZE", 10)
+    assert evaluate_linear_probe(tested) is None
 
 
-def test_no_mistake_and_no_predictions_are_said(tested: Subject, session: Session) -> None:
+def test_no_mistake_and_no_predictions_are_said(tested: ReportedModel, session: Session) -> None:
     found = tested.predictions
     assert found is not None
-    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, answer=found.truth))
+    perfect = dataclasses.replace(tested, predictions=dataclasses.replace(found, predicted=found.truth))
     html = render(SECTIONS, perfect, title="t", about="")
     structure(html)
     assert "No mistakes: all answers" in html
     assert "There is no mistake to show." in html
 
 
-def test_a_page_of_a_hundred_classes_stays_small(tested: Subject) -> None:
+def test_a_page_of_a_hundred_classes_stays_small(tested: ReportedModel) -> None:
     """A thousand mistakes among a hundred classes: the number of images on the page is bounded."""
     found = tested.predictions
     assert found is not None
     rng = np.random.default_rng(0)
     n = 2000
-    many = Predictions(
+    many = UnseenPredictions(
         True, "images", rng.integers(0, 100, n), rng.integers(0, 100, n), rng.random(n), rng.random(n),
         rng.integers(0, 100, n), ("a/b.png",) * n, tuple(found.images[k % 30] for k in range(n)), (-1,) * n,
     )  # fmt: skip
@@ -240,6 +242,6 @@ def test_models_without_held_out_predictions_have_none(model: Classifier) -> Non
     images = model.training_images_
     model.training_images_ = tuple(dataclasses.replace(image, held_out=None) for image in images)
     try:
-        assert left_out(model) is None
+        assert list_held_out(model) is None
     finally:
         model.training_images_ = images

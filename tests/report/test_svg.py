@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from dca.report.svg import LogScale, Scale, drawing, element, rect, words
+from dca.report.svg import LogScale, Scale, drawing, element, label, rect
 
 
 def test_texts_and_attributes_are_escaped() -> None:
-    found = str(words(1, 2, "<b>&", 'x" onload="y'))
+    found = str(label(1, 2, "<b>&", 'x" onload="y'))
     assert "<b>" not in found
     assert 'onload="y"' not in found
     assert "&lt;b&gt;&amp;" in found

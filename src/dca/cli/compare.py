@@ -85,10 +85,10 @@ def names_of(models: list[str]) -> list[str]:
 
 def write_page(found: Comparison, output: Path) -> None:
     """Write the HTML page."""
-    from dca.report.page import write
+    from dca.report.page import write_page
     from dca.report.pages import comparison_page
 
-    write(output, comparison_page(found))
+    write_page(output, comparison_page(found))
 
 
 def lines(found: Comparison) -> list[str]:

@@ -144,7 +144,7 @@ def write_report(
     """Write the page of a model folder; returns its path."""
     from dca.model.checkpoint import REPORT
     from dca.model.classifier import Classifier
-    from dca.report.page import write
+    from dca.report.page import write_page
     from dca.report.pages import model_page
     from dca.training.session import Session
 
@@ -154,7 +154,7 @@ def write_report(
     )
     name = model.resolve().name
     html = model_page(classifier, name, session, folder=model, dataset=dataset, data=data, progress=progress)
-    return write(output or model / REPORT, html)
+    return write_page(output or model / REPORT, html)
 
 
 def show(page: Path) -> None:

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from dca.core.text import percent
 from dca.plots import style
 from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, plain, save
-from dca.stats.calibration import BINS, Bins, bin_predictions, calibration_error
+from dca.stats.calibration import Bins, measure_reliability
+from dca.stats.confusion import order_by_error
 from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Pa
     counts = np.asarray(matrix, dtype=int)
     if counts.shape != (len(classes), len(classes)):
         raise ValueError(f"matrix of shape {counts.shape} for {len(classes)} classes")
-    order, present = _by_error(counts)
+    ranked = order_by_error(counts) or list(range(len(counts)))
+    order, present = ranked[:MOST_ROWS], len(ranked)
     images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
     cell = min(0.42, max(0.26, 7.5 / len(order)))
@@ -149,15 +151,6 @@ def confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Pa
         elsewhere = images - shown.sum(axis=1) if len(order) < present else None
         _rows(axes, [classes[k] for k in order], shown.diagonal(), images, elsewhere, cell)
         return save(figure, path)
-
-
-def _by_error(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Classes to show, the highest error rate first and classes without images last; and how many there are."""
-    images = counts.sum(axis=1)
-    present = np.flatnonzero(images + counts.sum(axis=0))
-    present = present if len(present) else np.arange(len(counts))
-    error = np.where(images > 0, 1 - counts.diagonal() / np.maximum(1, images), -1.0)[present]
-    return present[np.argsort(-error, kind="stable")][:MOST_ROWS], len(present)
 
 
 def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, size: float) -> None:
@@ -208,15 +201,6 @@ def _rows(
 # Calibration
 
 
-def bins_for(images: int) -> int:
-    """Number of bins that suits so many images: about √n, from 3 to 15.
-
-    >>> bins_for(5), bins_for(50), bins_for(1000)
-    (3, 7, 15)
-    """
-    return min(BINS, max(3, round(math.sqrt(images))))
-
-
 def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None) -> Path:
     """Draw accuracy against confidence, with the expected calibration error over 15 bins.
 
@@ -228,19 +212,17 @@ def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bi
     """
     style.need_matplotlib()
 
-    bins = bins or bins_for(np.size(confidence))
-    table, ece = bin_predictions(confidence, right, bins), calibration_error(confidence, right)
-    n = int(table.count.sum())
-    mean, share = float(np.dot(table.count, table.confidence)) / max(1, n), float(table.right.sum()) / max(1, n)
+    found = measure_reliability(confidence, right, bins)
+    table, n = found.bins, int(found.bins.count.sum())
     with drawing(5.2, 5.75) as figure:
-        below = f"mean confidence {percent(mean)}, accuracy {percent(share)} on {n:,} images"
+        below = f"mean confidence {percent(found.confidence)}, accuracy {percent(found.accuracy)} on {n:,} images"
         below += f"\nbars: accuracy, pale below {FEW} images; lines: 95 % intervals; dashed: ideal"
-        style.headline(figure, f"Calibration error (ECE) {ece:.3f}", below)
+        style.headline(figure, f"Calibration error (ECE) {found.ece:.3f}", below)
         axes = style.box(figure, 0.75, 1.15, 4.1, 3.0)
         _reliability_bars(axes, table)
         axes.set_ylabel("accuracy, %")
         counts = style.box(figure, 0.75, 4.35, 4.1, 0.8)
-        counts.bar(_middles(table), table.count, width=88 / bins, color=PALE)
+        counts.bar(_middles(table), table.count, width=88 / len(table.count), color=PALE)
         counts.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100], ylabel="images", xlabel="confidence, %")
         counts.set(ylim=(0, 1.25 * max(1, table.count.max())), yticks=[])
         for middle, count in zip(_middles(table), table.count, strict=True):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from markupsafe import Markup, escape
 
+from dca.core import text
 from dca.core.errors import UserError
 from dca.core.files import encode_utf8, explain_write_errors, write_bytes
-from dca.core.text import pluralize
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,19 +40,19 @@ def percent(share: float, digits: int = 1) -> str:
     return text.percent(share, digits, space="\N{NO-BREAK SPACE}")
 
 
-def soft(text: object) -> Markup:
-    """Text that may be broken after the separators of file and class names.
+def insert_breaks(words: object) -> Markup:
+    """Text that a browser may break after the separators of file and class names.
 
-    >>> str(soft("a_<b>"))
+    >>> str(insert_breaks("a_<b>"))
     'a_<wbr>&lt;b&gt;'
     """
-    return Markup(re.sub(r"([_/@\\-]|\.(?!\d))", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([_/@\\-]|\.(?!\d))", r"\1<wbr>", str(escape(words))))
 
 
-def signed(points: float) -> str:
+def format_points(points: float) -> str:
     """A difference of fractions in points, with a proper minus sign.
 
-    >>> signed(0.031), signed(-0.031)
+    >>> format_points(0.031), format_points(-0.031)
     ('+3.1', '−3.1')
     """
     return f"{100 * points:+.1f}".replace("-", "−")
@@ -67,22 +67,22 @@ def need_jinja() -> None:
         raise UserError(problem, hint="pip install 'dca-prompt[report]'") from None
 
 
-def environment(folder: Path | None = None) -> Environment:
-    """Templates of this package and of a folder, with escaping on, and the filters that they share."""
+def make_environment(folder: Path | None = None) -> Environment:
+    """Make the Jinja environment: templates of this package and of a folder, escaping on, shared filters."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader([HERE / "templates", folder or HERE]),
         autoescape=True,
         undefined=StrictUndefined,
     )
-    made.filters |= {"percent": percent, "signed": signed, "soft": soft}
-    made.globals["counted"] = pluralize
-    return made
+    environment.filters |= {"percent": percent, "format_points": format_points, "insert_breaks": insert_breaks}
+    environment.globals["pluralize"] = text.pluralize
+    return environment
 
 
 def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str, folder: Path | None = None) -> str:
-    """The page about a subject.
+    """Render the page about a subject.
 
     Args:
         sections: In the order of the page.
@@ -94,7 +94,7 @@ def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str
     Returns:
         The HTML.
     """
-    templates, shown, left_out = environment(folder), [], []
+    templates, shown, left_out = make_environment(folder), [], []
     for section in sections:
         values = section.build(subject)
         if isinstance(values, str):
@@ -103,21 +103,21 @@ def render(sections: Sequence[Section[S]], subject: S, *, title: str, about: str
         template = templates.get_template(section.template or f"sections/{section.name}.html")
         body = template.render(**values)
         shown.append({"name": section.name, "title": section.title, "body": Markup(body)})
-    style = Markup(chart_style() + _text("page.css"))
+    style = Markup(read_chart_style() + _read_template("page.css"))
     page = templates.get_template("page.html")
     return page.render(title=title, about=about, sections=shown, left_out=left_out, style=style)
 
 
-def chart_style() -> str:
-    """The rules for drawings, which pages and drawings in files of their own share; pages add those of dark mode."""
-    return _text("chart.css")
+def read_chart_style() -> str:
+    """Read the CSS of drawings, which pages and drawings in files of their own share; pages add dark mode."""
+    return _read_template("chart.css")
 
 
-def _text(name: str) -> str:
+def _read_template(name: str) -> str:
     return (HERE / "templates" / name).read_text(encoding="utf-8")
 
 
-def write(path: Path, html: str) -> Path:
+def write_page(path: Path, html: str) -> Path:
     """Write a page atomically; returns its path."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The page about one model: `dca report MODEL [DATA]`.
+"""The two pages: about one model, and about several models on the same images.
 
-The page about several models on the same images: `dca compare ... -o page.html`.
+`dca report MODEL [DATA]` and `dca compare ... -o page.html` write them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dca.model.classifier import Classifier
 from dca.model.comparison import Comparison
 from dca.report import page
 from dca.report.page import Section
+from dca.report.reported_model import prepare_report
 from dca.report.sections import SECTIONS, compared, costs, disagreements
-from dca.report.subject import about
 from dca.training.session import Session
 
 
@@ -29,7 +29,7 @@ def model_page(
     data: str = "",
     progress: Progress = silent,
 ) -> str:
-    """One self-contained HTML page about a model.
+    """Make one self-contained HTML page about a model.
 
     Args:
         model: A fitted classifier.
@@ -37,7 +37,7 @@ def model_page(
         session: Reads images and features.
         folder: Folder of the model, for what its run recorded.
         dataset: Labelled images to measure it on; None for what the fit knows.
-        data: Where these are, as the user named the place.
+        data: Path of these, as the user gave it.
         progress: Receives the progress.
 
     Returns:
@@ -47,16 +47,16 @@ def model_page(
         UserError: If a class of the data is not one of the model's, an image cannot be read, or jinja2 is missing.
     """
     page.need_jinja()
-    subject = about(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
+    reported = prepare_report(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
     below = f"{model.method_.name} on {model.method_.clip.source}, {pluralize(len(model.classes_), 'class')}"
-    return page.render(SECTIONS, subject, title=name, about=below)
+    return page.render(SECTIONS, reported, title=name, about=below)
 
 
 COMPARISON_SECTIONS: tuple[Section[Comparison], ...] = (compared.SECTION, disagreements.SECTION, costs.SECTION)
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """One self-contained HTML page about a comparison.
+    """Make one self-contained HTML page about a comparison.
 
     Args:
         comparison: As `compare` returns it.

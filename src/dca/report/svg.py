@@ -29,20 +29,20 @@ def drawing(width: float, height: float, title: str, *children: object, class_: 
     return element("svg", *children, viewBox=box, role="img", aria_label=title, class_=class_)
 
 
-def standalone(svg: Markup, style: str, links: str) -> str:
+def to_standalone(svg: Markup, style: str, links: str) -> str:
     """A drawing as a file of its own: with its style, and with links inside a page that lead to that page.
 
-    >>> standalone(drawing(1, 1, "t", element("a", href="#x")), "", "../index.html").count('href="../index.html#x"')
+    >>> to_standalone(drawing(1, 1, "t", element("a", href="#x")), "", "../index.html").count('href="../index.html#x"')
     1
     """
     opening, _, rest = str(svg).replace('href="#', f'href="{links}#').partition(">")
     return f'{opening} xmlns="http://www.w3.org/2000/svg" style="background:#fff"><style>{style}</style>{rest}\n'
 
 
-def short(text: str, most: int = 34) -> str:
+def shorten(text: str, most: int = 34) -> str:
     """Text that fits into a drawing.
 
-    >>> short("a very long name", 8)
+    >>> shorten("a very long name", 8)
     'a very …'
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -88,7 +88,7 @@ def rect(x: float, y: float, width: float, height: float, class_: str, *children
     return element("rect", *children, x=float(x), y=float(y), **size, class_=class_)
 
 
-def words(x: float, y: float, text: str, class_: str = "") -> Markup:
+def label(x: float, y: float, text: str, class_: str = "") -> Markup:
     """Text; the classes `middle` and `end` place x at its middle or end."""
     return element("text", text, x=float(x), y=float(y), **({"class_": class_} if class_ else {}))
 
@@ -99,5 +99,5 @@ def percent_axis(scale: Scale, left: float, right: float) -> Markup:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         if scale.low <= share <= scale.high:
             y = scale(share)
-            marks += [line(left, y, right, y, "grid"), words(left - 6, y + 4, f"{100 * share:.0f}", "end")]
+            marks += [line(left, y, right, y, "grid"), label(left - 6, y + 4, f"{100 * share:.0f}", "end")]
     return Markup("").join(marks)

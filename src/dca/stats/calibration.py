@@ -22,13 +22,13 @@ FLOOR = 2.0**-126
 COLDEST, HOTTEST = 0.05, 20.0
 
 
-def suitable_bins(n: int) -> int:
-    """Bins for a picture of n predictions: so many that most of them hold several.
+def suitable_bins(images: int) -> int:
+    """Number of bins for a drawing of so many predictions: about √n, from 3 to 15.
 
-    >>> suitable_bins(40), suitable_bins(200), suitable_bins(1000)
-    (5, 10, 15)
+    >>> suitable_bins(5), suitable_bins(50), suitable_bins(1000)
+    (3, 7, 15)
     """
-    return 5 if n < 100 else 10 if n < 300 else BINS
+    return min(BINS, max(3, round(math.sqrt(images))))
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,33 @@ def calibration_error(confidence: ArrayLike, right: ArrayLike, bins: int = BINS)
     table = bin_predictions(confidence, right, bins)
     gaps = np.abs(table.right - table.confidence * table.count)
     return float(gaps.sum() / max(1, table.count.sum()))
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What a reliability diagram shows of N predictions.
+
+    bins: accuracy by confidence. ece: expected calibration error over 15 bins, however many are drawn. confidence: mean
+    probability of the predicted classes. accuracy: share of correct predictions.
+    """
+
+    bins: Bins
+    ece: float
+    confidence: float
+    accuracy: float
+
+
+def measure_reliability(confidence: ArrayLike, right: ArrayLike, bins: int | None = None) -> Reliability:
+    """Compare confidence with accuracy; arguments as for `bin_predictions`, with a suitable number of bins.
+
+    >>> found = measure_reliability([0.9, 0.9, 0.6, 0.6], [True, False, True, True])
+    >>> round(found.ece, 3), found.confidence, found.accuracy, len(found.bins.count)
+    (0.4, 0.75, 0.75, 3)
+    """
+    table = bin_predictions(confidence, right, bins or suitable_bins(np.size(confidence)))
+    n = max(1, int(table.count.sum()))
+    mean, share = float(np.sum(confidence)) / n, float(np.sum(right)) / n
+    return Reliability(table, calibration_error(confidence, right), mean, share)
 
 
 def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dca.report.page import Section
+from dca.report.reported_model import ReportedModel
 from dca.report.sections import (
     calibration,
     confusion,
@@ -17,9 +18,8 @@ from dca.report.sections import (
     prompts,
     provenance,
 )
-from dca.report.subject import Subject
 
-SECTIONS: tuple[Section[Subject], ...] = (
+SECTIONS: tuple[Section[ReportedModel], ...] = (
     headline.SECTION,
     mistakes.SECTION,
     confusion.SECTION,

@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from dca.model.comparison import Comparison, ModelResult
-from dca.report.page import Section, signed
-from dca.report.sections.headline import Accuracy, chart
-from dca.report.svg import Scale, drawing, line, rect, short, words
+from dca.report.page import Section, format_points
+from dca.report.sections.headline import Accuracy, draw_accuracies
+from dca.report.svg import Scale, drawing, label, line, rect, shorten
 from dca.stats.paired import HOW
 
 
@@ -26,27 +26,27 @@ def build(comparison: Comparison) -> Mapping[str, Any]:
         "first": first.name,
         "n": len(comparison.images),
         "data": comparison.data,
-        "accuracies": chart(rows),
-        "differences": differences(others),
+        "accuracies": draw_accuracies(rows),
+        "differences": draw_differences(others),
         "how": HOW,
         "several": len(others) > 1,
     }
 
 
-def differences(models: list[ModelResult]) -> Markup:
+def draw_differences(models: list[ModelResult]) -> Markup:
     """One line per model: its difference to the first with the interval, zero marked."""
     found = [model.difference for model in models if model.difference is not None]
     reach = 1.1 * max([0.01, *(abs(end) for one in found for end in (one.low, one.high))])
     width, step = 360.0, 46.0
     x, height = Scale(-reach, reach, 10, width - 10), 8 + step * len(models) + 20
-    parts = [line(x(0), 4, x(0), height - 20, "axis"), words(x(0), height - 5, "0 points", "middle")]
-    for place, (model, one) in enumerate(zip(models, found, strict=True)):
-        y = 8 + step * place
-        parts.append(words(4, y + 11, f"{short(model.name)}: {signed(one.difference)}", "strong"))
+    parts = [line(x(0), 4, x(0), height - 20, "axis"), label(x(0), height - 5, "0 points", "middle")]
+    for index, (model, one) in enumerate(zip(models, found, strict=True)):
+        y = 8 + step * index
+        parts.append(label(4, y + 11, f"{shorten(model.name)}: {format_points(one.difference)}", "strong"))
         parts.append(line(x(one.low), y + 26, x(one.high), y + 26, "whisker"))
         parts += [line(x(end), y + 21, x(end), y + 31, "whisker") for end in (one.low, one.high)]
         parts.append(rect(x(one.difference) - 4, y + 22, 8, 8, "good"))
-    said = "; ".join(f"{m.name} {signed(o.difference)}" for m, o in zip(models, found, strict=True))
+    said = "; ".join(f"{m.name} {format_points(o.difference)}" for m, o in zip(models, found, strict=True))
     return drawing(width, height, f"Differences to the first model in points: {said}", *parts)
 
 

@@ -11,8 +11,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from dca.report.page import Section
-from dca.report.subject import Predictions, Subject
+from dca.report.reported_model import ReportedModel, UnseenPredictions
 from dca.report.svg import drawing, element, rect
+from dca.stats.confusion import order_by_error
 
 # Classes in the matrix: as many as fit on a phone. With more classes, the frequent pairs and an overview follow.
 MOST, PAIRS = 12, 15
@@ -22,48 +23,38 @@ MOST_IMAGES, SIDE = 240, 72
 Counts = NDArray[np.int64]
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The matrix, its cells linked to their images."""
-    found, labels = subject.predictions, subject.labels
-    if found is None:
+    predictions, labels = reported.predictions, reported.labels
+    if predictions is None:
         return "No predictions for images that the model has not seen."
-    if found.right.all():
+    if predictions.right.all():
         return "There is no mistake to show."
-    counts = found.confusion(len(labels))
-    order, pairs = by_error(counts), frequent(counts)
+    counts = predictions.confusion(len(labels))
+    order, pairs = order_by_error(counts), count_confusions(counts)
     many = len(order) > MOST
-    shown = entangled(order, pairs)
-    behind = _behind(subject, found, [(a, b) for a, b, _ in pairs])
+    shown = select_classes(order, pairs)
+    behind = _collect_images(reported, predictions, [(a, b) for a, b, _ in pairs])
     linked = {(row["a"], row["b"]) for row in behind}
     return {
         "names": [labels[c] for c in shown],
-        "rows": [_row(counts, labels, c, shown, linked) for c in shown],
+        "rows": [_describe_row(counts, labels, c, shown, linked) for c in shown],
         "classes": len(order),
         "many": many,
         "pairs": [(labels[a], labels[b], n, a, b, (a, b) in linked) for a, b, n in pairs[:PAIRS]] if many else [],
-        "overview": overview(counts, clustered(counts, order), labels) if many else "",
+        "overview": draw_overview(counts, cluster_classes(counts, order), labels) if many else "",
         "behind": behind,
     }
 
 
-def by_error(counts: Counts) -> list[int]:
-    """Classes that are tested or predicted, the highest share of errors first."""
-    images = counts.sum(axis=1)
-    present = [int(c) for c in np.flatnonzero(images + counts.sum(axis=0))]
-    errors = images - counts.diagonal()
-    # Between equal shares, the class with more errors, then the one that others are taken for more often.
-    alarms = counts.sum(axis=0) - counts.diagonal()
-    return sorted(present, key=lambda c: (-errors[c] / max(images[c], 1), -errors[c], -alarms[c], c))
-
-
-def frequent(counts: Counts) -> list[tuple[int, int, int]]:
+def count_confusions(counts: Counts) -> list[tuple[int, int, int]]:
     """All wrong pairs: true class, answer and number of images, the most frequent first."""
     wrong = counts - np.diag(counts.diagonal())
     pairs = [(int(a), int(b), int(wrong[a, b])) for a, b in np.argwhere(wrong)]
     return sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))
 
 
-def entangled(order: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+def select_classes(order: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> list[int]:
     """Classes of the matrix in the given order: all of them, or those of the most frequent confusions."""
     if len(order) <= MOST:
         return list(order)
@@ -72,7 +63,7 @@ def entangled(order: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> li
     return [c for c in order if c in kept]
 
 
-def clustered(counts: Counts, order: Sequence[int]) -> list[int]:
+def cluster_classes(counts: Counts, order: Sequence[int]) -> list[int]:
     """The classes so that those which are confused stand together: each follows the one it is most confused with."""
     wrong = counts - np.diag(counts.diagonal())
     mutual = wrong + wrong.T
@@ -87,7 +78,7 @@ def clustered(counts: Counts, order: Sequence[int]) -> list[int]:
     return chain
 
 
-def _row(
+def _describe_row(
     counts: Counts, labels: Sequence[str], c: int, shown: Sequence[int], linked: set[tuple[int, int]]
 ) -> dict[str, Any]:
     """One row of the matrix: cells with a strength from 0 to 1."""
@@ -108,30 +99,32 @@ def _row(
     return {"name": labels[c], "cells": cells, "share": share, "elsewhere": elsewhere, "n": total}
 
 
-def _behind(subject: Subject, found: Predictions, pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+def _collect_images(
+    reported: ReportedModel, predictions: UnseenPredictions, pairs: Sequence[tuple[int, int]]
+) -> list[dict[str, Any]]:
     """The images of each pair, the surest first, as long as there is room on the page."""
     by_pair: dict[tuple[int, int], list[int]] = {pair: [] for pair in pairs}
-    for n in found.mistakes:
-        by_pair[int(found.truth[n]), int(found.answer[n])].append(n)
+    for n in predictions.mistakes:
+        by_pair[int(predictions.truth[n]), int(predictions.predicted[n])].append(n)
     room, kept = MOST_IMAGES, dict[tuple[int, int], list[int]]()
     for pair, numbers in by_pair.items():
         if len(numbers) <= room:
             kept[pair], room = numbers, room - len(numbers)
     flat = [n for numbers in kept.values() for n in numbers]
-    pictures = dict(zip(flat, subject.thumbnails(flat, SIDE), strict=True))
+    thumbnails = dict(zip(flat, reported.thumbnails(flat, SIDE), strict=True))
     return [
         {
             "a": a,
             "b": b,
-            "really": subject.labels[a],
-            "said": subject.labels[b],
-            "images": [(pictures[n], found.names[n], float(found.sure[n])) for n in numbers],
+            "really": reported.labels[a],
+            "said": reported.labels[b],
+            "images": [(thumbnails[n], predictions.names[n], float(predictions.confidence[n])) for n in numbers],
         }
         for (a, b), numbers in kept.items()
     ]
 
 
-def overview(counts: Counts, order: Sequence[int], labels: Sequence[str]) -> Markup:
+def draw_overview(counts: Counts, order: Sequence[int], labels: Sequence[str]) -> Markup:
     """All classes as small squares, blue on the diagonal and orange off it; a square names itself when pointed at."""
     place, size = {c: n for n, c in enumerate(order)}, float(len(order))
     total = np.maximum(counts.sum(axis=1), 1)

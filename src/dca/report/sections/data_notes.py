@@ -12,12 +12,12 @@ from dca.core.progress import stage_progress
 from dca.datasets.check import CheckReport, check_dataset
 from dca.datasets.folder import load_folder
 from dca.report.page import Section
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """Findings of the data check, and notes of the fit."""
-    model, checked = subject.model, check(subject)
+    model, checked = reported.model, check_data(reported)
     notes = [*model.results_.get("warnings", []), *model.method_.notes()]
     if checked is None:
         return (
@@ -31,9 +31,9 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     return {"notes": notes, "findings": rows, "facts": facts}
 
 
-def check(subject: Subject) -> CheckReport | None:
+def check_data(reported: ReportedModel) -> CheckReport | None:
     """Look at all images of the data: every part of a folder, or the part that was measured."""
-    dataset, place = subject.dataset, Path(subject.data or "in memory").expanduser()
+    dataset, place = reported.dataset, Path(reported.data or "in memory").expanduser()
     if dataset is None:
         return None
     if place.is_dir():
@@ -41,7 +41,7 @@ def check(subject: Subject) -> CheckReport | None:
             dataset = load_folder(place)
         except UserError:  # enough to measure on, but not to learn from
             place = Path("one part")
-    return check_dataset(dataset, place, progress=stage_progress(subject.progress, "checking images"))
+    return check_dataset(dataset, place, progress=stage_progress(reported.progress, "checking images"))
 
 
 SECTION = Section("data_notes", "Notes on the data", build)

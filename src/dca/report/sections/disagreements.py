@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dca.model.comparison import Comparison
-from dca.report.images import addresses
 from dca.report.page import Section
+from dca.report.thumbnails import thumbnail_urls
 
 # Images that are shown of each kind, at most so many with the same answers, and pixels of each.
 MOST, ALIKE, SIDE = 16, 2, 120
@@ -30,8 +30,8 @@ def build(comparison: Comparison) -> Mapping[str, Any] | str:
         if len(group["rows"]) < MOST and seen[alike] <= ALIKE:
             group["rows"].append(row)
     for group in groups:
-        pictures = addresses([comparison.images[row.number] for row in group["rows"]], SIDE)
-        group["rows"] = list(zip(group["rows"], pictures, strict=True))
+        thumbnails = thumbnail_urls([comparison.images[row.number] for row in group["rows"]], SIDE)
+        group["rows"] = list(zip(group["rows"], thumbnails, strict=True))
     names = [model.name for model in comparison.models]
     shown = [group for group in groups if group["count"]]
     return {"groups": shown, "names": names, "count": len(comparison.disagreements), "n": len(comparison.images)}

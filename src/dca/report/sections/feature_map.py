@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.report.page import Section
-from dca.report.sections.confusion import by_error
-from dca.report.subject import Subject, head_features
+from dca.report.reported_model import ReportedModel, training_features
 from dca.report.svg import Scale, drawing, element
+from dca.stats.confusion import order_by_error
 
 # Classes with a colour of their own in the second plane, and points of the others.
 COLOURED, MOST_OTHERS = 7, 1200
@@ -43,26 +43,26 @@ class Cloud:
     texts: Tensor
     names: Sequence[str]
 
-    def of(self, c: int) -> Tensor:
+    def of_class(self, c: int) -> Tensor:
         """Images of a class, (n, D)."""
         return self.images[self.classes == c]
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """Both planes."""
-    cloud = cloud_of(subject)
+    cloud = make_cloud(reported)
     if cloud is None:
         return "The model has kept no features of its training images (--no-gallery)."
-    a, b = confusable(subject, cloud)
-    pair, spread = pair_plane(cloud, a, b), main_plane(cloud)
+    a, b = most_confused_pair(reported, cloud)
+    pair, spread = find_pair_plane(cloud, a, b), find_main_plane(cloud)
     first = [a, b]
-    second = _coloured(subject, cloud, first)
+    second = _choose_coloured(reported, cloud, first)
     shared = float((cloud.images @ spread.T).square().sum() / cloud.images.square().sum())
     return {
-        "pair": draw(cloud, pair, first, f"Plane of {cloud.names[a]} and {cloud.names[b]}"),
-        "pair_legend": legend(cloud, first),
-        "spread": draw(cloud, spread, second, "Plane of the two main directions"),
-        "spread_legend": legend(cloud, second),
+        "pair": draw_plane(cloud, pair, first, f"Plane of {cloud.names[a]} and {cloud.names[b]}"),
+        "pair_legend": make_legend(cloud, first),
+        "spread": draw_plane(cloud, spread, second, "Plane of the two main directions"),
+        "spread_legend": make_legend(cloud, second),
         "a": cloud.names[a],
         "b": cloud.names[b],
         "share": shared,
@@ -73,54 +73,54 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     }
 
 
-def cloud_of(subject: Subject) -> Cloud | None:
+def make_cloud(reported: ReportedModel) -> Cloud | None:
     """Features of the training images and of the texts, each about the mean of the classes."""
-    known = head_features(subject)
+    known = training_features(reported)
     if known is None:
         return None
     images, classes = F.normalize(known[0].double(), dim=-1), torch.tensor(known[1])
-    texts = subject.model.method_.prompt_features()
+    texts = reported.model.method_.prompt_features()
     if texts is None:
-        texts = subject.model.zero_shot().prompt_features()
+        texts = reported.model.zero_shot().prompt_features()
     assert texts is not None
     texts = texts.detach().cpu().double()
-    names = list(map(str, subject.model.classes_.tolist()))
+    names = list(map(str, reported.model.classes_.tolist()))
     means = torch.stack([images[classes == c].mean(dim=0) for c in sorted(set(known[1]))])
     # CLIP keeps texts and images apart: each is drawn about its own mean.
     return Cloud(images - means.mean(dim=0), classes, texts - texts.mean(dim=(0, 1)), names)
 
 
-def confusable(subject: Subject, cloud: Cloud) -> tuple[int, int]:
+def most_confused_pair(reported: ReportedModel, cloud: Cloud) -> tuple[int, int]:
     """The two classes that are confused most often; if none are, those whose means are nearest."""
-    found, place = subject.predictions, {name: c for c, name in enumerate(cloud.names)}
+    found, index = reported.predictions, {name: c for c, name in enumerate(cloud.names)}
     present = sorted(set(cloud.classes.tolist()))
     if found is not None:
-        counts = torch.from_numpy(found.confusion(len(subject.labels)))
+        counts = torch.from_numpy(found.confusion(len(reported.labels)))
         wrong = (counts + counts.T).fill_diagonal_(0)
         first, second = divmod(int(wrong.argmax()), len(wrong))
-        pair = place[subject.labels[first]], place[subject.labels[second]]
+        pair = index[reported.labels[first]], index[reported.labels[second]]
         if wrong.max() > 0 and pair[0] in present and pair[1] in present:
             return pair
-    means = torch.stack([cloud.of(c).mean(dim=0) for c in present])
+    means = torch.stack([cloud.of_class(c).mean(dim=0) for c in present])
     apart = torch.cdist(means, means).fill_diagonal_(math.inf)
     first, second = divmod(int(apart.argmin()), len(present))
     return present[first], present[second]
 
 
-def pair_plane(cloud: Cloud, a: int, b: int) -> Tensor:
+def find_pair_plane(cloud: Cloud, a: int, b: int) -> Tensor:
     """Orthonormal axes (2, D): from the mean of b to that of a, and the main spread within both across it."""
-    step = F.normalize(cloud.of(a).mean(dim=0) - cloud.of(b).mean(dim=0), dim=0)
-    within = torch.cat([cloud.of(c) - cloud.of(c).mean(dim=0) for c in (a, b)])
+    step = F.normalize(cloud.of_class(a).mean(dim=0) - cloud.of_class(b).mean(dim=0), dim=0)
+    within = torch.cat([cloud.of_class(c) - cloud.of_class(c).mean(dim=0) for c in (a, b)])
     across = within - (within @ step)[:, None] * step
-    return torch.stack([step, main_directions(across, 1, step)[0]])
+    return torch.stack([step, find_main_directions(across, 1, step)[0]])
 
 
-def main_plane(cloud: Cloud) -> Tensor:
+def find_main_plane(cloud: Cloud) -> Tensor:
     """Orthonormal axes (2, D) of the largest variance of all images."""
-    return main_directions(cloud.images - cloud.images.mean(dim=0), 2)
+    return find_main_directions(cloud.images - cloud.images.mean(dim=0), 2)
 
 
-def main_directions(rows: Tensor, k: int, besides: Tensor | None = None) -> Tensor:
+def find_main_directions(rows: Tensor, k: int, besides: Tensor | None = None) -> Tensor:
     """The k directions (k, D) of the largest variance of rows (n, D); filled up with others, across `besides`."""
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
     found = [d for d, size in zip(directions, sizes, strict=True) if size > 1e-9][:k]
@@ -135,40 +135,42 @@ def main_directions(rows: Tensor, k: int, besides: Tensor | None = None) -> Tens
     return torch.stack(found)
 
 
-def _coloured(subject: Subject, cloud: Cloud, first: Sequence[int]) -> list[int]:
+def _choose_coloured(reported: ReportedModel, cloud: Cloud, first: Sequence[int]) -> list[int]:
     """Classes of the second plane: the two of the first, then those with the highest share of errors."""
     order: list[int] = []
-    if subject.predictions is not None:
-        place = {name: c for c, name in enumerate(cloud.names)}
-        order = [place[subject.labels[c]] for c in by_error(subject.predictions.confusion(len(subject.labels)))]
+    if reported.predictions is not None:
+        index = {name: c for c, name in enumerate(cloud.names)}
+        order = [
+            index[reported.labels[c]] for c in order_by_error(reported.predictions.confusion(len(reported.labels)))
+        ]
     present = set(cloud.classes.tolist())
     ranked = dict.fromkeys([*first, *order, *range(len(cloud.names))])
     return [c for c in ranked if c in present][:COLOURED]
 
 
-def draw(cloud: Cloud, axes: Tensor, coloured: Sequence[int], title: str) -> Markup:
+def draw_plane(cloud: Cloud, axes: Tensor, coloured: Sequence[int], title: str) -> Markup:
     """All images in a plane (2, D): the coloured classes with shapes and ellipses, the others pale behind them."""
     points, texts = cloud.images @ axes.T, cloud.texts @ axes.T
-    ellipses = {c: ellipse(points[cloud.classes == c]) for c in coloured}
+    ellipses = {c: make_ellipse(points[cloud.classes == c]) for c in coloured}
     corners = [points, texts[:, list(coloured)].flatten(0, 1), *(e for e in ellipses.values() if e is not None)]
-    x, y = _scales(torch.cat(corners))
+    x, y = _equal_scales(torch.cat(corners))
     others = torch.tensor([c not in coloured for c in cloud.classes.tolist()]).nonzero()[:, 0]
     others = others[:: max(len(others) // MOST_OTHERS, 1)]
     dots = [element("circle", cx=x(float(p[0])), cy=y(float(p[1])), r=2.5, class_="mark") for p in points[others]]
     parts = [element("rect", x=0.5, y=0.5, width=WIDTH - 1, height=HEIGHT - 1, class_="frame")]
     parts.append(element("g", *dots, class_="k8"))
-    for place, c in enumerate(coloured):
+    for order, c in enumerate(coloured):
         own = ellipses[c]
-        shown = [] if own is None else [_outline(own, x, y)]
-        shown += [shape(place, x(float(p[0])), y(float(p[1])), 4.0) for p in points[cloud.classes == c]]
-        parts.append(element("g", element("title", cloud.names[c]), *shown, class_=f"k{place}"))
-    for place, c in enumerate(coloured):
-        stars = [star(x(float(t[0])), y(float(t[1])), 9.0) for t in texts[:, c]]
-        parts.append(element("g", element("title", f"text of {cloud.names[c]}"), *stars, class_=f"k{place}"))
+        shown = [] if own is None else [_draw_outline(own, x, y)]
+        shown += [draw_mark(order, x(float(p[0])), y(float(p[1])), 4.0) for p in points[cloud.classes == c]]
+        parts.append(element("g", element("title", cloud.names[c]), *shown, class_=f"k{order}"))
+    for order, c in enumerate(coloured):
+        stars = [draw_star(x(float(t[0])), y(float(t[1])), 9.0) for t in texts[:, c]]
+        parts.append(element("g", element("title", f"text of {cloud.names[c]}"), *stars, class_=f"k{order}"))
     return drawing(WIDTH, HEIGHT, title, *parts, class_="chart map")
 
 
-def _scales(corners: Tensor) -> tuple[Scale, Scale]:
+def _equal_scales(corners: Tensor) -> tuple[Scale, Scale]:
     """Equal scales for both axes, so that distances are true."""
     low, high = corners.amin(dim=0).tolist(), corners.amax(dim=0).tolist()
     unit = min((WIDTH - 2 * EDGE) / max(high[0] - low[0], 1e-9), (HEIGHT - 2 * EDGE) / max(high[1] - low[1], 1e-9))
@@ -180,7 +182,7 @@ def _scales(corners: Tensor) -> tuple[Scale, Scale]:
     )
 
 
-def ellipse(points: Tensor) -> Tensor | None:
+def make_ellipse(points: Tensor) -> Tensor | None:
     """Outline (64, 2) of the covariance of points (n, 2) about their mean; None for too few points."""
     if len(points) < LEAST:
         return None
@@ -191,7 +193,7 @@ def ellipse(points: Tensor) -> Tensor | None:
     return outline
 
 
-def _outline(points: Tensor, x: Scale, y: Scale) -> Markup:
+def _draw_outline(points: Tensor, x: Scale, y: Scale) -> Markup:
     path = " ".join(f"{x(float(p[0])):.1f},{y(float(p[1])):.1f}" for p in points)
     return element("polygon", points=path, class_="ellipse")
 
@@ -208,16 +210,16 @@ SHAPES: tuple[tuple[tuple[float, float], ...], ...] = (
 )
 
 
-def shape(place: int, x: float, y: float, size: float) -> Markup:
+def draw_mark(order: int, x: float, y: float, size: float) -> Markup:
     """The mark of an image of the class with this colour."""
-    corners = SHAPES[place % len(SHAPES)]
+    corners = SHAPES[order % len(SHAPES)]
     if not corners:
         return element("circle", cx=x, cy=y, r=size, class_="mark")
     path = " ".join(f"{x + size * dx:.1f},{y + size * dy:.1f}" for dx, dy in corners)
     return element("polygon", points=path, class_="mark")
 
 
-def star(x: float, y: float, size: float) -> Markup:
+def draw_star(x: float, y: float, size: float) -> Markup:
     """The mark of a text: a star with five points."""
     corners = []
     for step in range(10):
@@ -226,11 +228,11 @@ def star(x: float, y: float, size: float) -> Markup:
     return element("polygon", points=" ".join(corners), class_="text-mark")
 
 
-def legend(cloud: Cloud, coloured: Sequence[int]) -> list[tuple[Markup, str]]:
+def make_legend(cloud: Cloud, coloured: Sequence[int]) -> list[tuple[Markup, str]]:
     """Mark and label of each coloured class."""
     return [
-        (drawing(16, 16, "", shape(place, 8, 8, 5.5), class_=f"k{place}"), cloud.names[c])
-        for place, c in enumerate(coloured)
+        (drawing(16, 16, "", draw_mark(order, 8, 8, 5.5), class_=f"k{order}"), cloud.names[c])
+        for order, c in enumerate(coloured)
     ]
 
 

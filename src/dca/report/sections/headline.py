@@ -1,6 +1,6 @@
-"""A linear probe on the images of a page: what the training images tell without the names of their classes.
+"""The accuracy with its interval, next to zero-shot CLIP and a linear probe: measured on test images, or estimated.
 
-The accuracy with its interval, next to zero-shot CLIP and a linear probe: measured on test images, or estimated.
+The linear probe shows what the training images tell without the names of their classes.
 """
 
 from __future__ import annotations
@@ -17,40 +17,14 @@ from numpy.typing import NDArray
 from dca.core.text import pluralize
 from dca.methods.linear_probe import LinearProbeOptions, solve
 from dca.report.page import Section, percent
-from dca.report.subject import Subject
-from dca.report.svg import Scale, drawing, element, line, rect, short, words
+from dca.report.reported_model import ReportedModel
+from dca.report.svg import Scale, drawing, element, label, line, rect, shorten
 from dca.stats.intervals import wilson_interval
-from dca.stats.paired import paired_difference
-
-# Training images times classes up to which it is solved: 100 classes of 16 images take about a second.
-MOST = 200_000
-
-
-def probe_is_right(subject: Subject) -> NDArray[np.bool_] | None:
-    """Whether a linear probe over frozen features is right about each test image, (N,).
-
-    It is fitted on the features in the model's gallery with the c of CLIP's authors. None where there are no test
-    images or no gallery, where a class has no training image, where the test images are of other classes, or where it
-    would take long.
-    """
-    found, gallery, classes = subject.predictions, subject.gallery, list(map(str, subject.model.classes_.tolist()))
-    if found is None or not found.tested or gallery is None or subject.labels != classes:
-        return None
-    if len(gallery) * len(classes) > MOST or len(set(gallery.labels)) < len(classes):
-        return None
-    features = subject.features(range(len(found)))
-    if features is None:
-        return None
-    options, labels = LinearProbeOptions(), torch.tensor(gallery.labels)
-    weight, bias = solve(
-        gallery.features.double().cpu(), labels, len(classes), options.default_c, iterations=options.iterations
-    )
-    answer = (features.double().cpu() @ weight.T + bias).argmax(dim=-1)
-    right: NDArray[np.bool_] = answer.numpy() == found.truth
-    return right
-
+from dca.stats.paired import PairedDifference, paired_difference
 
 PROBE = "linear probe"
+# Training images times classes up to which it is solved: 100 classes of 16 images take about a second.
+MOST_PROBE_SIZE = 200_000
 
 
 @dataclass(frozen=True)
@@ -65,88 +39,112 @@ class Accuracy:
     main: bool = False
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The figures of the headline, and a drawing of all of them."""
-    rows = accuracies(subject)
+    rows = collect_accuracies(reported)
     if not rows:
         return "The accuracy was neither measured nor estimated: give labelled images, or fit with --estimate."
     return {
         "main": next(row for row in rows if row.main),
         "plain": next((row for row in rows if row.name == "zero-shot CLIP"), None),
         "probe": next((row for row in rows if row.name == PROBE), None),
-        "paired": _paired(subject),
-        "chart": chart(rows),
+        "paired": _difference_to_zero_shot(reported),
+        "chart": draw_accuracies(rows),
         "rows": rows,
-        "seen": subject.evaluation.seen_in_training if subject.evaluation is not None else 0,
-        "n": subject.evaluation.n if subject.evaluation is not None else 0,
-        "facts": _facts(subject),
+        "seen": reported.evaluation.seen_in_training if reported.evaluation is not None else 0,
+        "n": reported.evaluation.n if reported.evaluation is not None else 0,
+        "facts": _describe_model(reported),
     }
 
 
-def accuracies(subject: Subject) -> list[Accuracy]:
+def collect_accuracies(reported: ReportedModel) -> list[Accuracy]:
     """What is known of the accuracy, zero-shot CLIP first: measured now, else by the run, else estimated."""
-    method, found = subject.model.method_.name, subject.predictions
-    estimated = _estimated(subject)
+    method, found = reported.model.method_.name, reported.predictions
+    estimated = _estimated_accuracies(reported)
     if found is not None and found.tested and found.zero_shot is not None:
         plain, own = float((found.zero_shot == found.truth).mean()), float(found.right.mean())
-        measured = [_measured("zero-shot CLIP", plain, len(found), found.basis)]
-        if method != "linear_probe" and (right := probe_is_right(subject)) is not None:
-            measured.append(_measured(PROBE, float(right.mean()), len(found), found.basis))
-        measured.append(_measured(method, own, len(found), found.basis, main=True))
+        measured = [_with_interval("zero-shot CLIP", plain, len(found), found.basis)]
+        if method != "linear_probe" and (right := evaluate_linear_probe(reported)) is not None:
+            measured.append(_with_interval(PROBE, float(right.mean()), len(found), found.basis))
+        measured.append(_with_interval(method, own, len(found), found.basis, main=True))
         return [*measured, *estimated[1:]]
-    if recorded := _recorded(subject):
+    if recorded := _recorded_accuracies(reported):
         return [*recorded, *estimated[1:]]
     return [*estimated[:1], *(Accuracy(**{**vars(row), "main": True, "name": method}) for row in estimated[1:])]
 
 
-def _measured(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
+def evaluate_linear_probe(reported: ReportedModel) -> NDArray[np.bool_] | None:
+    """Whether a linear probe over frozen features is right about each test image, (N,).
+
+    It is fitted on the features in the model's gallery with the c of CLIP's authors. None where there are no test
+    images or no gallery, where a class has no training image, where the test images are of other classes, or where it
+    would take long.
+    """
+    found, gallery, classes = reported.predictions, reported.gallery, list(map(str, reported.model.classes_.tolist()))
+    if found is None or not found.tested or gallery is None or reported.labels != classes:
+        return None
+    if len(gallery) * len(classes) > MOST_PROBE_SIZE or len(set(gallery.labels)) < len(classes):
+        return None
+    features = reported.features(range(len(found)))
+    if features is None:
+        return None
+    options, labels = LinearProbeOptions(), torch.tensor(gallery.labels)
+    weight, bias = solve(
+        gallery.features.double().cpu(), labels, len(classes), options.default_c, iterations=options.iterations
+    )
+    answer = (features.double().cpu() @ weight.T + bias).argmax(dim=-1)
+    right: NDArray[np.bool_] = answer.numpy() == found.truth
+    return right
+
+
+def _with_interval(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
     return Accuracy(name, share, *wilson_interval(share, n), basis, main)
 
 
-def _recorded(subject: Subject) -> list[Accuracy]:
+def _recorded_accuracies(reported: ReportedModel) -> list[Accuracy]:
     """What the run that made the model measured on its test images."""
-    rows = subject.model.results_.get("targets") or []
-    if not rows or subject.model.lineage_:
+    rows = reported.model.results_.get("targets") or []
+    if not rows or reported.model.lineage_:
         return []
-    row, method = rows[0], subject.model.method_.name
+    row, method = rows[0], reported.model.method_.name
     n, basis = row["test_images"], f"{pluralize(row['test_images'], 'test image')} of {row['name']}, by the fit"
     return [
-        _measured("zero-shot CLIP", row["zero_shot_accuracy"], n, basis),
-        _measured(method, row["accuracy"], n, basis, main=True),
+        _with_interval("zero-shot CLIP", row["zero_shot_accuracy"], n, basis),
+        _with_interval(method, row["accuracy"], n, basis, main=True),
     ]
 
 
-def _estimated(subject: Subject) -> list[Accuracy]:
+def _estimated_accuracies(reported: ReportedModel) -> list[Accuracy]:
     """The estimate of the fit: zero-shot CLIP, then the model."""
-    found = subject.model.estimate_
+    found = reported.model.estimate_
     if found is None:
         return []
     basis = f"{found.how} on {pluralize(found.n, 'training image')}"
     own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis)
     if found.zero_shot_accuracy is None:
         return [own, own]
-    return [_measured("zero-shot CLIP", found.zero_shot_accuracy, found.n, basis), own]
+    return [_with_interval("zero-shot CLIP", found.zero_shot_accuracy, found.n, basis), own]
 
 
-def _paired(subject: Subject) -> Any:
+def _difference_to_zero_shot(reported: ReportedModel) -> PairedDifference | None:
     """The paired difference to zero-shot CLIP on test images; None without any."""
-    found = subject.predictions
-    if found is None or found.zero_shot is None:
+    predictions = reported.predictions
+    if predictions is None or predictions.zero_shot is None:
         return None
-    return paired_difference(found.right, found.zero_shot == found.truth)
+    return paired_difference(predictions.right, predictions.zero_shot == predictions.truth)
 
 
-def chart(rows: list[Accuracy]) -> Markup:
+def draw_accuracies(rows: list[Accuracy]) -> Markup:
     """One line per accuracy: a bar to the value, and its interval."""
     width, top, step = 360.0, 8.0, 46.0
     scale = Scale(0, 1, 4, width - 24)
     height = top + step * len(rows) + 20
     parts = [line(scale(x), top, scale(x), height - 20, "grid") for x in (0, 0.25, 0.5, 0.75, 1)]
-    parts += [words(scale(x), height - 5, f"{100 * x:.0f}", "middle") for x in (0.25, 0.5, 0.75)]
-    parts += [words(4, height - 5, "0"), words(width, height - 5, "100 %", "end")]
-    for place, row in enumerate(rows):
-        y = top + step * place
-        parts.append(words(4, y + 13, f"{short(row.name)}: {percent(row.share)}", "strong"))
+    parts += [label(scale(x), height - 5, f"{100 * x:.0f}", "middle") for x in (0.25, 0.5, 0.75)]
+    parts += [label(4, height - 5, "0"), label(width, height - 5, "100 %", "end")]
+    for index, row in enumerate(rows):
+        y = top + step * index
+        parts.append(label(4, y + 13, f"{shorten(row.name)}: {percent(row.share)}", "strong"))
         parts.append(rect(4, y + 20, scale(row.share) - 4, 14, "good" if row.main else "pale"))
         parts.append(line(scale(row.low), y + 27, scale(row.high), y + 27, "whisker"))
         parts += [line(scale(end), y + 22, scale(end), y + 32, "whisker") for end in (row.low, row.high)]
@@ -154,9 +152,9 @@ def chart(rows: list[Accuracy]) -> Markup:
     return drawing(width, height, f"Accuracy: {said}", element("g", *parts))
 
 
-def _facts(subject: Subject) -> list[tuple[str, str]]:
+def _describe_model(reported: ReportedModel) -> list[tuple[str, str]]:
     """The model in one line each."""
-    model = subject.model
+    model = reported.model
     return [
         ("classes", f"{len(model.classes_):,}"),
         ("training images", f"{len(model.training_images_):,}" if model.training_images_ else "not recorded"),

@@ -8,14 +8,14 @@ from typing import Any
 from dca.core.text import to_printable
 from dca.model.findings import ODDS, doubtful_labels
 from dca.report.page import Section
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
 
 MOST, SIDE = 18, 120
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The most doubtful images."""
-    model, gallery = subject.model, subject.gallery
+    model, gallery = reported.model, reported.gallery
     if not any(image.held_out for image in model.training_images_):
         return "No predictions for left-out training images: fit with --estimate, or try dca check-labels DATA."
     known = {} if gallery is None else {sha256: index for index, sha256 in enumerate(gallery.sha256)}
@@ -23,7 +23,7 @@ def build(subject: Subject) -> Mapping[str, Any] | str:
     rows = []
     for row in doubtful[:MOST]:
         index = known.get(model.training_images_[row.index].sha256, -1)
-        thumbnail = subject.training_thumbnail(index, SIDE)
+        thumbnail = reported.training_thumbnail(index, SIDE)
         rows.append({**row.to_dict(), "name": to_printable(row.image), "thumbnail": thumbnail})
     return {"rows": rows, "count": len(doubtful), "odds": f"{ODDS:g}", "gallery": gallery is not None}
 

@@ -1,4 +1,4 @@
-"""The surest wrong answers, with what the model looked at and the training images nearest to them."""
+"""The most confident mistakes, with what the model looked at and the training images nearest to them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dca.model.explain import explain
-from dca.report import images
 from dca.report.page import Section
-from dca.report.subject import Predictions, Subject
+from dca.report.reported_model import ReportedModel, UnseenPredictions
+from dca.report.thumbnails import image_url
 
 MOST, NEAREST = 12, 3
 SIDE, SMALL = 160, 88
@@ -16,60 +16,61 @@ SIDE, SMALL = 160, 88
 ODDS = 100.0
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """At most `MOST` mistakes."""
-    found = subject.predictions
-    if found is None:
+    predictions = reported.predictions
+    if predictions is None:
         return "No predictions for images that the model has not seen: give labelled images, or fit with --estimate."
-    shown = found.mistakes[:MOST]
-    near = subject.nearest(shown, NEAREST)
-    pictures = subject.thumbnails(shown, SIDE)
+    shown = predictions.mistakes[:MOST]
+    nearest = reported.nearest(shown, NEAREST)
     rows = []
-    for n, picture, own in zip(shown, pictures, near, strict=True):
-        rows.append(_row(subject, n, picture, own))
-        subject.progress("explaining", len(rows), len(shown), "")
+    for n, thumbnail, neighbours in zip(shown, reported.thumbnails(shown, SIDE), nearest, strict=True):
+        rows.append(_describe_mistake(reported, predictions, n, thumbnail, neighbours))
+        reported.progress("explaining", len(rows), len(shown), "")
     return {
         "rows": rows,
-        "count": len(found.mistakes),
-        "n": len(found),
-        "basis": found.basis,
+        "count": len(predictions.mistakes),
+        "n": len(predictions),
+        "basis": predictions.basis,
         "heat": any(row["heat"] for row in rows),
-        "gallery": subject.gallery is not None,
+        "gallery": reported.gallery is not None,
     }
 
 
-def _row(subject: Subject, n: int, picture: str, near: list[tuple[int, float]]) -> dict[str, Any]:
-    """One mistake."""
-    found = subject.predictions
-    assert found is not None
-    labels, around = subject.labels, [subject.training_labels[place] for place, _ in near]
-    said = labels[found.answer[n]]
+def _describe_mistake(
+    reported: ReportedModel, predictions: UnseenPredictions, n: int, thumbnail: str, nearest: list[tuple[int, float]]
+) -> dict[str, Any]:
+    """One mistake; nearest: gallery indices and similarities of training images."""
+    labels, around = reported.labels, [reported.training_labels[index] for index, _ in nearest]
+    said = labels[predictions.predicted[n]]
+    confident = bool(predictions.confidence[n] >= ODDS * predictions.own[n])
     return {
-        "picture": picture,
-        "heat": _heat(subject, found, n),
-        "name": found.names[n],
+        "thumbnail": thumbnail,
+        "heat": _heat_map_url(reported, predictions, n),
+        "name": predictions.names[n],
         "said": said,
-        "really": labels[found.truth[n]],
-        "sure": float(found.sure[n]),
-        "own": float(found.own[n]),
-        "doubtful": bool(found.sure[n] >= ODDS * found.own[n]) and set(around) == {said},
+        "really": labels[predictions.truth[n]],
+        "sure": float(predictions.confidence[n]),
+        "own": float(predictions.own[n]),
+        "doubtful": confident and set(around) == {said},
         "near": [
             {
-                "picture": subject.training_thumbnail(place, SMALL),
-                "label": subject.training_labels[place],
+                "thumbnail": reported.training_thumbnail(index, SMALL),
+                "label": reported.training_labels[index],
                 "similarity": similarity,
             }
-            for place, similarity in near
+            for index, similarity in nearest
         ],
     }
 
 
-def _heat(subject: Subject, found: Predictions, n: int) -> str:
+def _heat_map_url(reported: ReportedModel, predictions: UnseenPredictions, n: int) -> str:
     """Where the evidence for the wrong answer is; only for images that the model has not been fitted on."""
-    if not found.images:
+    if not predictions.images:
         return ""
-    target = subject.labels[found.answer[n]]
-    return images.picture(explain(subject.model, found.images[n], target=target, neighbours=0).heat_map(SIDE), SIDE)
+    target = reported.labels[predictions.predicted[n]]
+    explanation = explain(reported.model, predictions.images[n], target=target, neighbours=0)
+    return image_url(explanation.heat_map(SIDE), SIDE)
 
 
 SECTION = Section("mistakes", "Most confident mistakes", build)

@@ -9,29 +9,31 @@ from typing import Any
 import numpy as np
 
 from dca.report.page import Section
-from dca.report.subject import Predictions, Subject
+from dca.report.reported_model import ReportedModel, UnseenPredictions
 
 MOST, EXAMPLES, SIDE = 6, 3, 88
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The classes that need photos most."""
-    found = subject.predictions
-    if found is None:
+    predictions = reported.predictions
+    if predictions is None:
         return "Needs labelled images that the model has not seen: give some, or fit with --estimate."
-    if found.right.all():
-        return f"All answers for {found.basis} are right, so no class needs photos more than another."
-    have = Counter(str(subject.model.classes_[image.label]) for image in subject.model.training_images_)
-    rows = [_row(subject, found, c, have) for c in neediest(found, len(subject.labels))[:MOST]]
-    return {"rows": rows, "basis": found.basis, "model": subject.name}
+    if predictions.right.all():
+        return f"All answers for {predictions.basis} are right, so no class needs photos more than another."
+    have = Counter(str(reported.model.classes_[image.label]) for image in reported.model.training_images_)
+    rows = [
+        _describe_class(reported, predictions, c, have) for c in rank_by_need(predictions, len(reported.labels))[:MOST]
+    ]
+    return {"rows": rows, "basis": predictions.basis, "model": reported.name}
 
 
-def neediest(found: Predictions, classes: int) -> list[int]:
+def rank_by_need(predictions: UnseenPredictions, classes: int) -> list[int]:
     """Classes with errors, by the share of images that they lose or take from others.
 
     Half an image is added to the errors and one to the images, so that a single image does not decide.
     """
-    counts = found.confusion(classes)
+    counts = predictions.confusion(classes)
     missed = counts.sum(axis=1) - counts.diagonal()
     taken = counts.sum(axis=0) - counts.diagonal()
     images = counts.sum(axis=1)
@@ -39,10 +41,12 @@ def neediest(found: Predictions, classes: int) -> list[int]:
     return [int(c) for c in np.argsort(-need, kind="stable") if missed[c] + taken[c] > 0]
 
 
-def _row(subject: Subject, found: Predictions, c: int, have: Counter[str]) -> dict[str, Any]:
+def _describe_class(
+    reported: ReportedModel, predictions: UnseenPredictions, c: int, have: Counter[str]
+) -> dict[str, Any]:
     """What is known about one class."""
-    labels, counts = subject.labels, found.confusion(len(subject.labels))
-    own = [n for n in found.mistakes if found.truth[n] == c]
+    labels, counts = reported.labels, predictions.confusion(len(reported.labels))
+    own = [n for n in predictions.mistakes if predictions.truth[n] == c]
     others = counts[c] + counts[:, c]
     others[c] = 0
     examples = own[:EXAMPLES]
@@ -53,7 +57,7 @@ def _row(subject: Subject, found: Predictions, c: int, have: Counter[str]) -> di
         "taken": int(counts[:, c].sum() - counts[c, c]),
         "rival": labels[int(others.argmax())],
         "have": have.get(labels[c], 0),
-        "examples": subject.thumbnails(examples, SIDE),
+        "examples": reported.thumbnails(examples, SIDE),
     }
 
 

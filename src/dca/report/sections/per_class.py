@@ -7,30 +7,30 @@ from typing import Any
 
 from dca.plots.class_bars import ClassResult, class_results
 from dca.report.page import Section
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
 from dca.stats.intervals import wilson_interval
 
 MOST = 24
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """One bar per class."""
-    found = subject.predictions
-    if found is None:
+    predictions = reported.predictions
+    if predictions is None:
         return "No predictions for images that the model has not seen."
-    results = class_results(found.truth, found.zero_shot, found.answer, subject.labels)
+    results = class_results(predictions.truth, predictions.zero_shot, predictions.predicted, reported.labels)
     tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
-    rows = [_bar(row) for row in tested]
+    rows = [_describe_bar(row) for row in tested]
     return {
         "first": rows[:MOST],
         "rest": rows[MOST:],
-        "basis": found.basis,
-        "zero_shot": found.zero_shot is not None,
+        "basis": predictions.basis,
+        "zero_shot": predictions.zero_shot is not None,
         "untested": len(results) - len(tested),
     }
 
 
-def _bar(row: ClassResult) -> dict[str, Any]:
+def _describe_bar(row: ClassResult) -> dict[str, Any]:
     """Positions in per cent."""
     low, high = wilson_interval(row.adapted / row.images, row.images)
     share = 100 * row.adapted / row.images

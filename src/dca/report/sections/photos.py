@@ -9,28 +9,28 @@ from markupsafe import Markup
 
 from dca.methods.base import CurvePoint
 from dca.report.page import Section, percent
-from dca.report.subject import Subject
-from dca.report.svg import LogScale, Scale, drawing, element, percent_axis, words
+from dca.report.reported_model import ReportedModel
+from dca.report.svg import LogScale, Scale, drawing, element, label, percent_axis
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The learning curve."""
-    points = subject.model.method_.learning_curve()
+    points = reported.model.method_.learning_curve()
     if not points:
-        name = subject.model.method_.name
+        name = reported.model.method_.name
         return f"{name} cannot tell from these training images: the closed form can, with at least 4 images per class."
     now = [point for point in points if not point.expected][-1]
     twice = next(point for point in points if point.expected)
-    found = subject.model.estimate_
+    found = reported.model.estimate_
     return {
-        "chart": chart(points),
+        "chart": draw_curve(points),
         "now": now,
         "gain": twice.accuracy - now.accuracy,
         "reach": max(found.high - found.accuracy, found.accuracy - found.low) if found is not None else 0,
     }
 
 
-def chart(points: Sequence[CurvePoint]) -> Markup:
+def draw_curve(points: Sequence[CurvePoint]) -> Markup:
     """Measured points joined by a line, expected ones by dashes."""
     left, right = 40.0, 346.0
     x = LogScale(points[0].shots, points[-1].shots, left + 14, right - 14)
@@ -45,10 +45,10 @@ def chart(points: Sequence[CurvePoint]) -> Markup:
         said = f"{point.shots:.3g} per class: {percent(point.accuracy)}"
         dot = {"cx": x(point.shots), "cy": y(point.accuracy), "r": 4.5}
         parts.append(element("circle", element("title", said), **dot, class_="hollow" if point.expected else "good"))
-        parts.append(words(x(point.shots), y(point.accuracy) - 10, f"{100 * point.accuracy:.0f}", "middle strong"))
-        parts.append(words(x(point.shots), 214, f"{point.shots:.3g}", "middle"))
-    parts.append(words((left + right) / 2, 234, "photos per class", "middle"))
-    parts.append(words(left + 6, 190, "right, %"))
+        parts.append(label(x(point.shots), y(point.accuracy) - 10, f"{100 * point.accuracy:.0f}", "middle strong"))
+        parts.append(label(x(point.shots), 214, f"{point.shots:.3g}", "middle"))
+    parts.append(label((left + right) / 2, 234, "photos per class", "middle"))
+    parts.append(label(left + 6, 190, "right, %"))
     said = ", ".join(f"{p.shots:.3g}: {percent(p.accuracy)}" for p in points)
     return drawing(360, 240, f"Accuracy by photos per class: {said}", *parts)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from dca.model.prompt_words import prompt_words
 from dca.report.page import Section
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """All learned prompts."""
-    method = subject.model.method_
-    found = prompt_words(method, subject.model.classes_.tolist())
+    method = reported.model.method_
+    found = prompt_words(method, reported.model.classes_.tolist())
     if found is None:
         return f"{method.name} learns no prompts."
     return {"prompts": found.prompts, "left_out": found.left_out, "usual": found.usual, "angles": found.angles}

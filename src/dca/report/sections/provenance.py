@@ -17,35 +17,38 @@ from dca.methods.registry import DEFAULT_METHOD
 from dca.model.checkpoint import CONFIG, SPEC
 from dca.model.records import TrainingImage
 from dca.report.page import Section
-from dca.report.subject import Subject
+from dca.report.reported_model import ReportedModel
 
 
-def build(subject: Subject) -> Mapping[str, Any] | str:
+def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """Everything that decides the model, as far as it is recorded."""
-    model, folder = subject.model, subject.folder
+    model, folder = reported.model, reported.folder
     spec = read_json(folder / SPEC).get("spec", {}) if folder is not None and (folder / SPEC).is_file() else {}
     version = read_json(folder / CONFIG).get("version", "") if folder is not None else dca.__version__
     clip, options = model.method_.clip, model.record().fit_arguments.options
     facts = [
         ("seed", str(model.method_.problem.seed)),
         ("images per class", str(spec.get("shots") or model.shots or "all")),
-        ("draw (sha256)", draw_hash(model.training_images_) if model.training_images_ else "not recorded"),
+        ("draw (sha256)", hash_draw(model.training_images_) if model.training_images_ else "not recorded"),
         ("backbone", f"{clip.source} (sha256 {clip.digest[:16]})"),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
         ("fitted with", f"dca {version}"),
-        ("this page", f"dca {dca.__version__}, torch {torch.__version__}, numpy {numpy.__version__}, {_system()}"),
+        (
+            "this page",
+            f"dca {dca.__version__}, torch {torch.__version__}, numpy {numpy.__version__}, {_describe_system()}",
+        ),
     ]
     if seconds := model.results_.get("seconds"):
         facts.insert(0, ("time of the fit", format_seconds(seconds)))
-    return {"command": command(spec) if spec else "", "facts": facts, "lineage": list(map(str, model.lineage_))}
+    return {"command": fit_command(spec) if spec else "", "facts": facts, "lineage": list(map(str, model.lineage_))}
 
 
-def draw_hash(images: Sequence[TrainingImage]) -> str:
+def hash_draw(images: Sequence[TrainingImage]) -> str:
     """Hash of the training images and their classes, the same as in the run's `spec.json`."""
     return json_digest([[image.label, image.sha256] for image in images])
 
 
-def command(spec: Mapping[str, Any]) -> str:
+def fit_command(spec: Mapping[str, Any]) -> str:
     """The `dca fit` command of a recorded spec; of paths only the last parts are recorded."""
     words = ["dca", "fit", str(spec["data"])]
     flags = {
@@ -67,8 +70,10 @@ def command(spec: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _system() -> str:
-    return f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+def _describe_system() -> str:
+    """Versions of libraries and Python, and the machine."""
+    libraries = f"torch {torch.__version__}, numpy {numpy.__version__}"
+    return f"{libraries}, Python {platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 SECTION = Section("provenance", "How it was made", build)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from dca.report.svg import LogScale, Scale, drawing, element, line, rect, short, words
+from dca.report.svg import LogScale, Scale, drawing, element, label, line, rect, shorten
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _axis(scale: Scale, left: float = LEFT, right: float = RIGHT) -> list[Markup
     marks = []
     for value in values:
         y = scale(value)
-        marks += [line(left, y, right, y, "grid"), words(left - 6, y + 4, f"{value:.{digits}f}", "end")]
+        marks += [line(left, y, right, y, "grid"), label(left - 6, y + 4, f"{value:.{digits}f}", "end")]
     return marks
 
 
@@ -125,7 +125,7 @@ def _legend(names: Sequence[str], top: float, samples: Sequence[Markup]) -> tupl
     for place, (name, sample) in enumerate(zip(names, samples, strict=True)):
         x, y = (8.0, 236.0)[place // rows], top + 17 * (place % rows)
         parts.append(element("g", sample, transform=f"translate({x:.0f} {y:.0f})"))
-        parts.append(words(x + 26, y + 4, short(name, 25)))
+        parts.append(label(x + 26, y + 4, shorten(name, 25)))
     return parts, top + 17 * rows
 
 
@@ -137,8 +137,8 @@ def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, ti
     ends = [end for p in points for end in ((p.low, p.high) if whiskers else (p.y, p.y))]
     y = Scale(*_padded(ends), BOTTOM, TOP)
     x = Scale(0, max(len(places) - 1, 1), LEFT + 18, RIGHT - 18)
-    parts = _axis(y) + [words(x(n), BOTTOM + 18, name, "middle") for n, name in enumerate(places)]
-    parts.append(words((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle"))
+    parts = _axis(y) + [label(x(n), BOTTOM + 18, name, "middle") for n, name in enumerate(places)]
+    parts.append(label((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle"))
     loud = [one for one in series if not one.quiet]
     colours = ["quiet"] * (len(series) - len(loud))
     colours += ["strong-line" if one.strong else _colour(n) for n, one in enumerate(loud)]
@@ -174,11 +174,11 @@ def bar_chart(rows: Sequence[tuple[str, Point]], title: str, unit: str = "points
     x = Scale(low if min(ends) < 0 else 0.0, high if max(ends) > 0 else 0.0, 10, WIDTH - 10)
     step, height = 40.0, 8.0 + 40.0 * len(rows)
     parts = [line(x(value), 4, x(value), height, "grid") for value in ticks(x.low, x.high)]
-    parts += [words(x(v), height + 16, f"{v:g}".replace("-", "−"), "middle") for v in ticks(x.low, x.high)]
-    parts += [line(x(0), 4, x(0), height, "axis"), words(WIDTH / 2, height + 34, unit, "middle")]
+    parts += [label(x(v), height + 16, f"{v:g}".replace("-", "−"), "middle") for v in ticks(x.low, x.high)]
+    parts += [line(x(0), 4, x(0), height, "axis"), label(WIDTH / 2, height + 34, unit, "middle")]
     for place, (name, point) in enumerate(rows):
         y = 8 + step * place
-        parts.append(words(10, y + 11, f"{short(name, 40)}: {point.said.partition(':')[0]}", "strong"))
+        parts.append(label(10, y + 11, f"{shorten(name, 40)}: {point.said.partition(':')[0]}", "strong"))
         start, end = sorted((x(0), x(point.y)))
         bar = rect(
             start, y + 17, max(end - start, 1), 13, "good" if point.y >= 0 else "bad", element("title", point.said)
@@ -204,23 +204,23 @@ def heat_map(
     known = [point.y for some in cells for point in some if point is not None]
     shade = Scale(min(known), max(known), 0.06, 0.75)
     left, size = 58.0, min(56.0, (WIDTH - 62) / len(columns))
-    parts = [words(left + size * (n + 0.5), 32, name, "middle") for n, name in enumerate(columns)]
-    parts += [words(left + size * len(columns) / 2, 13, axes[1], "middle"), words(4, 32, axes[0])]
+    parts = [label(left + size * (n + 0.5), 32, name, "middle") for n, name in enumerate(columns)]
+    parts += [label(left + size * len(columns) / 2, 13, axes[1], "middle"), label(4, 32, axes[0])]
     for row, some in enumerate(cells):
         y = 40 + 30.0 * row
-        parts.append(words(left - 8, y + 19, rows[row], "end"))
+        parts.append(label(left - 8, y + 19, rows[row], "end"))
         for column, point in enumerate(some):
             at = left + size * column
             if point is None:
                 why = crosses.get((row, column))
-                mark = words(at + size / 2, y + 19, "–" if why is None else "×", "middle")
+                mark = label(at + size / 2, y + 19, "–" if why is None else "×", "middle")
                 parts.append(mark if why is None else element("g", element("title", why), mark))
                 continue
             box = element(
                 "rect", element("title", point.said), x=at + 1, y=y, width=size - 2, height=28.0, class_="heat",
                 fill_opacity=shade(point.y) if len(set(known)) > 1 else 0.3,
             )  # fmt: skip
-            parts += [linked(box, point.runs), words(at + size / 2, y + 19, f"{point.y:.1f}", "middle strong inside")]
+            parts += [linked(box, point.runs), label(at + size / 2, y + 19, f"{point.y:.1f}", "middle strong inside")]
     return drawing(WIDTH, 44 + 30.0 * len(cells), title, *parts)
 
 
@@ -233,12 +233,12 @@ def scatter(marks: Sequence[tuple[str, Point | None]], x_title: str, title: str)
     positive = [point.x for _, _, point in points if point.x > 0] or [1.0]
     x = LogScale(min(positive) / 1.6, max(positive) * 1.6, LEFT + 40, RIGHT - 8)
     y = Scale(*_padded([point.y for _, _, point in points]), BOTTOM, TOP)
-    parts = [*_axis(y), words((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle")]
+    parts = [*_axis(y), label((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle")]
     zeros = any(point.x <= 0 for _, _, point in points)
-    parts += [words(LEFT + 14, BOTTOM + 18, "0", "middle")] if zeros else []
+    parts += [label(LEFT + 14, BOTTOM + 18, "0", "middle")] if zeros else []
     for power in range(math.ceil(math.log10(x.low)), math.floor(math.log10(x.high)) + 1):
         at = x(10.0**power)
-        parts += [line(at, TOP, at, BOTTOM, "grid"), words(at, BOTTOM + 18, _power(power), "middle")]
+        parts += [line(at, TOP, at, BOTTOM, "grid"), label(at, BOTTOM + 18, _power(power), "middle")]
     samples = []
     for number, _, point in points:
         at = x(point.x) if point.x > 0 else LEFT + 14

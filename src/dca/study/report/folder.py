@@ -14,7 +14,7 @@ from dca.core.files import encode_utf8, explain_write_errors, read_json, write_b
 from dca.core.text import pluralize
 from dca.report import page
 from dca.report.page import Section
-from dca.report.svg import standalone
+from dca.report.svg import to_standalone
 from dca.study.index import is_results_file
 from dca.study.report.figures import anchor
 from dca.study.report.sections import SECTIONS
@@ -130,7 +130,7 @@ def all_files(subject: Subject, built: Built, base: str | None) -> dict[str, str
         **text_files(subject, built),
         **{f"tables/{table.name}.tex": latex_table(table) for table in tables},
         **{
-            f"figures/{figure.name}.svg": standalone(figure.svg, page.chart_style(), f"../{INDEX}")
+            f"figures/{figure.name}.svg": to_standalone(figure.svg, page.read_chart_style(), f"../{INDEX}")
             for figure in figures
         },
         LATEX: latex_document([table.name for table in tables]),

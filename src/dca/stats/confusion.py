@@ -1,0 +1,33 @@
+"""Confusion matrices: counts by true and predicted class, and classes in the order of their errors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def confusion_matrix(truth: ArrayLike, predicted: ArrayLike, classes: int) -> NDArray[np.int64]:
+    """Number of images by true class (row) and predicted class (column), (C, C); both lists are (N,).
+
+    >>> confusion_matrix([0, 0, 1], [0, 1, 1], 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(counts, (np.asarray(truth), np.asarray(predicted)), 1)
+    return counts
+
+
+def order_by_error(counts: NDArray[np.int64]) -> list[int]:
+    """Classes that are tested or predicted, the highest share of errors first; counts: (C, C).
+
+    Between equal shares, the class with more errors comes first, then the one that others are taken for more often.
+    Classes without images come last.
+
+    >>> order_by_error(np.array([[9, 1, 0], [4, 1, 0], [0, 0, 0]]))
+    [1, 0]
+    """
+    images, hits = counts.sum(axis=1), counts.diagonal()
+    present = [int(c) for c in np.flatnonzero(images + counts.sum(axis=0))]
+    errors, false_alarms = images - hits, counts.sum(axis=0) - hits
+    share = errors / np.maximum(images, 1)
+    return sorted(present, key=lambda c: (not images[c], -share[c], -errors[c], -false_alarms[c], c))
