@@ -1,4 +1,4 @@
-"""`dca predict --engine ray` on many images: the rows of this machine, although a node of the cluster is lost.
+"""`dca predict --backend ray` on many images: the rows of this machine, although a node of the cluster is lost.
 
     python benchmarks/ray_predict.py [--images 20000] [--nodes 2] [--per-shard 256] [--json]
 
@@ -44,7 +44,7 @@ def on_a_cluster(folder: Path, nodes: int, per_shard: int, shards: int) -> dict[
     others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
     parts, began = folder / "parts", time.perf_counter()
     try:
-        line = command("parts", "--engine", "ray", "--per-shard", str(per_shard))
+        line = command("parts", "--backend", "ray", "--per-shard", str(per_shard))
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
         process = subprocess.Popen(line, cwd=folder, env=environment, stdout=subprocess.PIPE)
         while len(list(parts.glob("part-*"))) < shards // 2 and process.poll() is None:

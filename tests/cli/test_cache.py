@@ -35,7 +35,7 @@ def test_each_backbone_and_precision_has_a_line(capsys):
 
 def test_other_facts_of_a_space_are_shown():
     assert doctest.testmod(cache).failed == 0
-    assert cache.contents({"display": "mini", "seed": 7}) == "mini, seed 7"
+    assert cache.describe_space({"display": "mini", "seed": 7}) == "mini, seed 7"
 
 
 def test_json_gives_the_whole_description(capsys, folder):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.cells import cell_len
 
-from dca.cli.check_labels import summary, table
+from dca.cli.check_labels import format_check, format_doubtful
 from dca.model.findings import DoubtfulLabel, LabelCheck, LabelConflict
 from dca.model.records import Estimate
 
@@ -26,7 +26,7 @@ def check(doubtful: int, not_checked: int = 0, conflicts: int = 0) -> LabelCheck
 
 
 def test_the_summary_counts_and_says_that_these_are_candidates():
-    lines = summary(check(3, not_checked=1, conflicts=1), 10.0, 2)
+    lines = format_check(check(3, not_checked=1, conflicts=1), 10.0, 2)
     assert lines[0] == "labels to check: 3 of 50 training images (another class at least 10 times as probable)"
     assert "estimated accuracy 90.0 %" in lines[1]
     assert lines[3].split() == ["photos/cat/0.jpg", "cat", "dog", "0.950", "0.000"]
@@ -37,21 +37,21 @@ def test_the_summary_counts_and_says_that_these_are_candidates():
 
 
 def test_nothing_found_is_said_in_two_lines():
-    lines = summary(check(0), 10.0, 40)
+    lines = format_check(check(0), 10.0, 40)
     assert lines[0].startswith("labels to check: 0 of 50 training images")
     assert len(lines) == 2
 
 
 def test_long_lists_of_other_images_are_cut():
-    lines = summary(check(0, not_checked=9), 10.0, 40)
+    lines = format_check(check(0, not_checked=9), 10.0, 40)
     assert lines[-1] == "  and 4 more; --json has all of them"
 
 
 def test_the_table_stays_aligned_for_wide_names():
-    lines = table([row(1, given="大熊猫"), row(2)])
+    lines = format_doubtful([row(1, given="大熊猫"), row(2)])
     starts = {cell_len(line[: line.index("0.950")]) for line in lines[1:]}
     assert len(starts) == 1
-    assert table([]) == []
+    assert format_doubtful([]) == []
 
 
 def test_the_command_prints_paths_that_can_be_opened(dca: Any, photos: Path, tiny_folder: Path):

@@ -96,5 +96,5 @@ def test_draw_prints_and_writes_the_hash(capsys, photos, tmp_path):
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "draw.json").read_text())
     code, out, err = run(capsys, "draw", photos, "--shots", 9)
-    assert "class 'cat' has only 5 images, and gives all it has" in err
+    assert "class 'cat' has only 5 images; all are drawn" in err
     assert "10 train" in out

@@ -28,7 +28,7 @@ def test_doctor_says_the_same_to_people(dca: Any):
 
 
 def test_a_missing_package_is_said_and_not_fatal(dca: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dca.cli.doctor.installed", lambda package: None)
+    monkeypatch.setattr("dca.cli.doctor.installed_version", lambda package: None)
     said = dca("doctor")
     assert said.code == 0
     assert "not installed" in said.out

@@ -12,7 +12,7 @@ from bad_pictures import bad_files, class_folders
 from PIL import Image
 from rich.cells import cell_len
 
-from dca.cli.eval import summary
+from dca.cli.eval import format_evaluation
 from dca.runs.pictures import PICTURES
 from dca.training.evaluate import evaluate_predictions
 
@@ -46,7 +46,7 @@ def test_eval_says_the_same_to_people(dca: Any, fitted: Path, photos: Path):
 def test_the_mean_over_classes_is_named_where_it_differs(truth: list[int], expected: str):
     """All images are taken for class 0; the estimate of a fit is a mean over classes, too."""
     report = evaluate_predictions(np.tile([0.9, 0.1], (4, 1)), np.array(truth), ["a", "b"])
-    assert summary(report)[0].startswith(expected)
+    assert format_evaluation(report)[0].startswith(expected)
     assert report.to_dict()["mean_over_classes"] == 0.5
 
 

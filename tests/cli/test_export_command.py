@@ -46,14 +46,14 @@ def done(folder: Path, difference: float = 1e-6, cost: Int8Cost | None = None) -
 
 def test_the_cost_of_8_bits_is_said(tmp_path: Path) -> None:
     measured = done(tmp_path, cost=Int8Cost(200, 197, 0.0712, 0.91, 0.9))
-    lines = export.summary(measured, int8=True, web=True)
+    lines = export.format_result(measured, int8=True, web=True)
     assert lines == [
         f"{tmp_path / 'model.onnx'} 345.0 MB, classes.json, index.html, predict.py",
         "max |Δp| vs torch 1.0e-06 on 100 images before 8 bits",
         "int8: accuracy 90.0 % instead of 91.0 % (-1.0 points); same answer on 197 of 200 images, max |Δp| 0.071",
         f"next  python -m http.server -d {tmp_path}   then open http://127.0.0.1:8000",
     ]
-    unknown = export.cost_lines(Int8Cost(100, 99, 0.01, None, None))
+    unknown = export.format_cost(Int8Cost(100, 99, 0.01, None, None))
     assert unknown == [
         "int8: same answer on 99 of 100 images, max |Δp| 0.01",
         "  the cost in accuracy is not known: give labelled images with --data",
@@ -62,9 +62,9 @@ def test_the_cost_of_8_bits_is_said(tmp_path: Path) -> None:
 
 
 def test_more_than_rounding_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    export.warn(done(tmp_path))
+    export.warn_about_difference(done(tmp_path))
     assert capsys.readouterr().err == ""
-    export.warn(done(tmp_path, difference=0.01))
+    export.warn_about_difference(done(tmp_path, difference=0.01))
     assert "warning: max |Δp| vs torch is above 0.0001" in capsys.readouterr().err
 
 

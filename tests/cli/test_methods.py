@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dca.cli.methods import listing
+from dca.cli.methods import format_methods
 from dca.core.choices import DEFAULT_METHOD
 from dca.methods.summary import mean_accuracy, measured
 
@@ -50,7 +50,7 @@ def test_the_listing_says_what_the_docs_say_a_method_learns_from(dca: Any, monke
 def test_the_listing_begins_with_advice_and_goes_by_speed_and_accuracy(dca: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     advice, *groups = dca("methods").out.split("\n\n")
-    assert advice.startswith(f"Which method to take:\n  {DEFAULT_METHOD}: what `dca fit` uses")
+    assert advice.startswith(f"Which method to choose:\n  {DEFAULT_METHOD}: what `dca fit` uses")
     assert "the most accurate of those that take seconds, " in advice
     assert groups[0].startswith("seconds on a CPU (frozen features):\n")
     assert groups[1].startswith("minutes on a CPU, a GPU helps (trained on images):\n")
@@ -63,7 +63,7 @@ def test_the_listing_begins_with_advice_and_goes_by_speed_and_accuracy(dca: Any,
     assert f"accuracy: {coop} %, mean test accuracy on EuroSAT" in dca("methods", "show", "coop").out
     assert f"accuracy: {tcp} % with --set weight=1.0, " in dca("methods", "show", "tcp").out
     assert "tcp" in groups[2]
-    assert "measured with settings that were chosen for mini on validation images" in " ".join(groups[2].split())
+    assert "measured with options that were chosen on validation images for mini" in " ".join(groups[2].split())
     assert "takes: seconds on a CPU" in dca("methods", "show", "gda").out
 
 
@@ -72,7 +72,7 @@ def test_a_method_without_a_figure_comes_last_and_shows_none():
     common |= {"learns_from": "nothing is trained", "measured_with": {}}
     new = {**common, "name": "a_new_one", "default": True, "mean_accuracy": None}
     old = {**common, "name": "old", "default": False, "mean_accuracy": 50.0}
-    lines = listing([new, old], 100)
+    lines = format_methods([new, old], 100)
     assert lines[1] == "  a_new_one: what `dca fit` uses; seconds on a CPU (frozen features)"
     assert lines[2] == "  old: the most accurate of those that take seconds, 50.0 %"
     assert [line.split() for line in lines if line.startswith(("  a_new", "  old"))][2:] == [

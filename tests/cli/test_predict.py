@@ -13,7 +13,7 @@ import pytest
 import torch
 from bad_pictures import bad_files, class_folders
 
-from dca.cli.predict import lines
+from dca.cli.predict import format_rows
 from dca.model.classifier import Classifier
 from dca.model.prediction_files import cell
 
@@ -48,7 +48,7 @@ def test_columns_stand_under_each_other_whatever_the_names():
         }
         for name in names
     ]
-    first, second = zip(*(line.rsplit(" ", 1)[0].split(" 0.50 ") for line in lines(rows)), strict=True)
+    first, second = zip(*(line.rsplit(" ", 1)[0].split(" 0.50 ") for line in format_rows(rows)), strict=True)
     assert len({cell_len(part) for part in first}) == 1
     assert len({cell_len(part) for part in second}) == 1
 

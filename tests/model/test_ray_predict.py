@@ -155,12 +155,12 @@ def test_a_model_without_p_values_is_refused_before_anything_is_written(on_ray: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--engine", "ray"], "needs a folder"),
-        (["--engine", "ray", "-o", "labels.csv"], "-o labels/"),
-        (["--engine", "ray", "-o", "labels", "--csv"], "--csv and --engine ray"),
-        (["--engine", "ray", "-o", "labels", "--copy-to", "sorted"], "--copy-to and --engine ray"),
-        (["-o", "labels.csv", "--format", "csv"], "--format is for --engine ray"),
-        (["-o", "labels.csv", "--per-shard", "9"], "--per-shard is for --engine ray"),
+        (["--backend", "ray"], "needs a folder"),
+        (["--backend", "ray", "-o", "labels.csv"], "-o labels/"),
+        (["--backend", "ray", "-o", "labels", "--csv"], "--csv and --backend ray"),
+        (["--backend", "ray", "-o", "labels", "--copy-to", "sorted"], "--copy-to and --backend ray"),
+        (["-o", "labels.csv", "--format", "csv"], "--format is for --backend ray"),
+        (["-o", "labels.csv", "--per-shard", "9"], "--per-shard is for --backend ray"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -177,7 +177,7 @@ def test_the_command_writes_shards(
     monkeypatch.setattr(ray_predict, "connected", StandIn)
     monkeypatch.setattr(ray_predict, "_model", ray_predict._model.__wrapped__)
     parts = tmp_path / "parts"
-    arguments = ["predict", fitted, photos / "test", "--engine", "ray", "-o", parts, "--backbone", tiny_folder]
+    arguments = ["predict", fitted, photos / "test", "--backend", "ray", "-o", parts, "--backbone", tiny_folder]
     said = dca(*arguments, "--format", "parquet", "--per-shard", "20", "--json")
     assert said.code == 0
     assert json.loads(said.out)["images"] == 30
@@ -203,7 +203,7 @@ def test_a_cluster_that_loses_a_node_predicts_every_image_once(tmp_path: Path, p
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
     try:
-        arguments = ["predict", "photos.dca", "images", "--engine", "ray", "-o", "parts", "--per-shard", "64"]
+        arguments = ["predict", "photos.dca", "images", "--backend", "ray", "-o", "parts", "--per-shard", "64"]
         command = [sys.executable, "-m", "dca", *arguments, "--backbone", str(tiny_folder), "--skip-bad", "--json"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
         process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE)

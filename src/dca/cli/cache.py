@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from dca.cli.common import Group, emit, json_flag
+from dca.cli.tables import format_table
 from dca.core.text import format_bytes
 
 
@@ -16,14 +17,14 @@ from dca.core.text import format_bytes
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show the stored image features, by backbone and precision; `dca cache clear` deletes them.
+    """Show the stored image features, one space per backbone and precision; `dca cache clear` deletes them.
 
-    They are in the folder DCA_CACHE, or in the system's cache folder. Deleting them loses no result:
-    missing features are computed again.
+    They are stored in the folder DCA_CACHE, or else in the system's cache folder. Deleting them loses
+    no result: missing features are computed again.
 
     \b
     dca cache                                which features are stored
-    dca cache clear 74079b095841260e         delete those of one space, by the name in the first column
+    dca cache clear 74079b095841260e         delete one space, by the name in the first column
     DCA_CACHE_GB=1 dca fit photos/           keep at most one gigabyte
     """
     if ctx.invoked_subcommand is not None:
@@ -34,21 +35,29 @@ def command(ctx: click.Context, as_json: bool) -> None:
     spaces = store.spaces()
     total = sum(space.bytes for space in spaces)
     if as_json:
-        rows = [asdict(space) for space in spaces]
-        emit({"folder": str(store.folder), "bytes": total, "limit_bytes": store.limit, "spaces": rows})
+        values = [asdict(space) for space in spaces]
+        emit({"folder": str(store.folder), "bytes": total, "limit_bytes": store.limit, "spaces": values})
         return
     click.echo(f"{store.folder}: {format_bytes(total)} of at most {format_bytes(store.limit)}")
-    for space in spaces:
-        day = time.strftime("%Y-%m-%d", time.localtime(space.used))
-        size = f"{space.features:>9,} features  {format_bytes(space.bytes):>9}"
-        click.echo(f"  {space.name}  {size}  used {day}  {contents(space.about)}")
+    rows = [
+        [
+            space.name,
+            f"{space.features:,} features",
+            format_bytes(space.bytes),
+            f"used {time.strftime('%Y-%m-%d', time.localtime(space.used))}",
+            describe_space(space.about),
+        ]
+        for space in spaces
+    ]
+    for line in format_table(rows, align="lrr", indent=2):
+        click.echo(line)
 
 
-def contents(about: Mapping[str, object]) -> str:
-    """What a space holds, in words.
+def describe_space(about: Mapping[str, object]) -> str:
+    """Describe in words which features a space holds.
 
-    >>> contents({"display": {"source": "mini"}, "backbone": "c620a0f01b44", "precision": "torch.float32", "crop": 64})
-    'mini c620a0f0, float32, crop 64'
+    >>> describe_space({"display": {"source": "mini"}, "backbone": "c620a0f01b44", "precision": "torch.float32"})
+    'mini c620a0f0, float32'
     """
     facts = dict(about)
     display = facts.pop("display", {})
@@ -62,7 +71,7 @@ def contents(about: Mapping[str, object]) -> str:
 @click.argument("names", nargs=-1)
 @json_flag
 def clear(names: tuple[str, ...], as_json: bool) -> None:
-    """Delete all stored features, or only those of the spaces NAMES.
+    """Delete all stored features, or only the spaces NAMES that `dca cache` lists.
 
     \b
     dca cache clear

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import columns, emit, json_flag, padded, quiet_flag, running, showing
+from dca.cli.common import emit, json_flag, quiet_flag, running, showing
+from dca.cli.tables import format_table
 from dca.core.text import percent, pluralize, to_printable
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset
     from dca.model.findings import DoubtfulLabel, LabelCheck
 
-MOST = 40
-MOST_OTHERS = 5
-# Pixels of an image in the picture; many photos in full size would need gigabytes.
+# Rows that are printed: doubtful images, and images that cannot be checked.
+MOST, MOST_UNCHECKED = 40, 5
+# Pixels of an image on the sheet; many photos in full size would need gigabytes.
 SIDE = 240
 
 
@@ -28,7 +29,7 @@ SIDE = 240
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help=f"Show at most N images, the most doubtful first. [{MOST}; with --json all]",
+    help=f"Show at most N images, the most doubtful first.  [default: {MOST}; all with --json]",
 )
 @click.option(
     "--odds",
@@ -42,9 +43,9 @@ SIDE = 240
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
-    help="Draw the images that are shown into this .png or .svg file. Needs matplotlib.",
+    help="Also draw the listed images into this .png or .svg file. Needs matplotlib.",
 )
-@click.option("--backbone", default="mini", show_default=True, help="As for dca fit.")
+@click.option("--backbone", default="mini", show_default=True, help="Backbone, as for dca fit.")
 @running
 @quiet_flag
 @json_flag
@@ -62,8 +63,8 @@ def command(
     """Find images of DATA whose labels look wrong.
 
     Each training image is left out in turn and predicted by a model of all others (the default
-    method, which takes seconds). What is listed are candidates to look at, not facts: an unusual
-    photo with the right label is listed as well. DATA has the forms that `dca fit` takes; to check
+    method, which takes seconds). The list has candidates to look at, not facts: an unusual photo
+    with the right label is listed as well. DATA has the forms that `dca fit` takes; to check
     another part, give its folder. No file is changed and no model is written.
 
     \b
@@ -82,81 +83,80 @@ def command(
     dataset = as_dataset(data, None)
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)
-        found = check_labels(dataset, session, backbone=backbone, precision=precision, odds=odds)
-    drawn = picture if found.doubtful else None
-    if drawn is not None:
-        draw(found, dataset, drawn, most or MOST)
+        check = check_labels(dataset, session, backbone=backbone, precision=precision, odds=odds)
+    sheet = picture if check.doubtful else None
+    if sheet is not None:
+        draw_sheet(check, dataset, sheet, most or MOST)
     if as_json:
-        emit(plain(found, data, odds, most, drawn))
+        emit(to_json(check, data, odds, most, sheet))
         return
-    click.echo("\n".join(summary(found, odds, most or MOST)))
+    click.echo("\n".join(format_check(check, odds, most or MOST)))
     if picture is not None:
-        click.echo(f"wrote {picture}" if drawn else f"nothing to draw: {picture} is not written")
+        click.echo(f"wrote {picture}" if sheet else f"nothing to draw: {picture} is not written")
 
 
-def plain(found: LabelCheck, data: str, odds: float, most: int | None, picture: Path | None) -> dict[str, Any]:
-    """What was found, as one JSON value."""
-    rows = found.to_dict()
-    drawn = {"picture": str(picture)} if picture is not None else {}
-    shown = {"found": len(found.doubtful), **rows, "doubtful": rows["doubtful"][:most]}
-    return {"data": data, "odds": odds, **shown, **drawn}
+def to_json(check: LabelCheck, data: str, odds: float, most: int | None, sheet: Path | None) -> dict[str, Any]:
+    """The result as one JSON value."""
+    values = check.to_dict()
+    values["doubtful"] = values["doubtful"][:most]
+    picture = {"picture": str(sheet)} if sheet is not None else {}
+    return {"data": data, "odds": odds, "found": len(check.doubtful), **values, **picture}
 
 
-def summary(found: LabelCheck, odds: float, most: int) -> list[str]:
-    """What was found, as lines of text."""
-    doubtful, checked = found.doubtful, found.images - len(found.not_checked)
-    seen = f"{len(doubtful):,} of {pluralize(checked, 'training image')}"
+def format_check(check: LabelCheck, odds: float, most: int) -> list[str]:
+    """The result as lines of text."""
+    doubtful, checked = check.doubtful, check.images - len(check.not_checked)
     lines = [
-        f"labels to check: {seen} (another class at least {odds:g} times as probable)",
-        f"predicted by models that have not seen the image (estimated accuracy {percent(found.estimate.accuracy)})",
+        f"labels to check: {len(doubtful):,} of {pluralize(checked, 'training image')} "
+        f"(another class at least {odds:g} times as probable)",
+        f"predicted by models that have not seen the image (estimated accuracy {percent(check.estimate.accuracy)})",
     ]
-    lines += table(doubtful[:most])
+    lines += format_doubtful(doubtful[:most])
     if len(doubtful) > most:
         lines.append(f"{len(doubtful) - most:,} more: --most {len(doubtful)} shows them")
-    if found.conflicts:
+    if check.conflicts:
         lines.append(
-            f"copies under two labels, of which at least one is wrong: {pluralize(len(found.conflicts), 'pair')}"
+            f"copies under two labels, of which at least one is wrong: {pluralize(len(check.conflicts), 'pair')}"
         )
-        lines += _some([f"{_join_pair(one.images)} ({_join_pair(one.labels)})" for one in found.conflicts], most)
-    if found.not_checked:
-        only = "the only image of its class, or a copy of it, cannot be left out"
-        lines.append(f"not checked: {pluralize(len(found.not_checked), 'image')} ({only})")
-        lines += _some(list(map(to_printable, found.not_checked)), MOST_OTHERS)
+        lines += _cut_list([f"{_join_pair(one.images)} ({_join_pair(one.labels)})" for one in check.conflicts], most)
+    if check.not_checked:
+        reason = "the only image of its class, or a copy of it, cannot be left out"
+        lines.append(f"not checked: {pluralize(len(check.not_checked), 'image')} ({reason})")
+        lines += _cut_list(list(map(to_printable, check.not_checked)), MOST_UNCHECKED)
     if doubtful:
         lines.append("These are candidates to look at, not facts: move a file only after looking at it.")
     return lines
 
 
-def table(rows: Sequence[DoubtfulLabel]) -> list[str]:
-    """One line per image with a line of titles; nothing without rows."""
+def format_doubtful(rows: Sequence[DoubtfulLabel]) -> list[str]:
+    """One line per image below a line of titles; nothing without rows."""
     if not rows:
         return []
     cells = [["image", "given", "suggested", "probability", "of the given"]]
     for row in rows:
         words = map(to_printable, (row.image, row.label, row.suggested))
         cells.append([*words, f"{row.probability:.3f}", f"{row.own:.3f}"])
-    widths = [columns(column) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(map(padded, line, widths)).rstrip() for line in cells]
+    return format_table(cells, indent=2)
 
 
-def _some(lines: list[str], most: int) -> list[str]:
-    """At most that many lines, indented; the last says how many more there are."""
+def _cut_list(lines: list[str], most: int) -> list[str]:
+    """At most `most` lines, indented; a last line says how many more there are."""
     rest = [f"  and {len(lines) - most:,} more; --json has all of them"] if len(lines) > most else []
     return [*(f"  {line}" for line in lines[:most]), *rest]
 
 
-def _join_pair(two: tuple[str, str]) -> str:
-    return " ~ ".join(map(to_printable, two))
+def _join_pair(pair: tuple[str, str]) -> str:
+    return " ~ ".join(map(to_printable, pair))
 
 
-def draw(found: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
+def draw_sheet(check: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
     """Draw the most doubtful images with both labels."""
     from PIL import ImageOps
 
     from dca import plots
     from dca.images.decode import open_image
 
-    rows = found.doubtful[:most]
+    rows = check.doubtful[:most]
     plots.label_sheet(
         [ImageOps.fit(open_image(dataset.train[row.index].image), (SIDE, SIDE)) for row in rows],
         [Path(row.image).name for row in rows],
@@ -164,6 +164,6 @@ def draw(found: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:
         [row.suggested for row in rows],
         [row.probability for row in rows],
         path,
-        found=len(found.doubtful),
-        of=found.images - len(found.not_checked),
+        found=len(check.doubtful),
+        of=check.images - len(check.not_checked),
     )

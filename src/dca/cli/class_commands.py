@@ -23,39 +23,42 @@ F = TypeVar("F", bound=Callable[..., Any])
 Change = Callable[["Classifier", "Progress"], "Classifier"]
 
 
-def changing(function: F) -> F:
-    """Add the model, where the changed one goes, and the options of commands that load a model."""
+def change_options(function: F) -> F:
+    """Add the argument MODEL, -o, and the options of commands that load a model."""
     for option in (json_flag, quiet_flag, running, backbone_of_model, overwrite_flag):
         function = option(function)
     output = click.option(
-        "-o", "--output", type=click.Path(path_type=Path), default=None, help="Folder of the changed model. [MODEL]"
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        default=None,
+        help="Folder of the changed model.  [default: MODEL itself]",
     )
     return click.argument("model", type=click.Path(path_type=Path))(output(function))
 
 
 @click.command()
-@changing
+@change_options
 @click.argument("name")
 @click.argument("images", nargs=-1, type=click.Path())
-@click.option("--label", default=None, help="What predictions call the class, if not NAME.")
+@click.option("--label", default=None, help="Label of the class in predictions.  [default: NAME]")
 def add(model: Path, name: str, images: tuple[str, ...], label: str | None, **options: Any) -> None:
-    """Add the class NAME to MODEL, from IMAGES: files, or folders with all images below them.
+    """Add the class NAME to MODEL, with IMAGES: files, or folders with all images below them.
 
-    The images of the other classes are not needed and nothing is trained again. Prompts are attached to
-    the new name, so that methods which learn prompts work without IMAGES, too. Without -o, MODEL itself
-    is changed.
+    The images of the other classes are not needed and nothing is trained again. Methods that learn
+    prompts put them before the new name, so they need no IMAGES. Without -o, MODEL itself is changed.
 
     \b
     dca add-class photos.dca zebra zebras/
     dca add-class photos.dca "polar bear" a.jpg b.jpg -o more.dca
     dca add-class photos.dca zebra zebras/ --label SKU-1671
     """
-    paths = image_paths(images)
-    change(model, lambda found, progress: found.add_class(name, paths, label=label, progress=progress), **options)
+    paths = list_images(images)
+    change_model(model, lambda old, progress: old.add_class(name, paths, label=label, progress=progress), **options)
 
 
 @click.command()
-@changing
+@change_options
 @click.argument("name")
 def remove(model: Path, name: str, **options: Any) -> None:
     """Remove the class NAME from MODEL. Without -o, MODEL itself is changed.
@@ -64,11 +67,11 @@ def remove(model: Path, name: str, **options: Any) -> None:
     dca remove-class photos.dca zebra
     dca remove-class photos.dca zebra -o fewer.dca
     """
-    change(model, lambda found, _: found.remove_class(name), **options)
+    change_model(model, lambda old, _: old.remove_class(name), **options)
 
 
 @click.command()
-@changing
+@change_options
 @click.argument("name")
 @click.argument("new")
 @click.option("--label-only", is_flag=True, help="Keep the name that CLIP reads, and so all probabilities.")
@@ -79,11 +82,11 @@ def rename(model: Path, name: str, new: str, label_only: bool, **options: Any) -
     dca rename-class photos.dca ox "highland cattle"
     dca rename-class photos.dca zebra SKU-1671 --label-only
     """
-    change(model, lambda found, _: found.rename_class(name, new, label_only=label_only), **options)
+    change_model(model, lambda old, _: old.rename_class(name, new, label_only=label_only), **options)
 
 
-def image_paths(images: Sequence[str]) -> list[Path]:
-    """Files in the order given, folders expanded; one error lists all that is missing."""
+def list_images(images: Sequence[str]) -> list[Path]:
+    """List files in the order given, with all images below folders; one error names all that are missing."""
     from dca.model.inputs import as_images
 
     if missing := [name for name in images if not os.path.exists(name)]:
@@ -91,9 +94,9 @@ def image_paths(images: Sequence[str]) -> list[Path]:
     return [Path(str(image)) for name in images for image in as_images(name)]
 
 
-def change(
+def change_model(
     model: Path,
-    do: Change,
+    change: Change,
     *,
     output: Path | None,
     overwrite: bool,
@@ -115,11 +118,11 @@ def change(
         require_free(target, overwrite=overwrite)
     target = Path(os.path.realpath(target)) if in_place else target  # a link to a model stays a link
     with exclusive_lock(target):
-        before = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+        old = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
         with showing(quiet=quiet) as progress:
-            after = do(before, progress)
-        checkpoint.save_model(target, after.method_, after.record(), after.gallery(), keep_others=in_place)
-    report(after, model if in_place else target, as_json=as_json)
+            new = change(old, progress)
+        checkpoint.save_model(target, new.method_, new.record(), new.gallery(), keep_others=in_place)
+    print_change(new, model if in_place else target, as_json=as_json)
 
 
 def require_free(target: Path, *, overwrite: bool) -> None:
@@ -131,8 +134,8 @@ def require_free(target: Path, *, overwrite: bool) -> None:
         raise UserError(f"{target} holds a model", hint=[choose_output(), allow_overwrite()])
 
 
-def report(model: Classifier, folder: Path, *, as_json: bool) -> None:
-    """Print what was done, and how to measure the changed model."""
+def print_change(model: Classifier, folder: Path, *, as_json: bool) -> None:
+    """Print the last change, and how to measure the changed model."""
     from dca.model.records import ClassAdded
 
     change, labels = model.lineage_[-1], model.record().labels

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
+from dca.cli.tables import format_table
 from dca.core.hints import render_hint
 from dca.core.text import pluralize
 
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from dca.datasets.check import CheckReport
 
 root_option = click.option(
-    "--root", type=click.Path(path_type=Path), default=None, help="Folder that holds the public datasets [DCA_DATA]."
+    "--root",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder that holds the public datasets.  [default: DCA_DATA]",
 )
 
 
 class Datasets(Group):
-    """The group; it suggests `show` if a dataset's name is given as a command."""
+    """The group; suggests `show` if a dataset's name is given as a command."""
 
     def way_out(self, name: str) -> str:
         """`dca datasets eurosat` -> dca datasets show eurosat."""
@@ -47,16 +51,14 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
         return
     from dca.datasets import catalog
 
-    rows = [{**entry.describe(), "found": _found(entry, root)} for entry in catalog.entries().values()]
+    entries = [(entry, _find_folder(entry, root)) for entry in catalog.entries().values()]
     if as_json:
-        emit(rows)
+        emit([{**entry.describe(), "found": folder} for entry, folder in entries])
         return
-    click.echo(f"{'name':<16} {'classes':>7} {'train':>9} {'val':>7} {'test':>7}  found")
-    for row in rows:
-        sizes = row["sizes"]
-        assert isinstance(sizes, dict)
-        counts = f"{sizes['train']:>9,} {sizes['val']:>7,} {sizes['test']:>7,}"
-        click.echo(f"{row['name']:<16} {row['classes']:>7,} {counts}  {row['found'] or '-'}")
+    rows = [["name", "classes", "train", "val", "test", "found"]]
+    for entry, folder in entries:
+        rows.append([entry.name, *(f"{count:,}" for count in (entry.classes, *entry.sizes)), folder or "-"])
+    click.echo("\n".join(format_table(rows, align="lrrrr")))
     click.echo("\nyour own images need no entry here: dca datasets check photos/", err=True)
 
 
@@ -64,7 +66,7 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @json_flag
 def show(name: str, as_json: bool) -> None:
-    """Explain one public dataset: split, class names, template, folders, where to get it.
+    """Explain one public dataset: split, class names, prompt template, folders, where to get it.
 
     \b
     dca datasets show eurosat
@@ -94,7 +96,9 @@ def show(name: str, as_json: bool) -> None:
 @click.argument("data", type=click.Path())
 @root_option
 @click.option(
-    "--images/--no-images", default=None, help="Open every image. Default: yes for your own, no for public ones."
+    "--images/--no-images",
+    default=None,
+    help="Open every image, or check names and counts only.  [default: open your own, not public ones]",
 )
 @quiet_flag
 @json_flag
@@ -102,7 +106,7 @@ def show(name: str, as_json: bool) -> None:
 def check(ctx: click.Context, data: str, root: Path | None, images: bool | None, quiet: bool, as_json: bool) -> None:
     """Report what is wrong with DATA (a folder, an image list or a public name), and what to do.
 
-    Exits with 2 if something must be changed before training.
+    The exit code is 2 if something must be changed before training.
 
     \b
     dca datasets check photos/
@@ -117,7 +121,7 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
     if as_json:
         emit(report.describe("cli"))
     else:
-        _print(report)
+        print_report(report)
     if not report.ok:
         ctx.exit(2)
 
@@ -125,15 +129,15 @@ def check(ctx: click.Context, data: str, root: Path | None, images: bool | None,
 @command.command("draw")
 @click.argument("data", type=click.Path())
 @root_option
-@click.option("--shots", type=click.IntRange(min=1), required=True, help="K, training images per class.")
+@click.option("--shots", type=click.IntRange(min=1), required=True, help="K, number of training images per class.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the draw.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Write the draw to this file.")
 @json_flag
 def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | None, as_json: bool) -> None:
     """Draw K images per class of DATA as in published work, and print the hash of the draw.
 
-    Equal hashes mean the same images of the same classes in the same order, wherever they are
-    stored. A class with fewer than K images gives all it has.
+    Equal hashes mean the same images of the same classes in the same order, wherever the files
+    are. A class with fewer than K images gives all of them.
 
     \b
     dca datasets draw photos/ --shots 4
@@ -146,7 +150,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dataset = load_dataset(data, root=root)
     drawn = draw_few_shot(dataset, shots, seed)
     for name, count in short_classes(dataset, shots):
-        click.echo(f"warning: class '{name}' has only {pluralize(count, 'image')}, and gives all it has", err=True)
+        click.echo(f"warning: class '{name}' has only {pluralize(count, 'image')}; all are drawn", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
     record = draw_record(drawn, shots, seed)
@@ -159,8 +163,8 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
         click.echo(f"wrote {output}")
 
 
-def _found(entry: CatalogEntry, root: Path | None) -> str | None:
-    """Folder of the dataset under the root, if it is there."""
+def _find_folder(entry: CatalogEntry, root: Path | None) -> str | None:
+    """The folder of the dataset below the root; None if it is not there."""
     from dca.core.errors import UserError
     from dca.datasets.load import find_dataset_folder
 
@@ -170,11 +174,11 @@ def _found(entry: CatalogEntry, root: Path | None) -> str | None:
         return None
 
 
-def _print(report: CheckReport) -> None:
+def print_report(report: CheckReport) -> None:
     """Print a report: counts first, then the findings, worst first."""
     click.echo(f"{report.name} at {report.path}")
     for key, value in report.facts.items():
-        click.echo(f"  {key.replace('_', ' ')}: {_fact(value)}")
+        click.echo(f"  {key.replace('_', ' ')}: {_format_fact(value)}")
     for finding in report.findings:
         click.echo(f"{finding.level}: {finding.what}")
         for example in finding.examples:
@@ -187,7 +191,7 @@ def _print(report: CheckReport) -> None:
         click.echo("nothing wrong found")
 
 
-def _fact(value: object) -> str:
+def _format_fact(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {count:,}" for key, count in value.items())
     if isinstance(value, list):

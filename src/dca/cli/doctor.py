@@ -1,19 +1,41 @@
-"""dca doctor: what is installed and what a run would use."""
+"""dca doctor: what is installed, and what a fit would use."""
 
 from __future__ import annotations
 
 import os
 import platform
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import click
 
 import dca
 from dca.cli.common import emit, json_flag
+from dca.cli.tables import format_table
 
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub", "matplotlib", "scikit-learn")
 VARIABLES = ("HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DCA_CACHE", "DCA_DATA")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What is installed and what a fit would use.
+
+    packages: version, or None if not installed. backbones: folder, or None if not on this machine. environment: the
+    variables of `VARIABLES` that are set. notes: advice.
+    """
+
+    dca: str
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+    torch_build: str
+    device: str
+    threads: int
+    precision: str
+    backbones: dict[str, str | None]
+    environment: dict[str, str]
+    notes: list[str]
 
 
 @click.command()
@@ -25,46 +47,49 @@ def command(as_json: bool) -> None:
     dca doctor
     dca doctor --json > doctor.json          to attach to a bug report
     """
-    report = examine()
+    found = examine_installation()
     if as_json:
-        emit(report)
+        emit(asdict(found))
         return
-    click.echo(f"dca {report['dca']}   Python {report['python']}   {report['platform']}")
-    for name, found in report["packages"].items():
-        click.echo(f"  {name:<16} {found or 'not installed'}")
-    click.echo(f"device auto -> {report['device']} ({report['threads']} threads), precision {report['precision']}")
-    for name, place in report["backbones"].items():
-        click.echo(f"  {name:<16} {place or 'downloaded on first use'}")
-    for name, value in report["environment"].items():
+    click.echo(f"dca {found.dca}   Python {found.python}   {found.platform}")
+    print_rows([[name, number or "not installed"] for name, number in found.packages.items()])
+    click.echo(f"device auto -> {found.device} ({found.threads} threads), precision {found.precision}")
+    print_rows([[name, folder or "downloaded on first use"] for name, folder in found.backbones.items()])
+    for name, value in found.environment.items():
         click.echo(f"  {name}={value}")
-    for note in report["notes"]:
+    for note in found.notes:
         click.echo(f"note: {note}")
 
 
-def examine() -> dict[str, Any]:
-    """Everything the command prints."""
+def print_rows(rows: list[list[str]]) -> None:
+    """Print rows in columns."""
+    click.echo("\n".join(format_table(rows, indent=2)))
+
+
+def examine_installation() -> Installation:
+    """Collect everything that the command prints."""
     import torch
 
     from dca.backbones.sources import list_backbones
     from dca.core.device import compute_dtype, resolve_device
 
     device = resolve_device("auto")
-    return {
-        "dca": dca.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: installed(name) for name in PACKAGES},
-        "torch_build": f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu",
-        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "threads": torch.get_num_threads(),
-        "precision": str(compute_dtype(device, "auto")).removeprefix("torch."),
-        "backbones": list_backbones(),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "notes": notes(),
-    }
+    return Installation(
+        dca=dca.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: installed_version(name) for name in PACKAGES},
+        torch_build=f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu",
+        device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        threads=torch.get_num_threads(),
+        precision=str(compute_dtype(device, "auto")).removeprefix("torch."),
+        backbones=list_backbones(),
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        notes=advice(),
+    )
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Version of a package; None if it is not installed."""
     try:
         return version(package)
@@ -72,13 +97,13 @@ def installed(package: str) -> str | None:
         return None
 
 
-def notes() -> list[str]:
+def advice() -> list[str]:
     """Advice about this installation."""
     import torch
 
-    found = []
+    notes = []
     if torch.version.cuda and not torch.cuda.is_available():
-        found.append("this torch is built for CUDA but finds no GPU; a CPU build is 4 GB smaller (see the README)")
-    if installed("matplotlib") is None:
-        found.append("matplotlib is not installed; charts need it: pip install 'dca-prompt[report]'")
-    return found
+        notes.append("this torch is built for CUDA but finds no GPU; a CPU build is 4 GB smaller (see the README)")
+    if installed_version("matplotlib") is None:
+        notes.append("matplotlib is not installed; plots need it: pip install 'dca-prompt[report]'")
+    return notes

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dca.cli.common import (
     backbone_of_model,
-    columns,
     emit,
     json_flag,
-    padded,
     pictures_flag,
     pictures_line,
     quiet_flag,
@@ -21,6 +19,7 @@ from dca.cli.common import (
     say_how_to_draw,
     showing,
 )
+from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import percent, pluralize
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     "--min-accuracy",
     type=click.FloatRange(0, 1),
     default=None,
-    help="Exit with 3 when the accuracy is below this fraction.",
+    help="Exit with code 3 if the accuracy is below this fraction.",
 )
 @click.option(
     "--plots",
@@ -50,14 +49,14 @@ if TYPE_CHECKING:
     "--among",
     type=click.Choice(["all", "target"]),
     default=None,
-    help="Classes that compete: all of the model, or only those of DATA.  [default: all; target for ImageNet-A and -R]",
+    help="Predict among all classes of the model, or only those of DATA.  [default: all; target for ImageNet-A and -R]",
 )
 @click.option(
     "--set",
-    "settings",
+    "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Another value for an option of the model's head, such as gamma1; repeatable. The model is not changed.",
+    help="Measure with another value of an option of the head, such as gamma1; repeatable. MODEL is not changed.",
 )
 @pictures_flag
 @backbone_of_model
@@ -70,17 +69,19 @@ def command(
     min_accuracy: float | None,
     plots: Path | None,
     among: Among | None,
-    settings: tuple[str, ...],
+    options: tuple[str, ...],
     pictures: bool,
     quiet: bool,
     as_json: bool,
-    **place: Any,
+    backbone: str | None,
+    device: str,
+    precision: str,
 ) -> None:
     """Measure MODEL on the labelled images of DATA.
 
     DATA has the forms that `dca fit` takes; where it has a test part (or else a validation part),
-    only that is used. It need not hold all classes of the model. All of them compete, unless DATA is a shifted
-    version of the model's dataset (ImageNet-A, ImageNet-R): these are measured among their own classes.
+    only that is used. It need not have all classes of the model. Predictions are among all of them, unless
+    DATA is a shifted version of the model's dataset (ImageNet-A, ImageNet-R) with fewer classes.
 
     \b
     dca eval photos.dca more_photos/
@@ -93,51 +94,52 @@ def command(
 
     if plots is not None:
         require_writable(plots)
-    classifier = Classifier.from_pretrained(model, **place)
-    if settings:
-        classifier = classifier.with_options(*settings)
+    classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    if options:
+        classifier = classifier.with_options(*options)
     dataset = as_dataset(data, None, for_evaluation=True)
     with showing(quiet=quiet) as progress:
-        report = classifier.evaluate(dataset, among=among, progress=progress)
-    if report.seen_in_training:
-        seen = f"{report.seen_in_training:,} of these {report.n:,} images"
+        evaluation = classifier.evaluate(dataset, among=among, progress=progress)
+    if evaluation.seen_in_training:
+        seen = f"{evaluation.seen_in_training:,} of these {evaluation.n:,} images"
         click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
-    drawn = draw(report, dataset, model, plots) if plots is not None or pictures else []
-    show(report, drawn, known=len(classifier.classes_), named=plots is not None, as_json=as_json)
+    drawn = draw(evaluation, dataset, model, plots) if plots is not None or pictures else []
+    print_evaluation(evaluation, drawn, classes=len(classifier.classes_), named=plots is not None, as_json=as_json)
     if pictures and not as_json:
         say_how_to_draw()
-    if min_accuracy is not None and report.accuracy < min_accuracy:
+    if min_accuracy is not None and evaluation.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
         raise click.exceptions.Exit(3)
 
 
-def show(report: Evaluation, drawn: Sequence[Path], *, known: int, named: bool, as_json: bool) -> None:
-    """Print the figures and the pictures. known: classes of the model. named: whether the user named their folder."""
+def print_evaluation(
+    evaluation: Evaluation, drawn: Sequence[Path], *, classes: int, named: bool, as_json: bool
+) -> None:
+    """Print figures and pictures. classes: of the model. named: whether the user named the folder of the pictures."""
     if as_json:
         names = [str(path) for path in drawn]
-        emit({**report.to_dict(), **({"plots" if named else "pictures": names} if drawn else {})})
+        emit({**evaluation.to_dict(), **({"plots" if named else "pictures": names} if drawn else {})})
         return
-    click.echo("\n".join(summary(report, known)))
+    click.echo("\n".join(format_evaluation(evaluation, classes)))
     if named:
         click.echo("\n".join(f"wrote {path}" for path in drawn))
     elif drawn:
         click.echo(pictures_line([str(path) for path in drawn]))
 
 
-def summary(report: Evaluation, known: int = 0) -> list[str]:
-    """The figures for people: the whole, then the classes, the hardest first; known: classes of the model."""
-    few = f", among {len(report.labels):,} of {known:,} classes" if len(report.labels) < known else ""
-    head = f"accuracy {percent(report.accuracy)} on {pluralize(report.n, 'image')}{few}"
-    if percent(report.mean_over_classes) != percent(report.accuracy):
-        head += f"; mean over classes {percent(report.mean_over_classes)}"
-    head += f"; calibration error {report.ece:.3f}"
-    classes = sorted(((str(label), value) for label, value in report.per_class.items()), key=lambda row: row[1])
-    width = columns(label for label, _ in classes)
-    return [head, *(f"  {padded(label, width)}  {percent(value):>7}" for label, value in classes)]
+def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
+    """The figures as lines of text, the hardest class first. classes: number of the model's classes."""
+    among = f", among {len(evaluation.labels):,} of {classes:,} classes" if len(evaluation.labels) < classes else ""
+    head = f"accuracy {percent(evaluation.accuracy)} on {pluralize(evaluation.n, 'image')}{among}"
+    if percent(evaluation.mean_over_classes) != percent(evaluation.accuracy):
+        head += f"; mean over classes {percent(evaluation.mean_over_classes)}"
+    head += f"; calibration error {evaluation.ece:.3f}"
+    rows = sorted(((str(label), value) for label, value in evaluation.per_class.items()), key=lambda row: row[1])
+    return [head, *format_table([[label, f"{percent(value):>7}"] for label, value in rows], indent=2)]
 
 
 def require_writable(folder: Path) -> None:
-    """Raise before any image is read if the charts cannot be drawn or written."""
+    """Raise, before any image is read, if plots cannot be drawn or written."""
     from dca.core.files import explain_write_errors
     from dca.plots.style import need_matplotlib
 
@@ -146,15 +148,15 @@ def require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def draw(report: Evaluation, dataset: Dataset, model: Path, folder: Path | None) -> list[Path]:
-    """Write the pictures of an evaluation; returns their paths.
+def draw(evaluation: Evaluation, dataset: Dataset, model: Path, folder: Path | None) -> list[Path]:
+    """Draw the pictures of an evaluation; returns their paths.
 
-    folder: where to, or None for the folder of the model; if nothing can be written there, that is a warning.
+    folder: of the pictures; None for one in the folder of the model, where a write error is only a warning.
     """
     from dca.model.checkpoint import PICTURES
     from dca.runs.pictures import can_draw, folder_name, judged_test, plot_evaluation
 
-    judged = judged_test(dataset.test or dataset.val or dataset.train, report)
+    judged = judged_test(dataset.test or dataset.val or dataset.train, evaluation)
     if folder is not None:
         return plot_evaluation(judged, folder, model.name)
     if not can_draw():

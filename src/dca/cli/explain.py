@@ -1,4 +1,4 @@
-"""dca explain: why a model says what it says about an image."""
+"""dca explain: why a model predicts a class for an image, and its learned prompts in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, columns, emit, json_flag, padded, running
+from dca.cli.common import backbone_of_model, emit, json_flag, running
+from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import percent, pluralize, to_printable
 
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from dca.model.explain import Explanation
     from dca.model.prompt_words import PromptReport
 
+# Most probable classes and nearest training images that are shown.
 TOP, NEAREST = 5, 5
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("image", type=click.Path(path_type=Path), required=False)
-@click.option("--prompts", is_flag=True, help="Print the learned prompts in words instead; no image is needed.")
+@click.option("--prompts", is_flag=True, help="Print the learned prompts in words instead; takes no image.")
 @click.option("--class", "target", default=None, metavar="NAME", help="Explain this class.  [the most probable one]")
 @click.option(
     "-o",
@@ -31,7 +33,7 @@ TOP, NEAREST = 5, 5
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
-    help="Where the picture goes, .png or .svg.  [IMAGE.explain.png in the working folder]",
+    help="Write the heat map to this .png or .svg file.  [default: IMAGE.explain.png in the working folder]",
 )
 @backbone_of_model
 @running
@@ -47,11 +49,11 @@ def command(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Explain what MODEL says about IMAGE: probabilities, nearest training images, and a heat map.
+    """Explain what MODEL predicts for IMAGE: probabilities, nearest training images, and a heat map.
 
-    The heat map says what blurring a part of the image takes from the odds of the class: orange parts speak
-    for it, blue ones against it. It explains the model, not the world: a model that knows ships by the
-    water lights up the water.
+    The heat map shows how much the odds of the class fall when a part of the image is blurred: orange parts
+    speak for the class, blue ones against it. It explains the model, not the world: a model that recognises
+    ships by the water highlights the water.
 
     \b
     dca explain photos.dca new.jpg
@@ -59,106 +61,102 @@ def command(
     dca explain photos.dca --prompts
     """
     from dca.model.classifier import Classifier
+    from dca.plots.style import require_drawable
 
     if prompts == (image is not None):
         raise UserError("give either an image or --prompts", hint="dca explain MODEL IMAGE")
     if image is not None:
         output = output or Path(f"{image.stem}.explain.png")
-        require_picture(output)
+        require_drawable(output)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     if image is None:
-        show_prompts(classifier, as_json=as_json)
+        print_prompts(classifier, as_json=as_json)
         return
     assert output is not None
-    show_image(classifier, image, target, output, as_json=as_json)
+    explain_image(classifier, image, target, output, as_json=as_json)
 
 
-def require_picture(path: Path) -> None:
-    """Raise before any work if the picture cannot be drawn."""
-    from dca.plots.style import require_drawable
-
-    require_drawable(path)
-
-
-def show_image(classifier: Classifier, image: Path, target: str | None, output: Path, *, as_json: bool) -> None:
-    """Explain one image on the screen and in a picture."""
+def explain_image(classifier: Classifier, image: Path, target: str | None, output: Path, *, as_json: bool) -> None:
+    """Explain one image on the screen and in a heat map."""
     from dca.model.explain import explain
 
-    found = explain(classifier, image, target=target, neighbours=NEAREST)
-    draw(found, classifier, output)
+    explanation = explain(classifier, image, target=target, neighbours=NEAREST)
+    draw(explanation, classifier, output)
     if as_json:
-        emit(described(found, output))
+        emit(to_json(explanation, output))
         return
-    click.echo("\n".join(lines(found)))
+    click.echo("\n".join(format_explanation(explanation)))
     click.echo(f"wrote {output}")
 
 
-def draw(found: Explanation, classifier: Classifier, output: Path) -> None:
-    """Write the picture."""
+def draw(explanation: Explanation, classifier: Classifier, output: Path) -> None:
+    """Draw the heat map beside the probabilities and the nearest training images."""
     from PIL import Image
 
-    from dca.plots.explanation import explanation
+    from dca.plots.explanation import explanation as plot_explanation
 
     gallery = classifier.gallery()
     nearest: list[tuple[Any, str, float]] = []
     if gallery is not None:
         nearest = [
-            (Image.open(io.BytesIO(gallery.jpegs[one.index])), str(one.label), one.similarity) for one in found.nearest
+            (Image.open(io.BytesIO(gallery.jpegs[near.index])), str(near.label), near.similarity)
+            for near in explanation.nearest
         ]
-    top = [(str(label), probability) for label, probability in found.top(TOP)]
-    explanation(found.crop, found.heat_map(), top, nearest, output, target=str(found.labels[found.target]))
+    top = [(str(label), probability) for label, probability in explanation.top(TOP)]
+    target = str(explanation.labels[explanation.target])
+    plot_explanation(explanation.crop, explanation.heat_map(), top, nearest, output, target=target)
 
 
-def described(found: Explanation, output: Path) -> dict[str, Any]:
-    """The value that `--json` prints."""
+def to_json(explanation: Explanation, output: Path) -> dict[str, Any]:
+    """The explanation as one JSON value."""
     return {
-        "top": [{"label": str(label), "probability": p} for label, p in found.top(TOP)],
-        "explained": str(found.labels[found.target]),
-        "nearest": [{"name": n.name, "label": str(n.label), "similarity": n.similarity} for n in found.nearest],
-        "relevance": found.relevance.tolist(),
+        "top": [{"label": str(label), "probability": p} for label, p in explanation.top(TOP)],
+        "explained": str(explanation.labels[explanation.target]),
+        "nearest": [
+            {"name": near.name, "label": str(near.label), "similarity": near.similarity} for near in explanation.nearest
+        ],
+        "relevance": explanation.relevance.tolist(),
         "picture": str(output),
     }
 
 
-def lines(found: Explanation) -> list[str]:
-    """The explanation as text."""
-    top = [(str(label), probability) for label, probability in found.top(TOP)]
-    width = columns(label for label, _ in top)
-    text = [f"{padded(label, width)}  {percent(probability):>7}" for label, probability in top]
-    if not found.nearest:
-        return [*text, "nearest training images: the model has no gallery (it was fitted with --no-gallery)"]
-    wide = columns(to_printable(one.name) for one in found.nearest)
-    text.append("nearest training images")
-    return text + [
-        f"  {padded(to_printable(n.name), wide)}  {n.label}, cosine {n.similarity:.2f}" for n in found.nearest
-    ]
+def format_explanation(explanation: Explanation) -> list[str]:
+    """The explanation as lines of text."""
+    top = [[str(label), f"{percent(probability):>7}"] for label, probability in explanation.top(TOP)]
+    if not explanation.nearest:
+        return [
+            *format_table(top),
+            "nearest training images: the model has no gallery (it was fitted with --no-gallery)",
+        ]
+    nearest = [[to_printable(near.name), f"{near.label}, cosine {near.similarity:.2f}"] for near in explanation.nearest]
+    return [*format_table(top), "nearest training images", *format_table(nearest, indent=2)]
 
 
-def show_prompts(classifier: Classifier, *, as_json: bool) -> None:
+def print_prompts(classifier: Classifier, *, as_json: bool) -> None:
     """Print the learned prompts in words."""
     from dca.model.prompt_words import prompt_words
 
-    found = prompt_words(classifier.method_, classifier.classes_.tolist())
-    if found is None:
+    prompts = prompt_words(classifier.method_, classifier.classes_.tolist())
+    if prompts is None:
         raise UserError(
             f"a {classifier.method_.name} model learns no prompts",
             hint="fit with a prompt method, such as --method dca",
         )
     if as_json:
-        emit(found.to_dict())
+        emit(prompts.to_dict())
     else:
-        click.echo("\n".join(prompt_lines(found)))
+        click.echo("\n".join(format_prompts(prompts)))
 
 
-def prompt_lines(found: PromptReport) -> list[str]:
-    """The prompts as text: the nearest token of every vector with its distance, and the angles."""
-    text = [f"nearest tokens by distance of their embeddings; usual distance between neighbours {found.usual:.2f}"]
-    for prompt in found.prompts:
+def format_prompts(report: PromptReport) -> list[str]:
+    """The prompts as lines of text: the nearest token of every vector with its distance, and the angles."""
+    lines = [f"nearest tokens by distance of their embeddings; usual distance between neighbours {report.usual:.2f}"]
+    for prompt in report.prompts:
         words = "  ".join(f"{near[0].text} ({near[0].distance:.2f})" for near in prompt.tokens)
-        text.append(f"{prompt.name}:  {words}")
-    if found.left_out:
-        text.append(f"and {pluralize(found.left_out, 'prompt')} more")
-    if found.angles:
-        text.append("angles between prompts in degrees, mean over classes")
-        text += ["  " + " ".join(f"{angle:5.1f}" for angle in row) for row in found.angles]
-    return text
+        lines.append(f"{prompt.name}:  {words}")
+    if report.left_out:
+        lines.append(f"and {pluralize(report.left_out, 'prompt')} more")
+    if report.angles:
+        lines.append("angles between prompts in degrees, mean over classes")
+        lines += ["  " + " ".join(f"{angle:5.1f}" for angle in row) for row in report.angles]
+    return lines

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @click.option(
     "--onnx", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write."
 )
-@click.option("--int8", is_flag=True, help="Store the backbone's weights in 8 bits, and measure what that costs.")
+@click.option("--int8", is_flag=True, help="Store the backbone's weights in 8 bits, and measure the cost in accuracy.")
 @click.option("--web", is_flag=True, help="Add a page that classifies images in the browser. Needs npm once.")
-@click.option("--data", default=None, help="Labelled images to measure on.  [default: images of the built-in sample]")
+@click.option("--data", default=None, help="Labelled images to compare on.  [default: images of the built-in sample]")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export.")
 @backbone_of_model
 @quiet_flag
@@ -38,10 +38,10 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write MODEL as an ONNX program from images to probabilities, and compare it with the original.
+    """Write MODEL as an ONNX file that maps images to probabilities, and compare it with the original.
 
     DIR gets model.onnx (8-bit images in, probabilities out, any batch size), classes.json (classes and
-    preprocessing) and predict.py, which needs only onnxruntime, pillow and numpy.
+    preprocessing) and predict.py, a script that needs only onnxruntime, pillow and numpy.
 
     \b
     dca export photos.dca --onnx out/
@@ -54,44 +54,45 @@ def command(
 
     require_onnx()
     require_free(folder, overwrite=overwrite)
-    found = Classifier.from_pretrained(model, backbone=backbone, device="cpu", precision="fp32")
+    classifier = Classifier.from_pretrained(model, backbone=backbone, device="cpu", precision="fp32")
     with showing(quiet=quiet) as progress:
-        done = export_onnx(found, folder, int8=int8, web=web, data=data, overwrite=overwrite, progress=progress)
-    warn(done)
+        result = export_onnx(classifier, folder, int8=int8, web=web, data=data, overwrite=overwrite, progress=progress)
+    warn_about_difference(result)
     if as_json:
-        emit(done.to_dict())
+        emit(result.to_dict())
         return
-    for line in summary(done, int8=int8, web=web):
-        click.echo(line)
+    click.echo("\n".join(format_result(result, int8=int8, web=web)))
 
 
-def warn(done: ExportResult) -> None:
-    """Say on stderr if the difference to torch is more than rounding."""
+def warn_about_difference(result: ExportResult) -> None:
+    """Warn on stderr if the difference from torch is more than rounding."""
     from dca.export.folder import ROUNDING
 
-    if done.parity.difference > ROUNDING:
+    if result.parity.difference > ROUNDING:
         click.echo(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
 
 
-def summary(done: ExportResult, *, int8: bool, web: bool) -> list[str]:
-    """What was written, how exact it is, and what to do next."""
-    size = sum(size for name, size in done.sizes.items() if name.startswith("model.onnx"))
-    others = [name for name in done.sizes if name in ("classes.json", "predict.py", "index.html")]
-    lines = [f"{done.folder / 'model.onnx'} {format_bytes(size)}, {', '.join(others)}"]
+def format_result(result: ExportResult, *, int8: bool, web: bool) -> list[str]:
+    """The files, the difference from torch, and the next command, as lines of text."""
+    size = sum(size for name, size in result.sizes.items() if name.startswith("model.onnx"))
+    others = [name for name in result.sizes if name in ("classes.json", "predict.py", "index.html")]
+    lines = [f"{result.folder / 'model.onnx'} {format_bytes(size)}, {', '.join(others)}"]
     before = " before 8 bits" if int8 else ""
-    lines.append(f"max |Δp| vs torch {done.parity.difference:.1e} on {pluralize(done.parity.images, 'image')}{before}")
-    if done.cost is not None:
-        lines += cost_lines(done.cost)
-    where = shlex.quote(str(done.folder))
+    lines.append(
+        f"max |Δp| vs torch {result.parity.difference:.1e} on {pluralize(result.parity.images, 'image')}{before}"
+    )
+    if result.cost is not None:
+        lines += format_cost(result.cost)
+    where = shlex.quote(str(result.folder))
     if web:
         lines.append(f"next  python -m http.server -d {where}   then open http://127.0.0.1:8000")
     else:
-        lines.append(f"next  python {shlex.quote(str(done.folder / 'predict.py'))} photo.jpg")
+        lines.append(f"next  python {shlex.quote(str(result.folder / 'predict.py'))} photo.jpg")
     return lines
 
 
-def cost_lines(cost: Int8Cost) -> list[str]:
-    """What 8 bits cost."""
+def format_cost(cost: Int8Cost) -> list[str]:
+    """The cost of 8-bit weights, as lines of text."""
     same = f"same answer on {cost.same:,} of {pluralize(cost.images, 'image')}, max |Δp| {cost.difference:.2g}"
     if cost.accuracy is None or cost.accuracy_int8 is None:
         return [f"int8: {same}", "  the cost in accuracy is not known: give labelled images with --data"]

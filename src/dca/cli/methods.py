@@ -23,7 +23,7 @@ REASONS = {
 
 
 class Methods(Group):
-    """The group; a method's name in place of a command points to `show`."""
+    """The group; suggests `show` if a method's name is given as a command."""
 
     def way_out(self, name: str) -> str:
         """`dca methods coop` -> dca methods show coop."""
@@ -36,10 +36,10 @@ class Methods(Group):
 @json_flag
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Which method to take, and all of them; `dca methods show NAME` explains one and its options.
+    """List the methods by speed and measured accuracy; `dca methods show NAME` explains one and its options.
 
     \b
-    dca methods                              by speed and measured accuracy
+    dca methods                              which one to choose, and all of them
     dca methods show coop                    its equations, options, limits and paper
     dca fit photos/ --method coop            train with it
     """
@@ -52,58 +52,59 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         emit(rows)
     else:
-        click.echo("\n".join(listing(rows, shutil.get_terminal_size((WIDEST, 24)).columns)))
+        click.echo("\n".join(format_methods(rows, shutil.get_terminal_size((WIDEST, 24)).columns)))
 
 
-def listing(rows: list[dict[str, Any]], columns: int) -> list[str]:
-    """Which method to take, then all of them by speed class: accuracy, summary, and what it learns from."""
+def format_methods(rows: list[dict[str, Any]], columns: int) -> list[str]:
+    """Which method to choose, then all of them by speed: accuracy, summary, and what each learns from."""
     from dca.methods.summary import SPEEDS, measured, measured_on, ordered
 
     margin = max(len(row["name"]) for row in rows) + 12
     width = max(min(columns, WIDEST), margin + 30)
-    lines = advised(rows, width)
+    lines = format_advice(rows, width)
     for speed, words in SPEEDS.items():
         lines += ["", f"{words}:"]
         for row in ordered(rows):
             if row["speed"] == speed:
-                lines += entry(row, margin, width)
+                lines += format_method(row, margin, width)
     notes = [f"%: {measured_on()}", "values: trained parameters on ViT-B/16 with 100 classes"]
     if tuned := [row["name"] for row in rows if row["measured_with"]]:
-        which = (
-            f"{', '.join(tuned)}: measured with settings that were chosen for {measured()['backbone']} on validation"
+        notes.insert(
+            1,
+            f"{', '.join(tuned)}: measured with options that were chosen on validation images for "
+            f"{measured()['backbone']} and are not the defaults; see `dca methods show NAME`",
         )
-        notes.insert(1, f"{which} images and are no defaults; `dca methods show NAME` has them")
     lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
     return [*lines, "dca methods show NAME: paper and options"]
 
 
-def advised(rows: list[dict[str, Any]], width: int) -> list[str]:
-    """The advice: one entry per reason to take a method."""
+def format_advice(rows: list[dict[str, Any]], width: int) -> list[str]:
+    """The methods to choose, each with the reasons."""
     from dca.methods.summary import SPEEDS, advice
 
-    lines, reasons = ["Which method to take:"], dict[str, list[str]]()
-    named = {row["name"]: row for row in rows}
+    lines, reasons = ["Which method to choose:"], dict[str, list[str]]()
+    by_name = {row["name"]: row for row in rows}
     for reason, row in advice(rows):
         reasons.setdefault(row["name"], []).append(reason)
-    for name, own in reasons.items():
-        row = named[name]
-        text = f"{name}: {' and '.join(REASONS[reason] for reason in own)}"
+    for name, why in reasons.items():
+        row = by_name[name]
+        text = f"{name}: {' and '.join(REASONS[reason] for reason in why)}"
         if row["mean_accuracy"] is not None:
             text += f", {row['mean_accuracy']:.1f} %"
-        text += f"; {SPEEDS[row['speed']]}" if "default" in own else ""
+        text += f"; {SPEEDS[row['speed']]}" if "default" in why else ""
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return lines
 
 
-def entry(row: dict[str, Any], margin: int, width: int) -> list[str]:
-    """One method: name, accuracy and summary, and under them what it learns from with how many trained values."""
+def format_method(row: dict[str, Any], margin: int, width: int) -> list[str]:
+    """One method: name, accuracy and summary; below them what it learns from, and the number of trained values."""
     figure = "" if row["mean_accuracy"] is None else f"{row['mean_accuracy']:.1f} %"
-    begin = f"  {row['name']:<{margin - 10}}{figure:>6}  "
+    start = f"  {row['name']:<{margin - 10}}{figure:>6}  "
     trained, learns = row["trained_parameters"], row["learns_from"]
     source = f"learns from {learns}: {trained:,} values" if trained else learns
-    look: Any = {"subsequent_indent": " " * margin, "break_on_hyphens": False}
-    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=begin, **look)
-    return about + textwrap.wrap(source, width, initial_indent=" " * margin, **look)
+    style: Any = {"subsequent_indent": " " * margin, "break_on_hyphens": False}
+    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=start, **style)
+    return about + textwrap.wrap(source, width, initial_indent=" " * margin, **style)
 
 
 @command.command("show")
@@ -133,8 +134,8 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo(f"paper: {row['paper']}")
     click.echo(f"takes: {SPEEDS[row['speed']]}")
     if row["mean_accuracy"] is not None:
-        settings = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
-        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %{f' with{settings}' if settings else ''}, {measured_on()}")
+        options = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
+        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %{f' with{options}' if options else ''}, {measured_on()}")
     click.echo(f"learns from: {row['learns_from']}")
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")

@@ -6,63 +6,68 @@ import csv
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dca.cli.common import (
-    backbone_of_model,
-    columns,
-    emit,
-    json_flag,
-    only_results_on_stdout,
-    padded,
-    quiet_flag,
-    running,
-    showing,
-)
+from dca.cli.common import backbone_of_model, emit, json_flag, only_results_on_stdout, quiet_flag, running, showing
+from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import NONE_OF_THESE, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
+    from dca.model.classifier import Classifier
     from dca.model.predict import PredictionOptions, PredictionSummary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The model of the command line: its folder, and how it is loaded."""
+
+    folder: Path
+    backbone: str | None
+    device: str
+    precision: str
+
+    def load(self) -> Classifier:
+        """Load the model."""
+        from dca.model.classifier import Classifier
+
+        return Classifier.from_pretrained(
+            self.folder, backbone=self.backbone, device=self.device, precision=self.precision
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where predictions are written: to a file, or with the backend "ray" to files in a folder.
+
+    kind, per_shard: format and number of images of the files of the backend "ray"; None for the defaults.
+    """
+
+    path: Path
+    backend: Literal["local", "ray"]
+    kind: str | None
+    per_shard: int | None
+    copy_to: Path | None
+    overwrite: bool
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("images", nargs=-1, required=True, type=click.Path())
-@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to name per image.")
+@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
-    help="Write one row per image to this .csv, .jsonl or .parquet file, or with --engine ray to files in this folder; "
-    "a killed command can be given again.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where images are predicted: on this machine, or on an existing Ray cluster.",
-)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["csv", "jsonl", "parquet"]),
-    default=None,
-    help="Files that --engine ray writes. [csv]",
-)
-@click.option(
-    "--per-shard",
-    type=click.IntRange(min=1),
-    default=None,
-    metavar="N",
-    help="Images per file that --engine ray writes; what a lost worker repeats at most. [1024]",
+    help="Write one row per image to this .csv, .jsonl or .parquet file. If interrupted, the same command continues. "
+    "With --backend ray: a folder of such files.",
 )
 @click.option(
     "--copy-to",
@@ -78,7 +83,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1),
     default=None,
     metavar="P",
-    help=f"Answer '{NONE_OF_THESE}' for images whose p-value is below P; about a share P of good images is lost.",
+    help=f"Predict '{NONE_OF_THESE}' for images whose p-value is below P; this loses about a share P of good images.",
 )
 @click.option(
     "--set-coverage",
@@ -86,9 +91,30 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=None,
     metavar="C",
-    help="Also print the set of classes that contains the right one with probability C or so; see below.",
+    help="Also print the set of classes that contains the right one with probability about C; see above.",
 )
 @click.option("--skip-bad", is_flag=True, help="List images that cannot be read on stderr and predict the others.")
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where to compute: on this machine, or on an existing Ray cluster.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "jsonl", "parquet"]),
+    default=None,
+    help="Format of the files that --backend ray writes.  [default: csv]",
+)
+@click.option(
+    "--per-shard",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Images per file that --backend ray writes; at most these are repeated if a worker is lost.  [default: 1024]",
+)
 @backbone_of_model
 @running
 @quiet_flag
@@ -98,14 +124,20 @@ def command(
     images: tuple[str, ...],
     top: int,
     output: Path | None,
-    engine: str,
+    backend: Literal["local", "ray"],
+    kind: str | None,
+    per_shard: int | None,
+    copy_to: Path | None,
+    overwrite: bool,
+    as_csv: bool,
     reject: float | None,
     coverage: float | None,
     skip_bad: bool,
+    backbone: str | None,
+    device: str,
+    precision: str,
     quiet: bool,
-    as_csv: bool,
     as_json: bool,
-    **given: Any,
 ) -> None:
     """Predict the classes of IMAGES: files, folders (with all images below them), or - for paths on stdin.
 
@@ -113,225 +145,107 @@ def command(
     dca predict photos.dca new.jpg
     dca predict photos.dca holiday/ --top 3
     dca predict photos.dca holiday/ -o holiday.csv --copy-to sorted/
-    dca predict photos.dca archive/ --engine ray -o labels/
+    dca predict photos.dca archive/ --backend ray -o labels/
     find . -name '*.jpg' | dca predict photos.dca - --csv > labels.csv
     dca predict photos.dca holiday/ --reject 0.05 --set-coverage 0.9
 
-    With -o, any number of images is predicted with little memory. If the command is killed, give it
-    again: images that have a row are not opened twice, and the file appears when it is complete.
-    Images that cannot be read have a row with the reason; without --skip-bad the exit code is then 2.
+    -o takes any number of images and little memory. If the command is interrupted, give it again:
+    images that have a row are not opened twice, and the file appears when it is complete. Images that
+    cannot be read have a row with the reason; without --skip-bad the exit code is then 2.
 
-    The p-value says how usual an image is among the training images: small for images of none of the
-    classes. Sets of the default method contain the right class of new, similar images with probability
-    2C - 1 at least (jackknife+), and about C in practice.
+    The p-value says how similar an image is to the training images: it is small for images of none of
+    the classes. Sets of the default method contain the right class of new, similar images with
+    probability 2C - 1 at least (jackknife+), and about C in practice.
 
     In CSV, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
     gets an apostrophe in front; --json prints it as it is.
     """
     from dca.model.predict import PredictionOptions
 
-    asked = {name: given[name] for name in ("copy_to", "kind", "per_shard")}
-    check_options(images, output, engine, as_csv=as_csv, as_json=as_json, **asked)
-    paths, wanted = expand(images, skip_bad=skip_bad or output is not None), PredictionOptions(top, reject, coverage)
-    with showing(quiet=quiet or len(paths) == 1) as progress:
-        if output is not None:
-            done = write(model, paths, output, wanted, engine, progress=progress, **given)
-        else:
-            place = {name: given[name] for name in ("backbone", "device", "precision")}
-            rows = predict_all(model, paths, wanted, progress, skip_bad=skip_bad, **place)
-    if output is not None:
-        raise click.exceptions.Exit(report(done, output, skip_bad=skip_bad, quiet=quiet, as_json=as_json))
-    show(rows, as_csv=as_csv, as_json=as_json)
-
-
-def show(rows: Sequence[dict[str, Any]], *, as_csv: bool, as_json: bool) -> None:
-    """Print the rows in one of three forms."""
-    if as_json:
-        emit(rows)
-    elif as_csv:
-        write_csv(rows)
-    else:
-        click.echo("\n".join(lines(rows)))
-
-
-def check_options(
-    images: Sequence[str],
-    output: Path | None,
-    engine: str,
-    *,
-    copy_to: Path | None,
-    kind: str | None,
-    per_shard: int | None,
-    as_csv: bool,
-    as_json: bool,
-) -> None:
-    """Raise, before anything is loaded, for options that do not go together."""
-    from dca.model.prediction_files import require_outside, require_writable_kind
-
     if as_csv and as_json:
         raise UserError("--csv and --json cannot go together", hint="choose one of them")
-    if engine == "ray":
-        check_cluster_options(output, copy_to, as_csv=as_csv)
+    source = ModelSource(folder=model, backbone=backbone, device=device, precision=precision)
+    target = None
+    if output is not None:
+        target = OutputOptions(
+            path=output, backend=backend, kind=kind, per_shard=per_shard, copy_to=copy_to, overwrite=overwrite
+        )
+        check_output(target, images, as_csv=as_csv)
+    elif backend == "ray":
+        raise UserError("--backend ray needs a folder to write to", hint="add -o labels/")
+    elif copy_to is not None:
+        raise UserError("--copy-to needs -o, which remembers what was copied", hint="add -o labels.csv")
+    else:
+        check_shard_options(kind, per_shard)
+    paths = list_images(images, allow_missing=skip_bad or output is not None)
+    options = PredictionOptions(top, reject, coverage)
+    with showing(quiet=quiet or len(paths) == 1) as progress:
+        if target is not None:
+            summary = write_predictions(source, paths, target, options, progress)
+        else:
+            rows = predict_rows(source, paths, options, progress, skip_bad=skip_bad)
+    if target is not None:
+        print_summary(summary, target.path, skip_bad=skip_bad, quiet=quiet, as_json=as_json)
+        if summary.unreadable and (not skip_bad or summary.unreadable == summary.images):
+            raise click.exceptions.Exit(2)
+    elif as_json:
+        emit(rows)
+    elif as_csv:
+        print_csv(rows)
+    else:
+        click.echo("\n".join(format_rows(rows)))
+
+
+def check_output(target: OutputOptions, images: Sequence[str], *, as_csv: bool) -> None:
+    """Raise, before anything is loaded, for options that do not go together with -o."""
+    from dca.model.prediction_files import require_outside, require_writable_kind
+
+    if target.backend == "ray":
+        check_cluster_output(target, as_csv=as_csv)
         return
+    check_shard_options(target.kind, target.per_shard)
+    if target.copy_to is not None:
+        require_outside(target.copy_to, images)
+    if require_writable_kind(target.path) != ".csv" and as_csv:
+        raise UserError(f"--csv and -o {target.path} cannot go together", hint="leave out --csv")
+
+
+def check_shard_options(kind: str | None, per_shard: int | None) -> None:
+    """Raise for options of the backend "ray" without it."""
     if kind is not None or per_shard is not None:
         option = "--format" if kind is not None else "--per-shard"
-        raise UserError(f"{option} is for --engine ray", hint=[f"leave out {option}", "add --engine ray"])
-    if copy_to is not None and output is None:
-        raise UserError("--copy-to needs -o, which remembers what was copied", hint="add -o labels.csv")
-    if copy_to is not None:
-        require_outside(copy_to, images)
-    if output is not None and require_writable_kind(output) != ".csv" and as_csv:
-        raise UserError(f"--csv and -o {output} cannot go together", hint="leave out --csv")
+        raise UserError(f"{option} is for --backend ray", hint=[f"leave out {option}", "add --backend ray"])
 
 
-def check_cluster_options(output: Path | None, copy_to: Path | None, *, as_csv: bool) -> None:
-    """Raise for options that do not go together with `--engine ray`."""
-    if output is None:
-        raise UserError("--engine ray needs a folder to write to", hint="add -o labels/")
-    if output.is_file() or output.suffix in (".csv", ".jsonl", ".parquet"):
-        problem = f"--engine ray writes several files, and -o {output} names one"
-        raise UserError(
-            problem, hint=f"give a folder, such as -o {output.with_suffix('')}/, and --format csv or parquet"
-        )
-    if copy_to is not None or as_csv:
+def check_cluster_output(target: OutputOptions, *, as_csv: bool) -> None:
+    """Raise for options that do not go together with `--backend ray`."""
+    path = target.path
+    if path.is_file() or path.suffix in (".csv", ".jsonl", ".parquet"):
+        problem = f"--backend ray writes several files, and -o {path} names one"
+        raise UserError(problem, hint=f"give a folder, such as -o {path.with_suffix('')}/, and --format csv or parquet")
+    if target.copy_to is not None or as_csv:
         option = "--csv" if as_csv else "--copy-to"
-        raise UserError(f"{option} and --engine ray cannot go together", hint=f"leave out {option}")
+        raise UserError(f"{option} and --backend ray cannot go together", hint=f"leave out {option}")
 
 
-def write(
-    model: Path, paths: Sequence[str], output: Path, wanted: PredictionOptions, engine: str, **given: Any
-) -> PredictionSummary:
-    """Predict into a file or, on a cluster, into files of a folder; an interrupt says how to continue."""
-    try:
-        return (write_shards if engine == "ray" else write_file)(model, paths, output, wanted, **given)
-    except KeyboardInterrupt:
-        where = output if engine == "ray" else f"{output}.partial"
-        click.echo(f"interrupted; the same command continues from {where}", err=True)
-        raise click.exceptions.Exit(130) from None
+def list_images(images: Sequence[str], *, allow_missing: bool = False) -> list[str]:
+    """List files in the order given, with folders and stdin expanded; one error lists all problems of a kind.
 
-
-def write_file(
-    model: Path,
-    paths: Sequence[str],
-    output: Path,
-    wanted: PredictionOptions,
-    *,
-    copy_to: Path | None,
-    overwrite: bool,
-    kind: None,
-    per_shard: None,
-    progress: Progress,
-    **place: Any,
-) -> PredictionSummary:
-    """Predict into one file on this machine."""
-    from dca.core.device import keep_freed_memory
-    from dca.model.classifier import Classifier
-    from dca.model.predict import predict_to_file
-
-    keep_freed_memory()
-    classifier = Classifier.from_pretrained(model, **place)
-    return predict_to_file(classifier, paths, output, wanted, copy_to=copy_to, overwrite=overwrite, progress=progress)
-
-
-def write_shards(
-    model: Path,
-    paths: Sequence[str],
-    output: Path,
-    wanted: PredictionOptions,
-    *,
-    copy_to: None,
-    overwrite: bool,
-    kind: str | None,
-    per_shard: int | None,
-    progress: Progress,
-    **place: Any,
-) -> PredictionSummary:
-    """Predict into the files of a folder on a Ray cluster."""
-    from dca.model.predict_ray import PER_SHARD, Source, predict_on_ray
-
-    asked: dict[str, Any] = {"kind": f".{kind or 'csv'}", "per_shard": per_shard or PER_SHARD, "overwrite": overwrite}
-    with only_results_on_stdout():
-        return predict_on_ray(Source(str(model), **place), paths, output, wanted, progress=progress, **asked)
-
-
-def report(done: PredictionSummary, output: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> int:
-    """Say what was written; returns the exit code."""
-    for line in done.listed:
-        click.echo(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
-    if done.unreadable > len(done.listed):
-        click.echo(f"... and {done.unreadable - len(done.listed):,} more; see the error column of {output}", err=True)
-    failed = (bool(done.unreadable) and not skip_bad) or done.unreadable == done.images
-    if as_json:
-        facts = {"images": done.images, "predicted_now": done.predicted, "unreadable": done.unreadable}
-        emit({"output": str(output), **facts, "seconds": round(done.seconds, 2)})
-    elif not quiet:
-        click.echo("\n".join(ending(done, output)))
-    return 2 if failed else 0
-
-
-def ending(done: PredictionSummary, output: Path) -> list[str]:
-    """What a finished file holds, for people."""
-    rate = f" ({done.predicted / done.seconds:.1f} images/s)" if done.predicted and done.seconds else ""
-    before = f", {done.images - done.predicted:,} of them before" if done.predicted < done.images else ""
-    lines = [f"{pluralize(done.images, 'image')} in {output}{before}; {format_seconds(done.seconds)}{rate}"]
-    if done.unreadable:
-        lines.append(f"{pluralize(done.unreadable, 'image')} cannot be read: the column error says why")
-    return lines
-
-
-def predict_all(
-    model: Path, paths: Sequence[str], wanted: PredictionOptions, progress: Progress, *, skip_bad: bool, **place: Any
-) -> list[dict[str, Any]]:
-    """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
-    from dca.images.decode import Unreadable, unreadable_error
-    from dca.model.classifier import Classifier
-    from dca.model.predict import predict_stream, prediction_row, require_rejecting
-
-    classifier = Classifier.from_pretrained(model, **place)
-    require_rejecting(classifier, wanted.reject)
-    faults, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
-    for outcomes in predict_stream(classifier, map(Path, paths), coverage=wanted.coverage):
-        faults += [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]
-        good = [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
-        rows += [prediction_row(outcome, classes, wanted.top, wanted.reject) for outcome in good]
-        progress("images", len(rows) + len(faults), len(paths), "")
-    if faults and (not skip_bad or not rows):
-        raise unreadable_error(faults, len(paths))
-    for fault in faults:
-        click.echo(f"skipped {fault}", err=True)
-    return rows
-
-
-def write_csv(rows: Sequence[dict[str, Any]]) -> None:
-    """Print one row per image and class."""
-    from dca.model.prediction_files import cell
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["path", "label", "probability"])
-    for row in rows:
-        best_first = [row, *row["top"][1:]]
-        path = cell(row["path"])
-        writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in best_first)
-
-
-def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[str]:
-    """Files in the order given, folders and stdin expanded; one error lists all problems of a kind.
-
-    skip_bad: missing files stay in the list, to be reported with the others that cannot be read.
+    allow_missing: missing files stay in the list, to be reported with the others that cannot be read.
     """
     from dca.images.convert import refuse_url
     from dca.model.inputs import as_images
 
-    given = [name for image in images for name in (stdin_lines() if image == "-" else [image])]
-    if not given:
+    names = [name for image in images for name in (read_stdin_paths() if image == "-" else [image])]
+    if not names:
         raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
-    for name in given:
+    for name in names:
         refuse_url(name)
-    missing = dict.fromkeys(name for name in given if not os.path.exists(name))
-    if missing and not skip_bad:
+    missing = dict.fromkeys(name for name in names if not os.path.exists(name))
+    if missing and not allow_missing:
         raise UserError("no such file or folder", details=list(missing), hint="check the paths, or add --skip-bad")
     paths, empty = list[str](), list[str]()
-    for name in given:
+    for name in names:
         try:
             paths += [str(Path(name))] if not os.path.isdir(name) else [str(image) for image in as_images(name)]
         except UserError as error:
@@ -341,24 +255,139 @@ def expand(images: Sequence[str], *, skip_bad: bool = False) -> list[str]:
     return paths
 
 
-def stdin_lines() -> list[str]:
-    """Paths on stdin, one per line; they need not be valid text."""
+def read_stdin_paths() -> list[str]:
+    """Read paths from stdin, one per line; they need not be valid text."""
     return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
 
 
-def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+def predict_rows(
+    source: ModelSource, paths: Sequence[str], options: PredictionOptions, progress: Progress, *, skip_bad: bool
+) -> list[dict[str, Any]]:
+    """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
+    from dca.images.decode import Unreadable, unreadable_error
+    from dca.model.predict import predict_stream, prediction_row, require_rejecting
+
+    classifier = source.load()
+    require_rejecting(classifier, options.reject)
+    unreadable, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
+    for batch in predict_stream(classifier, map(Path, paths), coverage=options.coverage):
+        for outcome in batch:
+            if isinstance(outcome, Unreadable):
+                unreadable.append(outcome)
+            else:
+                rows.append(prediction_row(outcome, classes, options.top, options.reject))
+        progress("images", len(rows) + len(unreadable), len(paths), "")
+    if unreadable and (not skip_bad or not rows):
+        raise unreadable_error(unreadable, len(paths))
+    for image in unreadable:
+        click.echo(f"skipped {image}", err=True)
+    return rows
+
+
+def write_predictions(
+    source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
+) -> PredictionSummary:
+    """Predict into a file or, on a cluster, into files of a folder; an interrupt says how to continue."""
+    on_cluster = target.backend == "ray"
+    try:
+        return (write_shards if on_cluster else write_file)(source, paths, target, options, progress)
+    except KeyboardInterrupt:
+        where = target.path if on_cluster else f"{target.path}.partial"
+        click.echo(f"interrupted; the same command continues from {where}", err=True)
+        raise click.exceptions.Exit(130) from None
+
+
+def write_file(
+    source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
+) -> PredictionSummary:
+    """Predict into one file on this machine."""
+    from dca.core.device import keep_freed_memory
+    from dca.model.predict import predict_to_file
+
+    keep_freed_memory()
+    return predict_to_file(
+        source.load(),
+        paths,
+        target.path,
+        options,
+        copy_to=target.copy_to,
+        overwrite=target.overwrite,
+        progress=progress,
+    )
+
+
+def write_shards(
+    source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
+) -> PredictionSummary:
+    """Predict into the files of a folder on a Ray cluster."""
+    from dca.model.predict_ray import PER_SHARD, Source, predict_on_ray
+
+    remote = Source(str(source.folder), source.backbone, source.device, source.precision)
+    with only_results_on_stdout():
+        return predict_on_ray(
+            remote,
+            paths,
+            target.path,
+            options,
+            kind=f".{target.kind or 'csv'}",
+            per_shard=target.per_shard or PER_SHARD,
+            overwrite=target.overwrite,
+            progress=progress,
+        )
+
+
+def print_summary(summary: PredictionSummary, path: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> None:
+    """Print what was written; images that cannot be read are listed on stderr."""
+    for line in summary.listed:
+        click.echo(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
+    if summary.unreadable > len(summary.listed):
+        click.echo(
+            f"... and {summary.unreadable - len(summary.listed):,} more; see the error column of {path}", err=True
+        )
+    if as_json:
+        counts = {"images": summary.images, "predicted_now": summary.predicted, "unreadable": summary.unreadable}
+        emit({"output": str(path), **counts, "seconds": round(summary.seconds, 2)})
+    elif not quiet:
+        click.echo("\n".join(format_summary(summary, path)))
+
+
+def format_summary(summary: PredictionSummary, path: Path) -> list[str]:
+    """What a finished file holds, as lines of text."""
+    images, predicted, seconds = summary.images, summary.predicted, summary.seconds
+    rate = f" ({predicted / seconds:.1f} images/s)" if predicted and seconds else ""
+    before = f", {images - predicted:,} of them before" if predicted < images else ""
+    lines = [f"{pluralize(images, 'image')} in {path}{before}; {format_seconds(seconds)}{rate}"]
+    if summary.unreadable:
+        lines.append(f"{pluralize(summary.unreadable, 'image')} cannot be read: the column error says why")
+    return lines
+
+
+def print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    """Print one CSV row per image and class."""
+    from dca.model.prediction_files import cell
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["path", "label", "probability"])
+    for row in rows:
+        path = cell(row["path"])
+        writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in _best_first(row))
+
+
+def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line per image, in columns: the best classes, the p-value, and the set of classes."""
-    wide = columns(row["path"] for row in rows)
-    shown = [
-        [(row["label"], row["probability"]), *((b["label"], b["probability"]) for b in row["top"][1:])] for row in rows
-    ]
-    label = columns(text for row in shown for text, _ in row)
-    texts = []
-    for row, best in zip(rows, shown, strict=True):
-        parts = [f"{padded(text, label)} {probability:.2f}" for text, probability in best]
+    best = [_best_first(row) for row in rows]
+    names = iter(format_table([[guess["label"]] for guesses in best for guess in guesses], pad_last=True))
+    cells = []
+    for row, guesses in zip(rows, best, strict=True):
+        parts = [f"{next(names)} {guess['probability']:.2f}" for guess in guesses]
         if "p_value" in row:
             parts.append(f"p {row['p_value']:.2f}")
         if "set" in row:
             parts.append("{" + ", ".join(row["set"]) + "}")
-        texts.append(f"{padded(row['path'], wide)}  {'   '.join(parts)}")
-    return texts
+        cells.append([row["path"], "   ".join(parts)])
+    return format_table(cells)
+
+
+def _best_first(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The classes of a row with their probabilities; the first has the label that is predicted."""
+    return [row, *row["top"][1:]]

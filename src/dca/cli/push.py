@@ -12,11 +12,11 @@ from dca.cli.common import emit, json_flag
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("repo")
-@click.option("--private", is_flag=True, help="Make a new repository private.")
+@click.option("--private", is_flag=True, help="Make the repository private if it is new.")
 @click.option("--branch", default=None, help="Branch to send to.  [default: main]")
-@click.option("--message", default=None, help="Message of the commit.")
+@click.option("--message", default=None, help="Commit message.")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead.")
-@click.option("--with-images", is_flag=True, help="Also send thumbnails of training images, and corrected images.")
+@click.option("--with-images", is_flag=True, help="Also send thumbnails of the training images, and corrected images.")
 @json_flag
 def command(
     model: Path,
@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Send MODEL to REPO (user/name) on the Hugging Face hub, in one commit, with its card.
 
-    The file names of training images are part of a model; the images are not sent, unless you ask for
-    it. `hf auth login` or HF_TOKEN gives access.
+    A model names the files of its training images; the images themselves are sent only with --with-images.
+    Access is given by `hf auth login` or HF_TOKEN.
 
     \b
     dca push photos.dca someone/photos

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Millions(click.FloatRange):
-    """A number that is given in millions."""
+    """A number that the user gives in millions."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number itself."""
+        """Return the number itself."""
         return round(super().convert(value, param, ctx) * 10**6)
 
 
@@ -28,9 +28,15 @@ class Millions(click.FloatRange):
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes any free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0 takes any free one.",
 )
-@click.option("--tray", type=click.Path(path_type=Path), default=None, help="Folder of unlabelled images to look at.")
+@click.option(
+    "--tray", type=click.Path(path_type=Path), default=None, help="Folder of unlabelled images to label on the page."
+)
 @click.option(
     "--reject",
     type=click.FloatRange(0, 1),
@@ -40,13 +46,31 @@ class Millions(click.FloatRange):
     help="Say 'none of these' for images whose p-value is below P.",
 )
 @click.option(
-    "--max-upload", "upload_bytes", type=Millions(min=0.001), default=20, show_default=True, help="Largest file in MB."
+    "--max-upload",
+    "upload_bytes",
+    type=Millions(min=0.001),
+    default=20,
+    show_default=True,
+    help="Largest image file in megabytes.",
 )
 @click.option(
-    "--max-pixels", "pixels", type=Millions(min=0.001), default=50, show_default=True, help="Most pixels in millions."
+    "--max-pixels",
+    "pixels",
+    type=Millions(min=0.001),
+    default=50,
+    show_default=True,
+    help="Largest image in million pixels.",
 )
-@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Most images encoded at once.")
-@click.option("--name", "names", multiple=True, metavar="HOST", help="A host name that clients use; repeatable.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Largest batch of images to encode."
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="Another host name that clients use, such as that of a proxy; repeatable.",
+)
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @backbone_of_model
 @running
@@ -85,19 +109,19 @@ def command(
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    chosen = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
+    serve_options = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
 
     def on_ready(address: str) -> None:
-        show(address, model, classifier, local=chosen.local)
+        print_address(address, model, classifier, local=serve_options.local)
         if open_page:
             click.launch(address)
 
-    serve(model, classifier, chosen, tray=tray, on_ready=on_ready)
+    serve(model, classifier, serve_options, tray=tray, on_ready=on_ready)
 
 
-def show(address: str, model: Path, classifier: Classifier, *, local: bool) -> None:
-    """Print what is served, and where."""
+def print_address(address: str, model: Path, classifier: Classifier, *, local: bool) -> None:
+    """Print which model is served, and where."""
     from dca.serve.workspace import describe_model
 
     where = "this machine only; --host to change" if local else "the part after # is the token: keep it to yourself"

@@ -59,7 +59,7 @@ def connected() -> Any:
         from ray import init  # a folder called ray in the working folder is no library
     except ImportError:
         raise UserError(
-            "this engine needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
+            "the backend ray needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
         ) from None
     try:
         init(address="auto", log_to_driver=False, logging_level="ERROR")
