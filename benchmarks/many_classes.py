@@ -29,7 +29,7 @@ def chunked_gap(clip: CLIP, classes: int) -> float:
         method.zero_grad(set_to_none=True)
         contexts, ids = list(method.text.contexts), method.text.name_ids
         with clip._autocast(None):
-            features = clip.text.encode_prompts(contexts, ids, at_once=at_once)
+            features = clip.text.encode_prompts(contexts, ids, chunk_size=at_once)
         (features.float() * torch.linspace(-1, 1, features.shape[-1], device=features.device)).sum().backward()
         found.append([context.grad.clone() for context in contexts])
     return relative_gap(found[1], found[0])

@@ -132,7 +132,7 @@ def dapt(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     with running(root):
         trainer = importlib.import_module("trainers.dapt")
         vars(trainer.clip)["tokenize"] = setting.tokenize
-        vars(trainer)["_tokenizer"] = SimpleNamespace(encode=setting.clip.tokenizer.words)
+        vars(trainer)["_tokenizer"] = SimpleNamespace(encode=setting.clip.tokenizer.encode)
         clip = setting.authors_clip(importlib.import_module("clip.model").build_model)
         model = trainer.CustomCLIP(config, NAMES, clip)
         learner = model.prompt_learner

@@ -24,7 +24,7 @@ from dca.backbones.state_dict import hash_backbone
 if TYPE_CHECKING:
     from PIL import Image
 
-
+# N strings, ids (N, T), or N sequences of ids.
 Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
 
 
@@ -33,7 +33,7 @@ class CLIP(nn.Module):
 
     Encoding changes nothing in the object: extra tokens, updates of layers and the compute type are
     arguments of one call, so several methods and threads can share a CLIP. Features are float32 and not
-    normalised. Weights are float32; the towers calculate in `dtype` (autocast).
+    normalised. Weights are float32; the towers compute in `dtype` (autocast).
 
     Args:
         config: Sizes of the two towers.
@@ -83,6 +83,12 @@ class CLIP(nn.Module):
 
         Raises:
             UserError: If there is no such source, or its files are missing or do not fit together.
+
+        Example:
+            >>> from dca import CLIP
+            >>> clip = CLIP.from_pretrained("mini")
+            >>> clip.source, clip.config.vision.image_size
+            ('mini', 64)
         """
         from dca.backbones.clip.weights import load_clip
 
@@ -90,12 +96,12 @@ class CLIP(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.logit_scale.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the towers calculate unless a call asks for another one."""
+        """The type in which the towers compute unless a call asks for another one."""
         return self._dtype
 
     @property
@@ -124,10 +130,16 @@ class CLIP(nn.Module):
         """Another CLIP with the same weight tensors and another compute type; this one is unchanged.
 
         Args:
-            dtype: Type in which the towers calculate: torch.float32 or torch.bfloat16.
+            dtype: Type in which the towers compute: torch.float32 or torch.bfloat16.
 
         Returns:
             The other CLIP; this one if it has that type already.
+
+        Example:
+            >>> import torch
+            >>> from dca import CLIP
+            >>> CLIP.from_pretrained("mini").with_dtype(torch.bfloat16).dtype
+            torch.bfloat16
         """
         if dtype == self._dtype:
             return self
@@ -143,6 +155,15 @@ class CLIP(nn.Module):
 
         Returns:
             A CLIP whose weights are on the device.
+
+        Raises:
+            RuntimeError: If there is no such device.
+
+        Example:
+            >>> from dca import CLIP
+            >>> clip = CLIP.from_pretrained("mini")
+            >>> clip.to_device("cpu") is clip
+            True
         """
         target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         if target == self.device:
@@ -277,6 +298,15 @@ class CLIP(nn.Module):
 
         Raises:
             ValueError: If the name of an update is not that of a layer.
+
+        Example:
+            >>> import torch
+            >>> from dca import CLIP
+            >>> clip = CLIP.from_pretrained("mini")
+            >>> names = [[*clip.tokenizer.encode(name), clip.tokenizer.eot_id] for name in ("cat", "dog", "oak")]
+            >>> contexts = torch.randn(2, 4, clip.config.text.width)
+            >>> clip.encode_prompts(contexts, names).shape == (2, 3, clip.config.embed_dim)
+            True
         """
         learned = [contexts] if isinstance(contexts, Tensor) else list(contexts)
         learned += [tokens for more in deep or () for tokens in more.values()]
@@ -314,7 +344,7 @@ class CLIP(nn.Module):
         return [row[: row.index(eot) + 1] for row in rows]
 
     def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-        """A context in which the towers calculate in `dtype`; autocast is local to the thread."""
+        """A context in which the towers compute in `dtype`; autocast is local to the thread."""
         dtype, kind = dtype or self._dtype, self.device.type
         if dtype == torch.float32:
             # Nothing to switch off in the usual case: traced programs stay free of autocast regions.
