@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hypothesis
 import pytest
 import torch
 
@@ -21,6 +24,12 @@ from dca.core.files import write_json
 from dca.datasets.dataset import Dataset
 
 torch.set_num_threads(1)
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile("dca", deadline=None)
+hypothesis.settings.load_profile("dca")
+# A shell starts background jobs with SIGINT ignored, and child processes would inherit that: tests interrupt them.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
 os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
 # Tests of pictures ask for them; for the others they would only take time.
@@ -29,6 +38,14 @@ os.environ["DCA_PICTURES"] = "0"
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MERGES = ["a t</w>", "c at</w>", "d o", "do g</w>", "o f</w>", "p h", "ph o", "pho t", "phot o</w>", "i s</w>", "t h"]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end what was skipped and why, one line per reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports if report.longrepr)
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        terminalreporter.write_line(f"skipped {count:>3}: {reason}")
 
 
 def shared(*parts: str) -> Path:

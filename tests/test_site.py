@@ -101,7 +101,7 @@ def test_the_notebook_has_no_outputs_and_runs(tmp_path: Path, monkeypatch: pytes
     assert [cell for cell in cells if cell.outputs or cell.execution_count] == []
     monkeypatch.setenv("DCA_CACHE", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     texts = [out.get("text", "") or out.get("data", {}).get("text/plain", "") for c in cells for out in c.outputs]
     assert texts[-1] == "'cactus'"
     assert "of 20 images" in "".join(texts)  # what a cell prints may come in several parts

@@ -25,7 +25,7 @@ def terminal(code: str, **variables: str) -> bytes:
     ours, theirs = pty.openpty()
     env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     env |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    subprocess.run([sys.executable, "-c", code], env=env, stderr=theirs, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, stderr=theirs, check=True, timeout=300)
     os.close(theirs)
     found = b""
     try:

@@ -69,7 +69,7 @@ def test_fit_ends_with_the_comparison_the_cost_and_the_next_command(
 def test_the_whole_way_works_from_a_process_of_its_own(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     line = [sys.executable, "-m", "dca", "fit", photos, "--shots", "2", "--backbone", tiny_folder, "--json", *QUICK]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, timeout=120)
+    done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     fit = json.loads(done.stdout)
     assert fit["model"] == "photos.dca"
@@ -329,7 +329,7 @@ def test_a_resumed_fit_says_so_on_stderr(
     with monkeypatch.context() as patched:
         patched.setattr("dca.runs.folder.atomic_replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert dca(*line).code == 130
-    done = subprocess.run([sys.executable, "-m", "dca", *line], capture_output=True, check=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "dca", *line], capture_output=True, check=True, text=True, timeout=300)
     assert done.stderr == f"{tmp_path / 'm.dca.partial'}: continuing after epoch 1 of 1\n"
 
 

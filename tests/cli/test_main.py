@@ -19,7 +19,7 @@ HEAVY = ("torch", "numpy", "PIL", "sklearn", "matplotlib", "rich", "transformers
 
 
 def python(code: str) -> Any:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=300)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from bad_pictures import bad_files, class_folders
 from dca.cli.predict import format_rows
 from dca.model.classifier import Classifier
 from dca.model.prediction_files import cell
+from helpers.processes import DCA, start_process
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -201,9 +201,9 @@ def test_what_is_no_model_is_said(dca: Any, photos: Path, tmp_path: Path):
 
 
 def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
-    line = [sys.executable, "-m", "dca", "predict", str(fitted), str(photos / "test"), "--csv"]
+    line = [*DCA, "predict", fitted, photos / "test", "--csv"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
+    with start_process(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -4,8 +4,6 @@ import io
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from dca.cli import sweep as command
 from dca.study.specification import load_specification
 from dca.study.sweep import SweepCounts
 from dca.study.worker import CellResult, SweepEvent
+from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 
 @pytest.fixture
@@ -81,12 +80,10 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(spec_file: Path, tmp_path
     endless = spec_file.read_text().replace('"gda"', '"dca"\noptions = {epochs = 100000}').replace("[1, 9]", "[1, 2]")
     spec_file.write_text(endless)
     arguments = ["sweep", str(spec_file), "--runs", str(tmp_path / "runs"), "--workers", "1", "--device", "cpu"]
-    process = subprocess.Popen([sys.executable, "-m", "dca", *arguments], stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*.partial")) and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with start_process([*DCA, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: list(tmp_path.glob("runs/*.partial")), process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "interrupted; the same command does the cells that are left" in err
     assert "Traceback" not in err

@@ -11,6 +11,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, exclusive_lock, json_digest, read_json, write_bytes, write_json
+from helpers.processes import start_process
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -82,7 +83,7 @@ def test_a_lock_ends_with_its_process_even_a_killed_one(tmp_path: Path):
         "import sys, time; from pathlib import Path; from dca.core.files import exclusive_lock\n"
         "with exclusive_lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as process:
+    with start_process([sys.executable, "-c", code, folder], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(UserError, match=r"another fit or server is writing .*m\.partial"), exclusive_lock(folder):

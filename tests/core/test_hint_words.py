@@ -84,7 +84,7 @@ def test_the_code_of_python_hints_runs_in_a_fresh_process():
         called = re.sub(r"\((data|\.\.\.)\).*$", "", line).replace("classifier.", "dca.Classifier().")
         code.append(f"exec({called!r}, {{'dca': dca}})")
     script = "\n".join(["import dca", *code])
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ class Quiet(SimpleHTTPRequestHandler):
 def site(exported: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a plain file server for an export with its page."""
     if shutil.which("chromium") is None:
-        pytest.skip("needs chromium")
+        pytest.skip("needs Chromium")
     try:
         runtime = page.fetch_runtime(silent)
     except UserError as error:

@@ -21,6 +21,7 @@ import torch
 from dca.core.errors import UserError
 from dca.features import database
 from dca.features.store import FeatureStore
+from helpers.processes import PATIENCE, start_process
 from helpers.small_images import photo
 from helpers.stored_features import ABOUT, HOUR, Backbone, expected, features, fill, keys_of, values
 
@@ -198,7 +199,7 @@ def worker(tmp_path, folder, pause, order):
         str(order),
     ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, text=True, **pipes)
+    return start_process(command, text=True, **pipes)
 
 
 def start(process):
@@ -218,21 +219,23 @@ def photos(tmp_path, count):
 
 def test_two_processes_at_once_and_one_killed_leave_a_correct_store(tmp_path):
     folder, images = photos(tmp_path, 40)
-    first, second, doomed = (
-        worker(tmp_path, folder, pause, order) for pause, order in ((0.03, 1), (0.03, -1), (0.05, 1))
-    )
-    for process in (doomed, first, second):
-        start(process)
-        if process is doomed:
-            assert doomed.stdout.readline() == "batch\n"  # it has seen an empty store, so it computes all
-    for _ in range(4):
-        assert doomed.stdout.readline() == "batch\n"
-    doomed.send_signal(signal.SIGKILL)
-    doomed.communicate()
-    for process in (first, second):
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output
-        assert output.endswith("done\n")
+    with (
+        worker(tmp_path, folder, 0.03, 1) as first,
+        worker(tmp_path, folder, 0.03, -1) as second,
+        worker(tmp_path, folder, 0.05, 1) as doomed,
+    ):
+        for process in (doomed, first, second):
+            start(process)
+            if process is doomed:
+                assert doomed.stdout.readline() == "batch\n"  # it has seen an empty store, so it computes all
+        for _ in range(4):
+            assert doomed.stdout.readline() == "batch\n"
+        doomed.send_signal(signal.SIGKILL)
+        doomed.communicate()
+        for process in (first, second):
+            output, _ = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, output
+            assert output.endswith("done\n")
     store, backbone = FeatureStore(folder / "cache"), Backbone()
     assert torch.equal(features(store, ABOUT, images, backbone), expected(images))
     assert backbone.asked == []
@@ -241,14 +244,14 @@ def test_two_processes_at_once_and_one_killed_leave_a_correct_store(tmp_path):
 
 def test_clearing_while_another_process_fills_does_not_break_it(tmp_path):
     folder, _ = photos(tmp_path, 30)
-    filling = worker(tmp_path, folder, 0.05, 1)
-    start(filling)
     store, cleared = FeatureStore(folder / "cache"), 0
-    while filling.poll() is None:
-        cleared += store.clear() > 0
-        time.sleep(0.01)
-    output, _ = filling.communicate()
-    assert filling.returncode == 0, output
+    with worker(tmp_path, folder, 0.05, 1) as filling:
+        start(filling)
+        while filling.poll() is None:
+            cleared += store.clear() > 0
+            time.sleep(0.01)
+        output, _ = filling.communicate()
+        assert filling.returncode == 0, output
     assert cleared
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from dca.core.errors import UserError
 from dca.images import decode as decode_many
 from dca.images.decode import Unreadable, decode_in_processes, decode_in_threads, iter_decoded, processes_pay_off
+from helpers.processes import start_process, wait_until
 from helpers.small_images import photo
 
 pytestmark = pytest.mark.skipif(
@@ -83,19 +83,15 @@ from dca.images.decode import decode_in_processes
 files = sorted(Path(sys.argv[1]).glob("*.png"))
 found = decode_in_processes(files, lambda image: __import__("os").getpid(), workers=2, ahead=8, upright=True)
 print(next(found), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def test_processes_end_with_a_killed_parent(files):
-    with subprocess.Popen([sys.executable, "-c", CHILD, files[0].parent], stdout=subprocess.PIPE, text=True) as child:
+    with start_process([sys.executable, "-c", CHILD, files[0].parent], stdout=subprocess.PIPE, text=True) as child:
         worker = int(child.stdout.readline())
         child.kill()
-    for _ in range(100):
-        if not _alive(worker):
-            return
-        time.sleep(0.1)
-    pytest.fail("a process that reads images outlived the one that started it")
+        wait_until(lambda: not _alive(worker))
 
 
 def _alive(pid):

@@ -3,11 +3,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from dca.model import predict as bulk
 from dca.model.classifier import Classifier
 from dca.model.predict import ImagePrediction, PredictionOptions, predict_stream, predict_to_file
 from dca.model.prediction_files import Journal
+from helpers.processes import DCA, start_process, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -181,12 +180,10 @@ def test_a_killed_command_continues_with_every_image_once(fitted: Path, photos: 
         (folder / f"{n:04}.png").write_bytes(source)
     output = tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
-    line = [sys.executable, "-m", "dca", "predict", str(fitted), str(folder), "-o", str(output)]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 60
-        while not (partial.is_file() and partial.read_bytes().count(b"\n") > 100) and time.monotonic() < until:
-            time.sleep(0.005)
-        os.kill(process.pid, signal.SIGKILL)
+    line = [*DCA, "predict", str(fitted), str(folder), "-o", str(output)]
+    with start_process(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: partial.is_file() and partial.read_bytes().count(b"\n") > 100, process)
+        process.kill()
     assert not output.exists(), "killed too late"
     before = partial.read_bytes().count(b"\n") - 1
     assert 100 <= before < 1500

@@ -78,7 +78,7 @@ def test_a_model_loaded_in_a_new_process_gives_the_same_bits(fitted: Path, photo
         "sys.stdout.buffer.write(Classifier.from_pretrained(sys.argv[1]).predict_proba(sys.argv[2]).tobytes())"
     )
     line = [sys.executable, "-c", code, str(fitted), str(photos / "test")]
-    elsewhere = subprocess.run(line, capture_output=True, check=True, timeout=120).stdout
+    elsewhere = subprocess.run(line, capture_output=True, check=True, timeout=300).stdout
     here = Classifier.from_pretrained(fitted).predict_proba(photos / "test")
     assert here.shape == (30, 10)
     assert elsewhere == here.tobytes()
@@ -291,9 +291,9 @@ def test_the_card_of_many_classes_is_written_at_once(model: Path):
     labels = tuple(f"class {n}" for n in range(5000))
     images = tuple(TrainingImage(n, "x", "0") for n in range(5000) for _ in range(4))
     many = dataclasses.replace(record, labels=labels, training_images=images)
-    began = time.perf_counter()
+    began = time.process_time()  # other programs do not count
     assert "4 training images per class" in model_card(many)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import chdir
 from functools import partial
@@ -22,6 +20,7 @@ from dca.model import predict_ray as ray_predict
 from dca.model.classifier import Classifier
 from dca.model.predict import PredictionOptions, predict_to_file
 from dca.model.predict_ray import MANIFEST, Source, predict_on_ray
+from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -204,16 +203,13 @@ def test_a_cluster_that_loses_a_node_predicts_every_image_once(tmp_path: Path, p
     node = cluster.add_node(num_cpus=1)
     try:
         arguments = ["predict", "photos.dca", "images", "--backend", "ray", "-o", "parts", "--per-shard", "64"]
-        command = [sys.executable, "-m", "dca", *arguments, "--backbone", str(tiny_folder), "--skip-bad", "--json"]
+        command = [*DCA, *arguments, "--backbone", str(tiny_folder), "--skip-bad", "--json"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE)
-        until = time.monotonic() + 300
-        while len(list(parts.glob("part-*"))) < 94 // 2 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert process.poll() is None, "ended before the node was lost"
-        cluster.remove_node(node, allow_graceful=False)
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0
+        with start_process(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+            wait_until(lambda: len(list(parts.glob("part-*"))) >= 94 // 2, process)
+            cluster.remove_node(node, allow_graceful=False)
+            said, _ = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0
     finally:
         cluster.shutdown()
     here = [os.path.relpath(path, tmp_path) for path in sorted(folder.iterdir())]

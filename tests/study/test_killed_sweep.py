@@ -6,14 +6,15 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dca.study.specification import load_specification
+from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 KILLS = 5
 SPEC = """
@@ -33,11 +34,11 @@ head = {{gamma1 = [500, 600], test_metric = ["mahalanobis", "cosine"]}}
 """
 
 
-def start(spec: Path, runs: Path) -> subprocess.Popen[bytes]:
+def start(spec: Path, runs: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A sweep in a process of its own, with stored features of its own."""
     arguments = ["sweep", str(spec), "--runs", str(runs), "--workers", "2", "--device", "cpu", "--retries", "3", "-q"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DCA_CACHE": str(runs.with_suffix(".cache"))}
-    return subprocess.Popen([sys.executable, "-m", "dca", *arguments], env=environment)
+    return start_process([*DCA, *arguments], env=environment)
 
 
 def finished(runs: Path) -> set[str]:
@@ -69,21 +70,22 @@ def test_a_sweep_killed_five_times_does_every_cell_once(
     wanted = {cell.id for cell in load_specification(spec).cells}
     assert len(wanted) >= 60
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start(spec, whole).wait(timeout=600) == 0
+    with start(spec, whole) as process:
+        assert process.wait(timeout=2 * PATIENCE) == 0
     rng, marks = random.Random(0), dict[str, int]()
     for turn in range(KILLS):
-        process = start(spec, killed)
         enough = len(finished(killed)) + rng.randint(1, 5)
-        while len(finished(killed)) < enough and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(0.3 * rng.random())
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, f"ended before kill {turn + 1}"
-        time.sleep(1)  # its workers end by themselves
+        with start(spec, killed) as process:
+            wait_until(lambda enough=enough: len(finished(killed)) >= enough, process)
+            time.sleep(0.3 * rng.random())
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL, f"ended before kill {turn + 1}"
+            time.sleep(1)  # its workers end by themselves
         for id in finished(killed):
             moment = (killed / id / "result.json").stat().st_mtime_ns
             assert marks.setdefault(id, moment) == moment, f"{id} was done twice"
-    assert start(spec, killed).wait(timeout=600) == 0
+    with start(spec, killed) as process:
+        assert process.wait(timeout=2 * PATIENCE) == 0
     assert all((killed / id / "result.json").stat().st_mtime_ns == moment for id, moment in marks.items())
     assert wanted <= finished(killed) == finished(whole)
     for id, result in figures(whole).items():

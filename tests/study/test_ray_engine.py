@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +11,7 @@ import pytest
 from dca.study import workers_ray
 from dca.study.specification import Specification, jobs_of, load_specification
 from dca.study.worker import CellResult, Queue, Worker
+from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -76,13 +74,10 @@ def test_a_cluster_that_loses_a_node_completes_the_sweep(tmp_path: Path, photos:
     try:
         arguments = ["sweep", str(spec), "--runs", str(runs), "--engine", "ray", "--retries", "2", "-q"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-        process = subprocess.Popen([sys.executable, "-m", "dca", *arguments], env=environment)
-        until = time.monotonic() + 300
-        while len(list(runs.glob("*/result.json"))) < len(cells) // 2 and time.monotonic() < until:
-            time.sleep(0.1)
-        assert process.poll() is None, "ended before the node was lost"
-        cluster.remove_node(node, allow_graceful=False)
-        assert process.wait(timeout=300) == 0
+        with start_process([*DCA, *arguments], env=environment) as process:
+            wait_until(lambda: len(list(runs.glob("*/result.json"))) >= len(cells) // 2, process)
+            cluster.remove_node(node, allow_graceful=False)
+            assert process.wait(timeout=PATIENCE) == 0
     finally:
         cluster.shutdown()
     straight = Worker(tmp_path / "straight", None, "cpu")

@@ -135,7 +135,7 @@ def test_the_latex_compiles(report: Path, tmp_path: Path) -> None:
         pytest.skip("needs pdflatex")
     shutil.copytree(report, tmp_path / "report")
     command = [program, "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
-    done = subprocess.run(command, cwd=tmp_path / "report", capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path / "report", capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Float too large" not in done.stdout
     assert (tmp_path / "report" / "tables.pdf").stat().st_size > 10_000
