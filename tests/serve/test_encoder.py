@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dca.model.classifier import Classifier
-from dca.serve.encoder import Batcher, Encoder, encode_batch
+from dca.serve.encoder import Batcher, encode_batch, encode_images
 
 
 def batches_of(most: int, items: int) -> list[list[int]]:
@@ -82,15 +82,24 @@ def test_clients_that_have_gone_are_left_out():
     assert seen == [1, 3]
 
 
-def test_all_cores_give_the_features_of_one_pass(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """Torch with three threads, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_all_cores_give_the_features_of_one_pass(closed_form: Path):
     method = Classifier.from_pretrained(closed_form, device="cpu").method_
     size = method.clip.preprocess.size
     pixels = list(np.random.default_rng(0).integers(0, 256, (7, 3, size, size), dtype=np.uint8))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    encoder = Encoder()
     for count in (1, 2, 3, 7):
-        found, expected = encoder.encode(method, pixels[:count]), encode_batch(method, pixels[:count])
+        normalized = method.clip.preprocess.normalize(torch.from_numpy(np.stack(pixels[:count])))
+        with torch.no_grad():
+            found, expected = encode_images(method, pixels[:count]), encode_batch(method, normalized)
         assert len(found) == count
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.frozen, other.frozen, atol=1e-5, rtol=1e-5)
-    encoder.close()

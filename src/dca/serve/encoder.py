@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,11 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dca.images.decode import StoredImage
 from dca.methods.base import Method
+from dca.training.pipeline import Source, encode_batches
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
+# Stands for the file of an image that a decoding process has opened and cropped.
+DECODED = StoredImage("", "upload", b"")
 
 
 @dataclass(frozen=True)
@@ -33,41 +38,20 @@ class ImageFeatures:
     adapted: Tensor | None
 
 
-class Encoder:
-    """Encodes batches of pixels.
-
-    On a CPU, torch divides every operation among the cores, and all of them wait for the slowest each time. Where other
-    work uses the cores too, as here, that costs a multiple. So each core encodes a part of the images by itself; only a
-    single image is encoded by all cores together.
-    """
-
-    def __init__(self) -> None:
-        self._cores = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._cores, "dca-encode", initializer=torch.set_num_threads, initargs=(1,))
-
-    def encode(self, method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-        """Features of images; pixels: uint8 (3, S, S) each."""
-        parts = min(self._cores, len(pixels)) if method.clip.device.type == "cpu" else 1
-        if parts < 2:
-            return encode_batch(method, pixels)
-        size = -(-len(pixels) // parts)
-        chunks = [pixels[start : start + size] for start in range(0, len(pixels), size)]
-        encoded = self._pool.map(encode_batch, [method] * len(chunks), chunks)
-        return [features for chunk in encoded for features in chunk]
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-@torch.no_grad()
-def encode_batch(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-    """Features of images in one pass; pixels: uint8 (3, S, S) each."""
+def encode_images(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
+    """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) each."""
     clip = method.clip
-    batch = clip.preprocess.normalize(torch.from_numpy(np.stack(pixels)).to(clip.device))
-    frozen = clip.encode_image(batch)
+    parts = min(torch.get_num_threads(), len(pixels)) if clip.device.type == "cpu" else 1
+    sources = [Source(DECODED, torch.from_numpy(crop)) for crop in pixels]
+    batches = encode_batches(sources, partial(encode_batch, method), clip, size=-(-len(pixels) // parts))
+    return [features for batch in batches for features in batch.result or ()]
+
+
+def encode_batch(method: Method, pixels: Tensor) -> list[ImageFeatures]:
+    """Features of the images of one batch; pixels: (B, 3, S, S), normalised."""
+    frozen = method.clip.encode_image(pixels)
     # Copies: a row of the batch would keep the whole batch in memory.
-    adapted = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(batch)]
+    adapted = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(pixels)]
     return [ImageFeatures(row.clone(), own) for row, own in zip(frozen, adapted, strict=True)]
 
 

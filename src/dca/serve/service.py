@@ -20,7 +20,7 @@ from dca.datasets.corrections import Correction, read_corrections
 from dca.datasets.walk import list_images
 from dca.model.classifier import Classifier
 from dca.serve.decoder import DecoderPool
-from dca.serve.encoder import Batcher, Encoder, ImageFeatures, Pixels
+from dca.serve.encoder import Batcher, ImageFeatures, Pixels, encode_images
 from dca.serve.errors import RequestError
 from dca.serve.metrics import Gauge, ServerMetrics
 from dca.serve.options import ServeOptions
@@ -91,7 +91,6 @@ class Service:
         self.uploads = asyncio.Semaphore(options.uploads)
         self.metrics = ServerMetrics()
         self._decoders = DecoderPool(model.method_.clip.preprocess, options)
-        self._encoder = Encoder()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
         self._batcher = Batcher(self._predict_batch, options.batch, self._thread, self.metrics.batches.observe)
         self._background: list[asyncio.Task[None]] = []
@@ -112,7 +111,6 @@ class Service:
         await self._batcher.stop()
         await self._decoders.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._encoder.close()
 
     async def load_image(self, data: bytes, sha256: str, source: bytes | Path) -> tuple[LoadedImage, ServedPrediction]:
         """Decode and encode an image file and predict its class.
@@ -199,7 +197,7 @@ class Service:
     def _predict_batch(self, pixels: Sequence[Pixels]) -> list[tuple[ImageFeatures, ServedPrediction]]:
         """Encode images and predict their classes with the current model; pixels: uint8 (3, S, S) each."""
         current = self.workspace.current
-        features = self._encoder.encode(current.model.method_, pixels)
+        features = encode_images(current.model.method_, pixels)
         return list(zip(features, current.predict(features), strict=True))
 
     async def _load_corrections(self) -> list[CorrectedImage]:
