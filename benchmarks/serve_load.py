@@ -62,7 +62,7 @@ def running(model: Path, batch: int) -> Iterator[Server]:
 
 
 def fitted_model(folder: Path) -> Path:
-    """A model of the default method on images drawn by code."""
+    """A model of the default method on the sample."""
     from dca import Classifier
     from dca.datasets.sample import load_sample
 
@@ -71,16 +71,17 @@ def fitted_model(folder: Path) -> Path:
 
 
 def photos(count: int, side: int) -> list[bytes]:
-    """JPEG files of images drawn by code."""
+    """JPEG files of the sample's test images, again and again until there are `count`."""
     from dca.datasets.sample import load_sample
     from dca.images.decode import open_image
 
-    found = []
-    for item in load_sample(per_class_train=1, per_class_test=max(count // 10, 1), size=side).test:
+    items = load_sample(per_class_train=1, size=side).test
+    files = []
+    for item in items[:count]:
         file = io.BytesIO()
         open_image(item.image).save(file, "JPEG", quality=88)
-        found.append(file.getvalue())
-    return found
+        files.append(file.getvalue())
+    return [files[n % len(files)] for n in range(count)]
 
 
 class Client:

@@ -167,7 +167,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Fit the default method and DCA on images drawn by code, with the CLIP inside this package.
+    """Fit the default method and DCA on the sample of drawn images, with the CLIP inside this package.
 
     Ten classes with 16 training and 20 test images each. Writes a folder with the model of DCA, its
     metrics, a comparison with zero-shot CLIP and the default, and a grid of predictions. A finished
