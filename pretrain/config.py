@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dca.backbones.clip.config import CLIPConfig, TextConfig, VisionConfig
 from dca.core.errors import UserError, unknown_name
-from dca.core.options import check, from_dict, opt
+from dca.core.options import check_limits, from_dict, opt
 
 ATTENTION = ("flash", "mem_efficient", "cudnn", "math")
 
@@ -32,7 +32,7 @@ class DataConfig:
     power: float = opt(0.75, "a source of n images is sampled in proportion to n**power", low=0, high=1)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ModelConfig:
     embed: int = opt(256, "D, joint size", low=4)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_limits(self)
 
     def clip(self, vocab_size: int) -> CLIPConfig:
         """The same sizes as a configuration of the backbone."""
@@ -92,7 +92,7 @@ class AugmentConfig:
     calm_scale: float = opt(0.5, "smallest share of the area from then on", low=0.01, high=1)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class LossConfig:
     instance_temperature: float = opt(0.1, "temperature of that term", low=1e-3)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class TrainConfig:
     save_every: float = opt(120.0, "seconds between checkpoints", low=0)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_limits(self)
         if len(self.keep) != len(self.until) or sorted(self.until) != list(self.until) or self.until[-1] != 1:
             raise UserError(
                 f"keep={self.keep} and until={self.until} do not describe phases",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dca.core.device import SHARED, compute_dtype, require_usable, resolve_device, threads_for
+from dca.core.device import SHARED_FROM, compute_dtype, limit_threads, require_device, resolve_device
 from dca.core.errors import UserError
 
 
@@ -26,17 +26,17 @@ def test_a_device_that_is_not_here_is_named_with_those_that_are(monkeypatch: pyt
 
 def test_an_unknown_precision_is_refused():
     with pytest.raises(UserError, match="unknown precision 'fp8'") as caught:
-        require_usable("cpu", "fp8")
+        require_device("cpu", "fp8")
     assert caught.value.render("cli").endswith("fix: use --precision auto, fp32 or bf16")
     assert compute_dtype(torch.device("cpu"), "bf16") == torch.bfloat16
 
 
-@pytest.mark.parametrize(("multiplications", "expected"), [(SHARED - 1, 1), (SHARED, 2)])
+@pytest.mark.parametrize(("multiplications", "expected"), [(SHARED_FROM - 1, 1), (SHARED_FROM, 2)])
 def test_small_products_take_one_thread(multiplications: int, expected: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with threads_for(multiplications):
+        with limit_threads(multiplications):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 2
     finally:

@@ -30,7 +30,7 @@ def test_an_error_survives_the_way_between_processes():
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(UserError) as caught:
         pool.submit(fail, sent).result()
     for error in (pickle.loads(pickle.dumps(sent)), caught.value):
-        assert (error.problem, error.details, error.steps) == ("a", ("b",), ("c", set_shots(2)))
+        assert (error.problem, error.details, error.hint_parts) == ("a", ("b",), ("c", set_shots(2)))
         assert error.render("cli") == "a\n  b\n  fix: c, or use --shots 2"
 
 

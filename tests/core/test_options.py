@@ -26,7 +26,7 @@ class Some:
     sizes: tuple[int, ...] = opt((), "some sizes", low=0)
 
     def __post_init__(self) -> None:
-        options.check(self)
+        options.check_limits(self)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: 
         ending: str = opt("", "what stands behind it")
         two: tuple[str, ...] = opt(("a", "b"), "some more words")
 
-    row = next(row for row in options.describe(More) if row["name"] == name)
-    assert (options.default_text(row), options.limits(row)) == (default, allowed)
+    option = next(option for option in options.describe_options(More) if option.name == name)
+    assert (option.format_default(), option.format_limits()) == (default, allowed)
 
 
 def test_all_values_out_of_range_are_in_one_error():
@@ -156,9 +156,9 @@ def test_every_option_of_every_method_has_help_and_an_origin():
     from dca.methods.registry import all_methods
 
     for method in all_methods().values():
-        described = options.describe(method.Options)
-        assert {row["name"] for row in described} == {f.name for f in dataclasses.fields(method.Options)}
-        assert all(row["help"] and row["source"] for row in described)
+        described = options.describe_options(method.Options)
+        assert {option.name for option in described} == {f.name for f in dataclasses.fields(method.Options)}
+        assert all(option.help and option.source for option in described)
 
 
 def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
@@ -167,11 +167,11 @@ def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
 
     problem = Problem(names=("cat", "dog"), shots=1)
     for method in all_methods().values():
-        for row in options.describe(method.Options):
+        for option in options.describe_options(method.Options):
             for word in ("none", "auto"):
-                if f"{word}:" in row["help"] and row["name"] not in method.unused_options():
-                    chosen = method.parse_options([f"{row['name']}={word}"])
-                    assert getattr(chosen, row["name"]) in (None, ()), f"{method.name}: {row['name']}={word}"
+                if f"{word}:" in option.help and option.name not in method.unused_options():
+                    chosen = method.parse_options([f"{option.name}={word}"])
+                    assert getattr(chosen, option.name) in (None, ()), f"{method.name}: {option.name}={word}"
                     method.build(clip, problem, chosen)
 
 
@@ -208,11 +208,11 @@ class Chosen:
     side: Literal["in", "out"] | None = opt(None, "which side")
 
     def __post_init__(self) -> None:
-        options.check(self)
+        options.check_limits(self)
 
 
 def test_the_annotation_lists_the_texts_allowed():
-    assert [row["choices"] for row in options.describe(Chosen)] == [["left", "right"], ["in", "out"]]
+    assert [option.choices for option in options.describe_options(Chosen)] == [("left", "right"), ("in", "out")]
     assert options.parse(Chosen, ["way=right", "side=none"]) == Chosen(way="right", side=None)
     assert options.from_dict(Chosen, {"side": "out"}).side == "out"
 

@@ -13,7 +13,7 @@ from dca.core import device as warm_up
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "_begun", None)
+    monkeypatch.setattr(warm_up, "_starting", None)
 
 
 def test_a_cpu_has_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,10 +158,10 @@ def startup(data: str, backbone: str, device: str, precision: str, as_json: bool
 
 def load(backbone: str, device: str, precision: str) -> CLIP:
     """The backbone that is measured."""
-    from dca.core.device import compute_dtype, require_usable, resolve_device
+    from dca.core.device import compute_dtype, require_device, resolve_device
     from dca.study.bench import load_backbone
 
-    require_usable(device, precision)
+    require_device(device, precision)
     place = resolve_device(device)
     return load_backbone(backbone, place, compute_dtype(place, precision))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -118,14 +119,18 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     dca methods show dca
     dca methods show tip-adapter --json
     """
-    from dca.core.options import default_text, describe, limits
+    from dca.core.options import describe_options
     from dca.methods.registry import get_method
     from dca.methods.summary import SPEEDS, measured_on, summary
 
     method = get_method(name)
-    listed = [option for option in describe(method.Options) if option["name"] not in method.unused_options()]
+    listed = [option for option in describe_options(method.Options) if option.name not in method.unused_options()]
     recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_options.items()}
-    row: dict[str, Any] = {**summary(method), "options": listed, "protocol_options": recipes}
+    row: dict[str, Any] = {
+        **summary(method),
+        "options": [asdict(option) for option in listed],
+        "protocol_options": recipes,
+    }
     row["explanations"] = method.explain_options()
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
         emit(row)
@@ -140,9 +145,9 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")
     for option in listed:
-        allowed = limits(option)
-        click.echo(f"  {option['name']} = {default_text(option)}{f'  [{allowed}]' if allowed else ''}")
-        click.echo(f"      {option['help']} ({option['source']})")
+        allowed = option.format_limits()
+        click.echo(f"  {option.name} = {option.format_default()}{f'  [{allowed}]' if allowed else ''}")
+        click.echo(f"      {option.help} ({option.source})")
     if method.unused_options():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")
     for heading, lines in row["explanations"].items():

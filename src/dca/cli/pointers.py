@@ -123,9 +123,9 @@ def _method(name: str) -> type[Method] | None:
 
 def _options(method: type[Method]) -> set[str]:
     """Names of the options that a method uses."""
-    from dca.core.options import describe
+    from dca.core.options import describe_options
 
-    return {row["name"] for row in describe(method.Options)} - set(method.unused_options())
+    return {option.name for option in describe_options(method.Options)} - set(method.unused_options())
 
 
 def _value(args: Sequence[str], flag: str) -> str:

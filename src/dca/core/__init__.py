@@ -1,1 +1,1 @@
-"""Foundations for all other packages: errors, actions, options, seeds, files, progress, device."""
+"""Foundations for all other packages: errors and hints, options, random streams, files, progress, device, SQLite."""

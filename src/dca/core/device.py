@@ -1,19 +1,8 @@
-"""The device and the precision of all computations; no other module chooses them.
+"""Where and how this process computes: device, precision, threads, Triton kernels, memory.
 
-Weights, trained tokens, distances, softmaxes, losses and statistics are float32 (covariances
-float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default, on
+No other module chooses them. Weights, trained tokens, distances, softmaxes, losses and statistics are
+float32 (covariances float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default, on
 the CPU only if asked for.
-
-GPU kernels: where they run, and how to do without.
-
-Every kernel has a plain implementation that it equals; `triton_usable` says whether the kernel runs for a tensor.
-
-How the process handles memory that is freed.
-
-Starting the libraries of a GPU in the background, while a program reads its data.
-
-The first matrix product, factorisation and attention of a process load the library that computes them, which takes some
-tenths of a second each.
 """
 
 from __future__ import annotations
@@ -36,7 +25,16 @@ from dca.core.hints import choose_device, choose_precision
 
 PRECISIONS = ("auto", "fp32", "bf16")
 # Multiplications of a matrix product from which on several threads share it.
-SHARED = 2**26
+SHARED_FROM = 2**26
+# Types that the Triton kernels know.
+KERNEL_DTYPES = (torch.uint8, torch.float32, torch.bfloat16)
+# Bytes. The C library gives blocks above the first back to the system, and keeps at most the second of freed memory.
+_LARGEST_KEPT, _MOST_KEPT = 2**25, 2**29
+# Parameters of mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+# Device and precision
 
 
 def resolve_device(name: str) -> torch.device:
@@ -52,25 +50,18 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if name.startswith("cuda") and not torch.cuda.is_available():
-            reason, usable = _no_cuda(), ["auto", "cpu"]
+            reason, usable = _explain_missing_cuda(), ["auto", "cpu"]
         else:
             reason, usable = str(error).splitlines()[0], ["auto", "cpu", "cuda"]
         raise UserError(f"device '{name}' cannot be used: {reason}", hint=choose_device(*usable)) from None
     return device
 
 
-def _no_cuda() -> str:
-    """Why there is no CUDA device."""
+def _explain_missing_cuda() -> str:
+    """The reason why there is no CUDA device."""
     if torch.version.cuda is None:
         return "no CUDA device here (this build of torch has no CUDA)"
     return "no CUDA device here (torch finds no GPU with a working driver)"
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device; to a GPU it is copied while the GPU goes on with earlier work."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
@@ -82,20 +73,30 @@ def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def require_usable(device: str, precision: str) -> None:
+def require_device(device: str, precision: str) -> None:
     """Raise a UserError if the device or the precision cannot be used: a check before anything is loaded."""
     compute_dtype(resolve_device(device), precision)
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device; to a GPU it is copied while the GPU goes on with earlier work."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# Threads
+
+
 @contextmanager
-def threads_for(multiplications: int) -> Iterator[None]:
+def limit_threads(multiplications: int) -> Iterator[None]:
     """One CPU thread where matrix products are small, as many as before where they are not.
 
     The threads of an operation wait for each other. Where other programs use the cores this takes milliseconds, and
     thousands of small operations, one after the other, become ten times slower by it.
     """
     before = torch.get_num_threads()
-    if multiplications >= SHARED or before == 1:
+    if multiplications >= SHARED_FROM or before == 1:
         yield
         return
     torch.set_num_threads(1)
@@ -105,20 +106,21 @@ def threads_for(multiplications: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-TYPES = (torch.uint8, torch.float32, torch.bfloat16)
+# Triton kernels
+
 # Not a context variable: gradients are computed in threads of their own.
-_on = True
+_triton_enabled = True
 
 
 @contextmanager
 def without_triton() -> Iterator[None]:
-    """Use the plain implementations inside, in all threads; kernels are compared with them."""
-    global _on
-    before, _on = _on, False
+    """Use the plain implementations inside, in all threads. Every kernel has one that it equals."""
+    global _triton_enabled
+    before, _triton_enabled = _triton_enabled, False
     try:
         yield
     finally:
-        _on = before
+        _triton_enabled = before
 
 
 @cache
@@ -129,9 +131,9 @@ def triton_installed() -> bool:
 
 def triton_usable(x: Tensor) -> bool:
     """Whether the kernels run for this tensor: on a GPU, in a type they know, and not while a program is traced."""
-    if not x.is_cuda or x.dtype not in TYPES or type(x) not in (Tensor, torch.nn.Parameter):
+    if not x.is_cuda or x.dtype not in KERNEL_DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    return _on and triton_installed() and not torch.compiler.is_compiling()
+    return _triton_enabled and triton_installed() and not torch.compiler.is_compiling()
 
 
 def power_of_two(n: int, least: int = 1) -> int:
@@ -139,10 +141,7 @@ def power_of_two(n: int, least: int = 1) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-# Parameters of mallopt, from malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# Bytes. Blocks above the first, the largest that the C library takes, always go back to the system.
-_LARGEST_KEPT, _MOST_KEPT = 2**25, 2**29
+# Memory of the CPU
 
 
 def keep_freed_memory() -> bool:
@@ -182,22 +181,28 @@ def _c_function(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
-_begun: Thread | None = None
+# Libraries of the GPU
+
+_starting: Thread | None = None
 
 
 def start_gpu_libraries(device: torch.device) -> None:
-    """Start the libraries of a GPU, once per process; nothing on other devices."""
-    global _begun
-    if device.type == "cuda" and _begun is None:
+    """Start the libraries of a GPU in the background, once per process; does nothing on other devices.
+
+    The first matrix product, factorisation and attention of a process load the library that computes them, which takes
+    some tenths of a second each. Meanwhile a program can read its data.
+    """
+    global _starting
+    if device.type == "cuda" and _starting is None:
         # No daemon: the interpreter waits for it at its end, so that no library is started while others are ended.
-        _begun = Thread(target=call_gpu_libraries, args=(device,), name="dca-warm-up")
-        _begun.start()
+        _starting = Thread(target=call_gpu_libraries, args=(device,), name="dca-warm-up")
+        _starting.start()
 
 
 def wait_for_gpu_libraries() -> None:
     """Return when the libraries have started: another thread must not allocate memory while a graph is recorded."""
-    if _begun is not None:
-        _begun.join()
+    if _starting is not None:
+        _starting.join()
 
 
 def call_gpu_libraries(device: torch.device) -> None:

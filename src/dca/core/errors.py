@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from dca.core.hints import Action, Audience, Hint, hint_parts, render_hint
+from dca.core.hints import Action, Audience, Hint, render_hint, split_hint
 
 MOST_DETAILS = 20
 # Similarity (0 to 1, difflib) from which one name counts as a misspelling of another.
@@ -25,7 +25,7 @@ class UserError(Exception):
     Attributes:
         problem: As given.
         details: As given, as a tuple.
-        steps: The parts of the hint.
+        hint_parts: The parts of the hint.
 
     Example:
         >>> from dca.core.hints import set_shots
@@ -41,15 +41,15 @@ class UserError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.details = tuple(details)
-        self.steps = hint_parts(hint)
+        self.hint_parts = split_hint(hint)
 
     @property
     def hint(self) -> str:
         """How to solve the problem, in the words of Python."""
-        return render_hint(self.steps, "python")
+        return render_hint(self.hint_parts, "python")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.problem, self.details, self.steps)
+        return _rebuild, (self.problem, self.details, self.hint_parts)
 
     def __str__(self) -> str:
         return self.render("python")
@@ -67,8 +67,8 @@ class UserError(Exception):
         lines += [f"  {line}" for line in self.details[:MOST_DETAILS]]
         if len(self.details) > MOST_DETAILS:
             lines.append(f"  ... and {len(self.details) - MOST_DETAILS:,} more")
-        if self.steps:
-            lines.append(f"  fix: {render_hint(self.steps, audience)}")
+        if self.hint_parts:
+            lines.append(f"  fix: {render_hint(self.hint_parts, audience)}")
         return "\n".join(lines)
 
 
@@ -76,9 +76,9 @@ class MissingPackageError(UserError, ImportError):
     """A module of this package needs an optional package that is not installed."""
 
 
-def _rebuild(problem: str, details: Sequence[str], steps: Sequence[str | Action]) -> UserError:
+def _rebuild(problem: str, details: Sequence[str], hint: Sequence[str | Action]) -> UserError:
     """The error again, after pickling (exceptions with keyword arguments do not pickle by themselves)."""
-    return UserError(problem, details=details, hint=steps)
+    return UserError(problem, details=details, hint=hint)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

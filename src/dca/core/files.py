@@ -106,16 +106,16 @@ def read_json(path: Path, *, hint: Hint = "the file is damaged or cut off: copy 
     return raw
 
 
-def atomic_replace(made: Path, target: Path) -> None:
-    """Rename the finished folder `made` to `target`; what was at `target` is removed, or restored on failure."""
+def atomic_replace(finished: Path, target: Path) -> None:
+    """Rename the folder `finished` to `target`; what was at `target` is removed, or restored on failure."""
     with explain_write_errors(target):
         if not target.exists():
-            os.replace(made, target)
+            os.replace(finished, target)
             return
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
         os.replace(target, aside / "old")
         try:
-            os.replace(made, target)
+            os.replace(finished, target)
         except BaseException:
             os.replace(aside / "old", target)
             raise
@@ -128,20 +128,20 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `target` when the block ends; nothing is left of it after an error."""
     with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        os.chmod(made, 0o755)
+        unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        os.chmod(unfinished, 0o755)
     try:
-        yield made
-        atomic_replace(made, target)
+        yield unfinished
+        atomic_replace(unfinished, target)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
 def cache_folder() -> Path:
-    """The user's cache folder: DCA_CACHE, or else the place of this system for caches."""
-    if given := os.environ.get("DCA_CACHE"):
-        return Path(given).expanduser()
+    """The user's cache folder: DCA_CACHE, or else the usual one of this system."""
+    if folder := os.environ.get("DCA_CACHE"):
+        return Path(folder).expanduser()
     from platformdirs import user_cache_path
 
     return user_cache_path("dca")

@@ -36,10 +36,10 @@ class Action:
 Hint = str | Action | Sequence[str | Action]
 
 
-def hint_parts(hint: Hint) -> tuple[str | Action, ...]:
+def split_hint(hint: Hint) -> tuple[str | Action, ...]:
     """The parts of a hint, without empty ones."""
-    steps = (hint,) if isinstance(hint, str | Action) else tuple(hint)
-    return tuple(step for step in steps if step)
+    parts = (hint,) if isinstance(hint, str | Action) else tuple(hint)
+    return tuple(part for part in parts if part)
 
 
 def render_hint(hint: Hint, audience: Audience) -> str:
@@ -50,7 +50,7 @@ def render_hint(hint: Hint, audience: Audience) -> str:
     >>> render_hint(["add images", set_shots(2)], "python")
     'add images, or use shots=2'
     """
-    return ", or ".join(step if isinstance(step, str) else getattr(step, audience) for step in hint_parts(hint))
+    return ", or ".join(part if isinstance(part, str) else getattr(part, audience) for part in split_hint(hint))
 
 
 def fit_estimate() -> Action:
@@ -59,7 +59,7 @@ def fit_estimate() -> Action:
 
 
 def combine(first: str, action: Action) -> Action:
-    """An action that comes after something that is worded the same for everyone.
+    """One action: first something that is worded the same for everyone, then another action.
 
     >>> combine("put the files into a folder", choose_backbone("FOLDER")).cli
     'put the files into a folder and name the backbone with --backbone FOLDER'

@@ -1,4 +1,7 @@
-"""Options: dataclass fields with a help text, limits and the origin of the default."""
+"""Options of methods: dataclass fields with a help text, limits and the source of the default.
+
+`opt` declares an option, `parse` and `from_dict` read and validate values once, `describe_options` explains them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import math
 import numbers
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +19,8 @@ from dca.core.errors import UserError, unknown_name
 from dca.core.hints import Hint
 
 T = TypeVar("T")
-MOST = 2**31 - 1  # largest whole number: more is a typing error, and overflows in torch
+# Largest whole number: more is a typing error, and overflows in torch.
+LARGEST = 2**31 - 1
 TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
 
 
@@ -56,51 +61,67 @@ def opt(
     return dataclasses.field(default=default, metadata=meta)
 
 
-def option_types(cls: Any) -> Mapping[str, Any]:
-    """The type of each option of an options class, by name."""
-    return _types(cls)
+@dataclass(frozen=True)
+class OptionInfo:
+    """What is known about one option.
+
+    Attributes:
+        name: Its name.
+        default: Its default.
+        help: What it does.
+        choices: The texts that are allowed; empty if it is no text with a few values.
+        low: Smallest number allowed, or None.
+        high: Largest number allowed, or None.
+        source: Where the default comes from.
+        empty: Word for the value None.
+    """
+
+    name: str
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    source: str
+    empty: str
+
+    def format_limits(self) -> str:
+        """The allowed values as text; empty if there is no limit.
+
+        >>> OptionInfo("rate", 0.5, "a rate", (), 0, 1, "ours", "auto").format_limits()
+        '0 to 1'
+        """
+        if self.choices:
+            return "|".join(self.choices)
+        if self.low is not None and self.high is not None:
+            return f"{self.low} to {self.high}"
+        if self.low is not None:
+            return f"at least {self.low}"
+        return f"at most {self.high}" if self.high is not None else ""
+
+    def format_default(self) -> str:
+        """The default as text; None is written as the option's word for it."""
+        if self.default is None:
+            return self.empty
+        if self.default == ():
+            return "none"
+        if isinstance(self.default, tuple):
+            return json.dumps(self.default, ensure_ascii=False)
+        return str(self.default) or "(empty)"
 
 
-@cache
-def _types(cls: type[Any]) -> Mapping[str, Any]:
-    """`option_types`, kept, because reading annotations takes milliseconds."""
-    return types.MappingProxyType(get_type_hints(cls))
+def describe_options(cls: Any) -> list[OptionInfo]:
+    """The options of a class, its own before inherited ones."""
+    own, choices = cls.__annotations__, _choices(cls)
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
+    return [
+        OptionInfo(name=field.name, default=field.default, choices=choices[field.name], **field.metadata)
+        for field in fields
+        if "help" in field.metadata
+    ]
 
 
-def check(options: Any) -> None:
-    """Raise one UserError for all values outside their limits; call from `__post_init__`."""
-    cls: Any = type(options)
-    problems, choices = [], _choices(cls)
-    for field in dataclasses.fields(options):
-        value, meta = getattr(options, field.name), field.metadata
-        if value is None or "help" not in meta:
-            continue
-        if choices[field.name] and value not in choices[field.name]:
-            problems.append(f"{field.name}={value}: one of {', '.join(choices[field.name])}")
-        values = value if isinstance(value, tuple) else (value,)
-        for number in values:
-            if isinstance(number, int | float) and (fault := _fault(number, meta["low"], meta["high"])):
-                problems.append(f"{field.name}={number}: {fault}")
-    if problems:
-        raise UserError("options out of range", details=problems)
-
-
-@cache
-def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
-    """The texts that each option allows, by name: those of `Literal`, also with `| None`; empty for other types."""
-    kinds = {name: {kind, *get_args(kind)} for name, kind in option_types(cls).items()}
-    literals = {name: [get_args(kind) for kind in own if get_origin(kind) is Literal] for name, own in kinds.items()}
-    return {name: found[0] if found else () for name, found in literals.items()}
-
-
-def _fault(number: float, low: float | None, high: float | None) -> str:
-    """What is wrong with a number; empty if nothing."""
-    if not isinstance(number, int) and not math.isfinite(number):
-        return "a finite number expected"
-    if low is not None and number < low:
-        return f"at least {low}"
-    highest = MOST if high is None and isinstance(number, int) else high
-    return f"at most {highest}" if highest is not None and number > highest else ""
+# Reading values
 
 
 def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
@@ -122,7 +143,7 @@ def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
                 values[name] = _convert(text.strip(), types_of[name])
             except ValueError as error:
                 problems.append(f"{name}={text}: {error}")
-    return _made(cls, values, problems, hint)
+    return _build(cls, values, problems, hint)
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
@@ -130,30 +151,170 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
 
     hint: as for `parse`.
     """
-    types_of, problems, taken = option_types(cls), [], {}
+    types_of, problems, read = option_types(cls), [], dict[str, Any]()
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in names:
             problems.append(unknown_name("option", name, names).problem)
             continue
-        taken[name] = _as_float(_plain(value), types_of[name])
-        if not _fits(taken[name], types_of[name]):
+        read[name] = _as_float(_to_python(value), types_of[name])
+        if not _has_type(read[name], types_of[name]):
             problems.append(f"{name}={value!r}: {_kind_name(types_of[name])} expected")
-    return _made(cls, taken, problems, hint)
+    return _build(cls, read, problems, hint)
 
 
-def changed(options: Any) -> tuple[str, ...]:
+def _build(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: Hint) -> T:
+    """Make the options; raises for these problems, or else for values that the class refuses."""
+    if problems:
+        known = ", ".join(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+        raise UserError("options that cannot be used", details=problems, hint=hint or f"known: {known}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(error.problem, details=error.details, hint=error.hint_parts or hint) from None
+
+
+def read_none(value: Any, kind: Any) -> Any:
+    """The value, but None for the word "auto", "none" or "null" if this type may be None; TOML has no null.
+
+    >>> read_none("auto", float | None), read_none("auto", str), read_none(1.5, float | None)
+    (None, 'auto', 1.5)
+    """
+    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    return None if optional and isinstance(value, str) and value.lower() in NONE else value
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Convert a text to the annotated type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if read_none(text, kind) is None:
+            return None
+        return _convert(text, next(k for k in inner if k is not type(None)))
+    if origin is tuple:
+        # The word "none" itself is written ["none"].
+        return () if text.lower() in NONE else tuple(_convert(part, inner[0]) for part in _split_list(text))
+    if kind is bool:
+        if text.lower() in TRUE | FALSE:
+            return text.lower() in TRUE
+        raise ValueError("true or false expected")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError("a whole number expected" if kind is int else "a number expected") from None
+    return text
+
+
+def _split_list(text: str) -> list[str]:
+    """The parts between commas; values that contain commas are given as a JSON list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        parts = json.loads(text)
+    except ValueError:
+        raise ValueError('a list as in ["one", "two, with a comma"] expected') from None
+    return [part if isinstance(part, str) else json.dumps(part) for part in parts]
+
+
+def _as_float(value: Any, kind: Any) -> Any:
+    """A whole number as a float where the option is a float, so that 1 and 1.0 are the same value in records."""
+    is_float = kind is float or (
+        get_origin(kind) in (Union, types.UnionType) and {*get_args(kind)} == {float, type(None)}
+    )
+    return float(value) if is_float and type(value) is int and abs(value) <= LARGEST else value
+
+
+def _to_python(value: Any) -> Any:
+    """The value with lists as tuples and NumPy numbers as Python numbers."""
+    if isinstance(value, list | tuple):
+        return tuple(_to_python(v) for v in value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Whether the value has the annotated type; an int is accepted as a float."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_has_type(value, k) for k in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_has_type(v, inner[0]) for v in value)
+    if origin is Literal:  # `check_limits` names the allowed texts
+        return isinstance(value, str)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _kind_name(kind: Any) -> str:
+    """The text of a type annotation for an error message."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+# Validation
+
+
+def check_limits(options: Any) -> None:
+    """Raise one UserError for all values outside their limits; call from `__post_init__`."""
+    cls: Any = type(options)
+    problems, choices = [], _choices(cls)
+    for field in dataclasses.fields(options):
+        value, meta = getattr(options, field.name), field.metadata
+        if value is None or "help" not in meta:
+            continue
+        if choices[field.name] and value not in choices[field.name]:
+            problems.append(f"{field.name}={value}: one of {', '.join(choices[field.name])}")
+        values = value if isinstance(value, tuple) else (value,)
+        for number in values:
+            if isinstance(number, int | float) and (fault := _limit_problem(number, meta["low"], meta["high"])):
+                problems.append(f"{field.name}={number}: {fault}")
+    if problems:
+        raise UserError("options out of range", details=problems)
+
+
+def _limit_problem(number: float, low: float | None, high: float | None) -> str:
+    """What is wrong with a number; empty if nothing."""
+    if not isinstance(number, int) and not math.isfinite(number):
+        return "a finite number expected"
+    if low is not None and number < low:
+        return f"at least {low}"
+    highest = LARGEST if high is None and isinstance(number, int) else high
+    return f"at most {highest}" if highest is not None and number > highest else ""
+
+
+def option_types(cls: Any) -> Mapping[str, Any]:
+    """The type of each option of an options class, by name."""
+    return _types(cls)
+
+
+@cache
+def _types(cls: type[Any]) -> Mapping[str, Any]:
+    """`option_types`, kept, because reading annotations takes milliseconds."""
+    return types.MappingProxyType(get_type_hints(cls))
+
+
+@cache
+def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The texts that each option allows, by name: those of `Literal`, also with `| None`; empty for other types."""
+    kinds = {name: {kind, *get_args(kind)} for name, kind in option_types(cls).items()}
+    literals = {name: [get_args(kind) for kind in own if get_origin(kind) is Literal] for name, own in kinds.items()}
+    return {name: texts[0] if texts else () for name, texts in literals.items()}
+
+
+# Writing values
+
+
+def list_changes(options: Any) -> tuple[str, ...]:
     """The values that differ from their defaults, as `key=value` texts that `parse` reads."""
     default = type(options)()
     names = [field.name for field in dataclasses.fields(options)]
     return tuple(
         f"{name}={_text(value)}" for name in names if (value := getattr(options, name)) != getattr(default, name)
     )
-
-
-def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of options as they are after a round trip through JSON: tuples are lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _text(value: Any) -> str:
@@ -167,139 +328,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _made(cls: type[T], values: Mapping[str, Any], problems: Sequence[str], hint: Hint) -> T:
-    """The options; raises for the problems found so far, or else for values that the class refuses."""
-    if problems:
-        known = ", ".join(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
-        raise UserError("options that cannot be used", details=problems, hint=hint or f"known: {known}")
-    try:
-        return cls(**values)
-    except UserError as error:
-        raise UserError(error.problem, details=error.details, hint=error.steps or hint) from None
-
-
-def unset(value: Any, kind: Any) -> Any:
-    """None for the word "auto", "none" or "null" where an option of this type may be None; TOML has no null.
-
-    >>> unset("auto", float | None), unset("auto", str), unset(1.5, float | None)
-    (None, 'auto', 1.5)
-    """
-    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
-    return None if optional and isinstance(value, str) and value.lower() in NONE else value
-
-
-def _as_float(value: Any, kind: Any) -> Any:
-    """A whole number as a float where the option is a float, so that 1 and 1.0 are the same value in records."""
-    is_float = kind is float or (
-        get_origin(kind) in (Union, types.UnionType) and {*get_args(kind)} == {float, type(None)}
-    )
-    return float(value) if is_float and type(value) is int and abs(value) <= MOST else value
-
-
-def _plain(value: Any) -> Any:
-    """The value with lists as tuples and NumPy numbers as Python numbers."""
-    if isinstance(value, list | tuple):
-        return tuple(_plain(v) for v in value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def _kind_name(kind: Any) -> str:
-    """The text of a type annotation for an error message."""
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether the value has the annotated type; an int is accepted as a float."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, k) for k in inner)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(v, inner[0]) for v in value)
-    if origin is Literal:  # `check` names the allowed texts
-        return isinstance(value, str)
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _convert(text: str, kind: Any) -> Any:
-    """Convert a text to the annotated type."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if unset(text, kind) is None:
-            return None
-        return _convert(text, next(k for k in inner if k is not type(None)))
-    if origin is tuple:
-        # The word "none" itself is written ["none"].
-        return () if text.lower() in NONE else tuple(_convert(part, inner[0]) for part in _parts(text))
-    if kind is bool:
-        if text.lower() in TRUE | FALSE:
-            return text.lower() in TRUE
-        raise ValueError("true or false expected")
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            raise ValueError("a whole number expected" if kind is int else "a number expected") from None
-    return text
-
-
-def _parts(text: str) -> list[str]:
-    """The parts between commas; values that contain commas are given as a JSON list."""
-    if not text.lstrip().startswith("["):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        parts = json.loads(text)
-    except ValueError:
-        raise ValueError('a list as in ["one", "two, with a comma"] expected') from None
-    return [part if isinstance(part, str) else json.dumps(part) for part in parts]
-
-
-def describe(cls: Any) -> list[dict[str, Any]]:
-    """Name, default, help, limits and origin of each option, the class's own before inherited ones."""
-    own, choices = cls.__annotations__, _choices(cls)
-    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
-    return [
-        {
-            "name": field.name,
-            "default": field.default,
-            "help": field.metadata["help"],
-            "choices": list(choices[field.name]),
-            "low": field.metadata["low"],
-            "high": field.metadata["high"],
-            "source": field.metadata["source"],
-            "empty": field.metadata["empty"],
-        }
-        for field in fields
-        if "help" in field.metadata
-    ]
-
-
-def limits(option: Mapping[str, Any]) -> str:
-    """The allowed values of a row of `describe` as text; empty if there is no limit.
-
-    >>> limits({"choices": [], "low": 0, "high": 1}), limits({"choices": ["a", "b"], "low": None, "high": None})
-    ('0 to 1', 'a|b')
-    """
-    low, high = option["low"], option["high"]
-    if option["choices"]:
-        return "|".join(option["choices"])
-    if low is not None and high is not None:
-        return f"{low} to {high}"
-    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
-
-
-def default_text(option: Mapping[str, Any]) -> str:
-    """The default of a row of `describe` as text; None is written as the option's word for it."""
-    default = option["default"]
-    if default is None:
-        return str(option["empty"])
-    if default == ():
-        return "none"
-    if isinstance(default, tuple):
-        return json.dumps(default, ensure_ascii=False)
-    return str(default) or "(empty)"
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options as they are after a round trip through JSON: tuples are lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -231,7 +231,7 @@ def check_dataset(
 
 def _error_finding(error: UserError) -> Finding:
     """A problem because of which the dataset cannot be read at all."""
-    return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.steps)
+    return Finding("blocker", error.problem, max(1, len(error.details)), error.details[:20], error.hint_parts)
 
 
 def _unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Finding]:

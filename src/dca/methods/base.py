@@ -141,7 +141,7 @@ class TrainingOptions:
     )
 
     def __post_init__(self) -> None:
-        core_options.check(self)
+        core_options.check_limits(self)
 
     def fill_unset(self, **values: Any) -> Self:
         """Replace options that are None.

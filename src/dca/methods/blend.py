@@ -36,7 +36,7 @@ from torch import Tensor
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.hints import list_methods
-from dca.core.options import changed, opt
+from dca.core.options import list_changes, opt
 from dca.methods.base import (
     CurvePoint,
     Head,
@@ -164,7 +164,7 @@ class BlendOptions(TrainingOptions):
 
     def settled_by(self, name: str, inner: Any) -> BlendOptions:
         """The same with the name and the options of the trained method in one form only."""
-        return dataclasses.replace(self, trained=name, trained_options=changed(inner), epochs=None)
+        return dataclasses.replace(self, trained=name, trained_options=list_changes(inner), epochs=None)
 
 
 class Blend(Method):

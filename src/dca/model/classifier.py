@@ -19,7 +19,7 @@ from torch import Tensor
 
 import dca
 from dca.backbones.clip import CLIP
-from dca.core.device import require_usable
+from dca.core.device import require_device
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import fit_estimate
 from dca.core.progress import Progress, default_progress, silent
@@ -858,7 +858,7 @@ class Classifier:
         Raises:
             UserError: If the folder holds no complete model, or the backbone cannot be loaded or is a different one.
         """
-        require_usable(device, precision)
+        require_device(device, precision)
         hub = HubOptions(revision, token, cache_dir, local_files_only, force_download)
         path = model_folder(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)

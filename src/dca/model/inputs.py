@@ -208,7 +208,7 @@ def _image_list(X: Any) -> list[ImageLike]:
     if faults:
         details = [f"number {number}: {error.problem}" for number, error in faults]
         found = pluralize(len(faults), "image", of=len(images) + len(faults))
-        raise UserError(f"{found} cannot be used", details=details, hint=faults[0][1].steps)
+        raise UserError(f"{found} cannot be used", details=details, hint=faults[0][1].hint_parts)
     return images
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dca.backbones.clip import CLIP
 from dca.core.choices import TrackerName
-from dca.core.device import require_usable
+from dca.core.device import require_device
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
 from dca.core.hints import omit
@@ -219,7 +219,7 @@ def _checked_place(spec: Spec, folder: Path, device: str, track: TrackerName | N
     require_tracker(track)
     place = RunFolder(folder)
     place.require_place(spec.data)
-    require_usable(device, spec.precision)
+    require_device(device, spec.precision)
     return place
 
 

@@ -26,7 +26,7 @@ class RequestError(Exception):
     @classmethod
     def from_user_error(cls, error: UserError) -> RequestError:
         """The response to a request whose work the library refuses; hints are in the words of the command line."""
-        return cls(409, error.problem, render_hint(error.steps, "cli"), details=list(error.details))
+        return cls(409, error.problem, render_hint(error.hint_parts, "cli"), details=list(error.details))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of the response."""

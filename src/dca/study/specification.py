@@ -39,7 +39,7 @@ from typing import Any, get_origin
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import json_digest, read_json
 from dca.core.hints import Hint, list_methods, show_specification
-from dca.core.options import option_types, unset
+from dca.core.options import option_types, read_none
 from dca.core.text import pluralize
 from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
@@ -282,7 +282,7 @@ def _combinations(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
     """The product of the axes of a table of options."""
     types = option_types(kind.Options)
     axes = [
-        [unset(one, types.get(name)) for one in _axis(value, get_origin(types.get(name)) is tuple)]
+        [read_none(one, types.get(name)) for one in _axis(value, get_origin(types.get(name)) is tuple)]
         for name, value in table.items()
     ]
     return (dict(zip(table, values, strict=True)) for values in product(*axes))

@@ -192,7 +192,7 @@ def _data_problem(name: str, root: Path | None) -> UserError | None:
     try:
         find_dataset_folder(entry, root)
     except UserError as error:
-        return UserError(f"data {name}: {error.problem}", hint=error.steps)
+        return UserError(f"data {name}: {error.problem}", hint=error.hint_parts)
     return None
 
 

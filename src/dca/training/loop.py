@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dca.backbones.clip.model import overlap_towers
 from dca.core import seeds
-from dca.core.device import threads_for, to_device, wait_for_gpu_libraries
+from dca.core.device import limit_threads, to_device, wait_for_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.hints import set_option, show_method
 from dca.methods.base import AnalyticSteps, Batch, Step, TrainedMethod, TrainingOptions
@@ -251,7 +251,7 @@ class Trainer:
         """The threads of training; steps in closed form are products of a batch with the parameters."""
         if self._features is None or self.method.analytic_steps is None:
             return nullcontext()
-        return threads_for(min(self.batch_size, len(self._labels)) * self.method.count_parameters())
+        return limit_threads(min(self.batch_size, len(self._labels)) * self.method.count_parameters())
 
     def _run(self, folder: Path | None, on_step: StepCallback | None, on_epoch: EpochCallback) -> list[EpochMetrics]:
         saved = self._restore(folder) if folder else 0

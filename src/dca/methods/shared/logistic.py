@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.core.device import threads_for
+from dca.core.device import limit_threads
 
 # Share of the residual that conjugate gradients leave of a Newton step.
 RESIDUAL = 0.1
@@ -63,7 +63,7 @@ class Logistic:
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
         x = features.double()
         self.mean = x.mean(dim=0)
-        with threads_for(x.numel() * min(x.shape)):
+        with limit_threads(x.numel() * min(x.shape)):
             U, S, Vh = torch.linalg.svd(x - self.mean, full_matrices=False)
         kept = S / S.max().clamp_min(TINY) > NULL
         self.V = Vh[kept].T
@@ -81,7 +81,7 @@ class Logistic:
         Ends with a Newton step before which the largest entry of the gradient was at most `tolerance`, and the
         distance of W to the minimum at most the share `tolerance` of its norm.
         """
-        with threads_for(self.Z.numel() * self.classes):
+        with limit_threads(self.Z.numel() * self.classes):
             return self._solve(c, tolerance, iterations)
 
     def _solve(self, c: float, tolerance: float, iterations: int) -> Tensor:
