@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dca.core import sqlite
 from dca.core.errors import UserError
 from dca.features import database
 from dca.features.store import FeatureStore
@@ -119,7 +120,7 @@ def test_a_database_that_can_only_be_read_is_read(tmp_path, caplog):
 
 
 def test_a_locked_database_costs_only_time(store, monkeypatch, caplog):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     fill(store, ABOUT, range(5))
     tried, connect = [], database.connect
     monkeypatch.setattr(database, "connect", lambda path: tried.append(path) or connect(path))
@@ -257,11 +258,12 @@ def test_clearing_while_another_process_fills_does_not_break_it(tmp_path):
 
 DOOMED = """
 import os, pathlib, signal, sys
+from dca.core import sqlite
 from dca.features import database as feature_database
 
 db = feature_database.connect(pathlib.Path(sys.argv[1]))
 db.execute("PRAGMA cache_size = 1")  # so that pages are written before the transaction ends
-with feature_database.transaction(db):
+with sqlite.transaction(db):
     db.execute("UPDATE vectors SET value = zeroblob(length(value))")
     db.execute("UPDATE rows SET vector = 1")
     os.kill(os.getpid(), signal.SIGKILL)

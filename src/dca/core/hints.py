@@ -177,6 +177,14 @@ def finish_sweep(study: str, runs: str) -> Action:
     return Action(f"run `dca sweep {study} --runs {runs}`", f"run `{call}`")
 
 
+def collect_runs() -> Action:
+    """Collect finished runs into a results file."""
+    return Action(
+        "collect the runs again with `dca study collect RUNS -o FILE`",
+        "collect the runs again with `dca.study.index.collect`",
+    )
+
+
 def start_ray() -> Action:
     """Start a Ray cluster, or name one."""
     way = "start a cluster with `ray start --head`, or name one with RAY_ADDRESS"

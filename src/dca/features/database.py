@@ -1,4 +1,4 @@
-"""Tables and queries of the feature store; see `feature_store` for what they are for.
+"""Tables and queries of the feature store; see `dca.features.store` for what they are for.
 
 `rows` is the index: which keys of which space are stored, and when they were last used. The features are in
 `vectors`, so that finding and counting them, marking them as used and choosing the oldest reads none of them.
@@ -11,13 +11,14 @@ import logging
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from dca.core import sqlite
+from dca.core.sqlite import transaction
+
 _log = logging.getLogger(__name__)
 
-BUSY_SECONDS = 60
 PAGE_BYTES = 16384  # features of 1 to 4 kB fill such pages with little waste
 _DELETED_ROWS = 20_000  # per transaction
 _LOOKUPS = 500  # keys per query
@@ -40,46 +41,17 @@ _CONTENTS = """
 Sortable = TypeVar("Sortable", int, bytes)
 
 
-class OtherTables(sqlite3.DatabaseError):
-    """A database with the tables of another version, or of another program."""
-
-
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the database and make its tables. Statements outside of `transaction` are committed one by one."""
-    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        db.text_factory = bytes  # damaged text may be no UTF-8
-        if not _has_tables(db):
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            with transaction(db):
-                if not _has_tables(db):  # another process may have made them
-                    _make_tables(db)
-    except BaseException:
-        db.close()
-        raise
+    """Open the database, which is created if needed."""
+    db = sqlite.connect(path, _SCHEMA, pragmas=(f"page_size = {PAGE_BYTES}", "auto_vacuum = INCREMENTAL"))
+    db.text_factory = bytes  # damaged text may be no UTF-8
     return db
-
-
-def _has_tables(db: sqlite3.Connection) -> bool:
-    try:
-        statements = {row[0] for row in db.execute("SELECT sql FROM sqlite_master")}
-    except UnicodeDecodeError as error:  # SQLite's message quotes a damaged statement
-        raise OtherTables(str(error)) from None
-    if statements and statements != {statement.encode() for statement in _SCHEMA}:
-        raise OtherTables("its tables are not those of this version")
-    return bool(statements)
-
-
-def _make_tables(db: sqlite3.Connection) -> None:
-    for statement in _SCHEMA:
-        db.execute(statement)
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether an error says that the file itself is bad."""
     kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the other bytes hold details
-    return isinstance(error, OtherTables) or kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return isinstance(error, sqlite.OtherSchema) or kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
@@ -87,37 +59,29 @@ def is_sound(db: sqlite3.Connection) -> bool:
     return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == b"ok")
 
 
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit at the end. After an error the caller closes the connection, which undoes what was done."""
-    db.execute("BEGIN IMMEDIATE")
-    yield
-    db.execute("COMMIT")
-
-
 def find(db: sqlite3.Connection, space: int, keys: Iterable[bytes], hour: int) -> dict[bytes, tuple[int, bool]]:
     """For each stored key: the id of its feature, and whether it was last used before this hour."""
-    found: dict[bytes, tuple[int, bool]] = {}
+    vectors: dict[bytes, tuple[int, bool]] = {}
     for part, marks in _queries(set(keys)):
         for key, vector, stale in db.execute(FIND.format(marks), (hour, space, *part)):
             if isinstance(vector, int):  # else it is damaged
-                found[key] = vector, bool(stale)
-    return found
+                vectors[key] = vector, bool(stale)
+    return vectors
 
 
 def read(db: sqlite3.Connection, space: int, keys: Iterable[bytes], hour: int) -> dict[bytes, bytes]:
     """Stored features by key, without the damaged ones; they are marked as used in this hour."""
-    index = find(db, space, keys, hour)
-    places = {vector: key for key, (vector, _) in index.items()}
-    found: dict[bytes, bytes] = {}
-    for part, marks in _queries(places):
+    vectors = find(db, space, keys, hour)
+    key_of = {vector: key for key, (vector, _) in vectors.items()}
+    features: dict[bytes, bytes] = {}
+    for part, marks in _queries(key_of):
         for vector, value in db.execute(READ.format(marks), part):
-            key = places[vector]
+            key = key_of[vector]
             if isinstance(value, bytes) and _checksum(space, key, value[:-4]) == value[-4:]:
-                found[key] = value[:-4]
-    if stale := [(hour, space, key) for key in found if index[key][1]]:
+                features[key] = value[:-4]
+    if stale := [(hour, space, key) for key in features if vectors[key][1]]:
         _mark_used(db, stale)
-    return found
+    return features
 
 
 def _queries(values: Iterable[Sortable]) -> Iterator[tuple[list[Sortable], str]]:
@@ -165,7 +129,7 @@ def clear(db: sqlite3.Connection, spaces: Iterable[int] | None) -> None:
         with transaction(db):
             for table in ("rows", "vectors", "spaces"):
                 db.execute(f"DROP TABLE {table}")  # much faster than deleting row by row
-            _make_tables(db)
+            sqlite.create_tables(db, _SCHEMA)
     for space in spaces or ():
         _delete(db, db.execute("SELECT space, key FROM rows WHERE space = ? ORDER BY vector", (space,)).fetchall())
     _shrink(db, 0)

@@ -31,6 +31,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from dca.core import sqlite
 from dca.core.errors import UserError
 from dca.core.files import cache_folder
 from dca.features import database
@@ -259,7 +260,7 @@ class FeatureStore:
 
     def _delete_damaged(self, error: Exception) -> None:
         """Delete the database, unless another process has replaced it since the damage was found."""
-        with FileLock(self.folder / ".features.lock", timeout=database.BUSY_SECONDS):
+        with FileLock(self.folder / ".features.lock", timeout=sqlite.BUSY_SECONDS):
             try:
                 if self._attempt(database.is_sound, create=False) is not False:
                     return

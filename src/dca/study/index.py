@@ -21,10 +21,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from dca.core import sqlite
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import encode_utf8, explain_write_errors, read_json, write_bytes
-from dca.core.hints import run_sweep
-from dca.features.database import BUSY_SECONDS, transaction
+from dca.core.hints import collect_runs, run_sweep
+from dca.core.sqlite import transaction
 from dca.model.checkpoint import CONFIG, PARTIAL, RESULT, SPEC
 
 log = logging.getLogger(__name__)
@@ -363,8 +364,7 @@ def _file_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _not_results(path: Path, why: str) -> UserError:
-    hint = "collect the runs again with `dca study collect RUNS -o FILE`"
-    return UserError(f"{path}: not a results file ({why})", hint=hint)
+    return UserError(f"{path}: not a results file ({why})", hint=collect_runs())
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,9 @@ def collect(sources: Iterable[Path], output: Path) -> CollectCounts:
         UserError: If a source holds no cells, something cannot be read, or the file cannot be written.
     """
     if not is_results_file(output):
-        raise UserError(f"{output}: a results file ends with {RESULTS_SUFFIX}", hint=f"-o {output}{RESULTS_SUFFIX}")
+        raise UserError(
+            f"{output}: a results file ends with {RESULTS_SUFFIX}", hint=f"name it {output}{RESULTS_SUFFIX}"
+        )
     before = {line["id"]: line for line in _file_lines(output)} if output.exists() else {}
     after = dict(before)
     for source in sources:
@@ -444,34 +446,12 @@ def _connect(runs: Path) -> sqlite3.Connection:
     """The database of a folder of runs, made if needed; in memory where the folder is missing or cannot be written."""
     path = runs / FILE
     if not runs.is_dir() or not os.access(runs, os.W_OK):
-        return _opened(":memory:")
+        return sqlite.connect(":memory:", _SCHEMA)
     try:
-        return _opened(path)
+        return sqlite.connect(path, _SCHEMA)
     except sqlite3.OperationalError as error:  # no room, no locks on this file system
         log.warning("%s is not used: %s", path, error)
-        return _opened(":memory:")
+        return sqlite.connect(":memory:", _SCHEMA)
     except sqlite3.DatabaseError:  # damaged, or the tables of another version
         path.unlink(missing_ok=True)
-        return _opened(path)
-
-
-def _opened(place: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        if not _has_tables(db):
-            with transaction(db):
-                if not _has_tables(db):  # another process may have made them
-                    for statement in _SCHEMA:
-                        db.execute(statement)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _has_tables(db: sqlite3.Connection) -> bool:
-    """Whether the tables are there; raises for those of another version."""
-    statements = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-    if statements and statements != set(_SCHEMA):
-        raise sqlite3.DatabaseError("its tables are not those of this version")
-    return bool(statements)
+        return sqlite.connect(path, _SCHEMA)
