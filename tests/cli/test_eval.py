@@ -230,6 +230,6 @@ def test_classes_of_the_data_alone_compete_where_asked(dca: Any, fitted: Path, t
     class_folders(tmp_path / "two", ("fish", "guitar"), 2)
     assert " among " not in dca("eval", fitted, tmp_path / "two").out
     assert json.loads(dca("eval", fitted, tmp_path / "two", "--json").out)["classes"] == 10
-    said = dca("eval", fitted, tmp_path / "two", "--among", "target")
+    said = dca("eval", fitted, tmp_path / "two", "--classes", "target")
     assert "on 4 images, among 2 of 10 classes; calibration error" in said.out
-    assert json.loads(dca("eval", fitted, tmp_path / "two", "--among", "target", "--json").out)["classes"] == 2
+    assert json.loads(dca("eval", fitted, tmp_path / "two", "--classes", "target", "--json").out)["classes"] == 2

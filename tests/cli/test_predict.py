@@ -14,7 +14,7 @@ from bad_pictures import bad_files, class_folders
 
 from dca.cli.predict import format_rows
 from dca.model.classifier import Classifier
-from dca.model.prediction_files import cell
+from dca.model.prediction_files import escape_cell
 from helpers.processes import DCA, start_process
 
 
@@ -73,12 +73,12 @@ def test_predict_writes_csv_that_csv_reads(dca: Any, fitted: Path, photos: Path,
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+x", "-x.jpg", "@sum", "\tx", "\rx", "\nx", "=", "-1+1"])
 def test_what_a_spreadsheet_would_run_gets_an_apostrophe(text: str):
-    assert cell(text) == f"'{text}"
+    assert escape_cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("text", ["", "cat", "a=b", "'=x", "-5", "+1.5", "5", "/photos/=x.jpg"])
 def test_other_text_and_numbers_stay_as_they_are(text: str):
-    assert cell(text) == text
+    assert escape_cell(text) == text
 
 
 def test_a_formula_in_a_label_or_path_is_never_written_bare(

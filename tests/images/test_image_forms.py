@@ -19,7 +19,7 @@ from dca.model import classifier as parameters
 from dca.model import prediction_files as image_folders
 from dca.model import prediction_files as prediction_tables
 from dca.model.classifier import Classifier
-from dca.model.inputs import is_frame
+from dca.model.inputs import is_data_frame
 from dca.plots import charts
 from dca.runs import pictures
 
@@ -76,7 +76,7 @@ def test_data_frames_have_a_column_of_paths(model: Classifier, photos: Path, tin
     labels = [Path(path).parent.name for path in paths]
     expected = model.predict(paths).tolist()
     for frame in (pandas.DataFrame({"Path": paths, "label": labels}), Columns(path=paths, label=labels)):
-        assert is_frame(frame)
+        assert is_data_frame(frame)
         assert model.predict(frame).tolist() == expected
         assert model.score(frame) == model.score(paths, labels)
     assert model.predict(pandas.Series(paths)).tolist() == expected

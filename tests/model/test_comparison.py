@@ -40,9 +40,9 @@ def test_models_are_measured_on_the_same_images(
 
 
 def test_disagreements_are_all_images_with_different_answers(found: Comparison) -> None:
-    answers = np.array([row.answers for row in found.models])
+    answers = np.array([row.predicted_labels for row in found.models])
     expected = {n for n in range(len(found.images)) if len(set(answers[:, n])) > 1}
-    assert {row.number for row in found.disagreements} == expected
+    assert {row.index for row in found.disagreements} == expected
     assert expected
     groups = [0 if row.answers[0][2] else 1 if any(a[2] for a in row.answers) else 2 for row in found.disagreements]
     assert groups == sorted(groups)

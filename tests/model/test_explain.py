@@ -8,7 +8,7 @@ from PIL import Image
 from dca import Classifier, Dataset, UserError
 from dca.backbones.clip import CLIP
 from dca.methods.base import Method
-from dca.model.explain import between, explain, grid, relevance, window, window_places
+from dca.model.explain import explain, interpolate, patch_relevance, patches_per_side, window_centers, window_weights
 from oracles.explain import occlusion, rank_correlation
 
 # Rank correlation with occlusion on the images of the sample, and the least that a single image may have.
@@ -31,8 +31,8 @@ def test_relevance_agrees_with_occlusion(model: Classifier, sample: Dataset) -> 
         pixels = pixels_of(method, item.image)
         with torch.no_grad():
             target = int(method.classify(method.encode(pixels)).argmax())
-        fast, slow = relevance(method, pixels, target), occlusion(method, pixels, target)
-        middles = torch.tensor(window_places(grid(method)))
+        fast, slow = patch_relevance(method, pixels, target), occlusion(method, pixels, target)
+        middles = torch.tensor(window_centers(patches_per_side(method)))
         torch.testing.assert_close(fast[middles][:, middles], slow[middles][:, middles], atol=2e-3, rtol=1e-3)
         found.append(rank_correlation(fast, slow))
     assert np.mean(found) > AGREEMENT
@@ -58,17 +58,17 @@ def test_values_between_windows_are_linear() -> None:
     places = [0, 2, 5]
     rows, columns = torch.meshgrid(torch.arange(6.0), torch.arange(6.0), indexing="ij")
     plane = 3 * rows - 2 * columns + rows * columns
-    torch.testing.assert_close(between(plane[places][:, places], places, 6), plane)
-    torch.testing.assert_close(between(torch.tensor([[7.0]]), [0], 1), torch.tensor([[7.0]]))
+    torch.testing.assert_close(interpolate(plane[places][:, places], places, 6), plane)
+    torch.testing.assert_close(interpolate(torch.tensor([[7.0]]), [0], 1), torch.tensor([[7.0]]))
 
 
 def test_windows_cover_every_patch() -> None:
     for side in range(2, 40):
-        places = window_places(side)
+        places = window_centers(side)
         assert len(places) <= 8
         assert (places[0], places[-1]) == (0, side - 1)
         if side <= 19:
-            seen = sum(1 - window(side, row, column) for row in places for column in places)
+            seen = sum(1 - window_weights(side, row, column) for row in places for column in places)
             assert float(seen.min()) >= 1, side
 
 
@@ -78,10 +78,10 @@ def test_a_part_that_decides_is_relevant(clip: CLIP) -> None:
     weight[:, : size // side, : size // side] = 1
     pixels = torch.zeros(1, 3, size, size)
     pixels[..., : size // side, : size // side] = 1
-    found = relevance(Painted(clip, weight), pixels, 1)
+    found = patch_relevance(Painted(clip, weight), pixels, 1)
     assert int(found.argmax()) == 0
     assert float(found[-1, -1]) == pytest.approx(0, abs=1e-6)
-    against = relevance(Painted(clip, weight), pixels, 0)
+    against = patch_relevance(Painted(clip, weight), pixels, 0)
     torch.testing.assert_close(found, -against, atol=1e-6, rtol=1e-6)
 
 

@@ -19,7 +19,7 @@ from dca.core.errors import UserError
 from dca.model import predict_ray as ray_predict
 from dca.model.classifier import Classifier
 from dca.model.predict import PredictionOptions, predict_to_file
-from dca.model.predict_ray import MANIFEST, Source, predict_on_ray
+from dca.model.predict_ray import MANIFEST, SharedModel, predict_on_ray
 from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -68,8 +68,8 @@ class StandIn:
 
 
 @pytest.fixture
-def source(fitted: Path, tiny_folder: Path) -> Source:
-    return Source(str(fitted), str(tiny_folder))
+def source(fitted: Path, tiny_folder: Path) -> SharedModel:
+    return SharedModel(str(fitted), str(tiny_folder))
 
 
 @pytest.fixture
@@ -80,11 +80,13 @@ def images(photos: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def on_ray(source: Source, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setattr(ray_predict, "_model", ray_predict._model.__wrapped__)  # not kept for other tests
+def on_ray(
+    source: SharedModel, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    monkeypatch.setattr(ray_predict, "_load_model", ray_predict._load_model.__wrapped__)  # not kept for other tests
 
     def predict(ray: StandIn, wanted: PredictionOptions | None = None, **more: Any) -> Any:
-        monkeypatch.setattr(ray_predict, "connected", lambda: ray)
+        monkeypatch.setattr(ray_predict, "connect_ray", lambda: ray)
         return predict_on_ray(source, images, tmp_path / "parts", wanted, per_shard=8, **more)
 
     return predict
@@ -95,7 +97,7 @@ def rows(folder: Path) -> list[str]:
 
 
 def test_the_rows_are_those_of_this_machine(
-    on_ray: Callable[..., Any], source: Source, images: list[str], tmp_path: Path
+    on_ray: Callable[..., Any], source: SharedModel, images: list[str], tmp_path: Path
 ):
     seen: list[tuple[Any, ...]] = []
     done = on_ray(ray := StandIn(), PredictionOptions(top=3), progress=lambda *tick: seen.append(tick))
@@ -173,8 +175,8 @@ def test_options_that_do_not_go_together(
 def test_the_command_writes_shards(
     dca: Callable[..., Any], fitted: Path, tiny_folder: Path, photos: Path, tmp_path: Path, monkeypatch: Any
 ):
-    monkeypatch.setattr(ray_predict, "connected", StandIn)
-    monkeypatch.setattr(ray_predict, "_model", ray_predict._model.__wrapped__)
+    monkeypatch.setattr(ray_predict, "connect_ray", StandIn)
+    monkeypatch.setattr(ray_predict, "_load_model", ray_predict._load_model.__wrapped__)
     parts = tmp_path / "parts"
     arguments = ["predict", fitted, photos / "test", "--backend", "ray", "-o", parts, "--backbone", tiny_folder]
     said = dca(*arguments, "--format", "parquet", "--per-shard", "20", "--json")

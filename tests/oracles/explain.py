@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dca.methods.base import Method
-from dca.model.explain import blurred, mix
+from dca.model.explain import blend_blur, blur_image
 
 
 @torch.no_grad()
@@ -16,7 +16,7 @@ def occlusion(method: Method, pixels: Tensor, target: int) -> Tensor:
     """Loss of log-odds (G, G) when the 3 x 3 patches around each patch are blurred; arguments as for `relevance`."""
     vision = method.clip.config.vision
     side = vision.image_size // vision.patch_size
-    blur = blurred(pixels, vision.patch_size)
+    blur = blur_image(pixels, vision.patch_size)
     whole, lost = _odds(method, pixels, target), torch.zeros(side, side, dtype=torch.float64)
     for row in range(side):
         for column in range(side):
@@ -25,7 +25,7 @@ def occlusion(method: Method, pixels: Tensor, target: int) -> Tensor:
                 for c in range(side):
                     if abs(r - row) <= 1 and abs(c - column) <= 1:
                         weights[0, r, c] = 0
-            lost[row, column] = whole - _odds(method, mix(pixels, blur, weights), target)
+            lost[row, column] = whole - _odds(method, blend_blur(pixels, blur, weights), target)
     return lost
 
 

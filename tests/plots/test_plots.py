@@ -56,12 +56,12 @@ def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "p
     images = pictures(len(labels))
     truths, answers = [classes[k] for k in labels], [classes[k] for k in said]
     return [
-        plots.accuracy_bars(results(count), folder / f"bars.{suffix}"),
-        plots.confusion(matrix, classes, folder / f"confusion.{suffix}"),
-        plots.reliability(sure, said == labels, folder / f"reliability.{suffix}"),
-        plots.training_curves(metrics(count), folder / f"training.{suffix}"),
-        plots.prediction_grid(images, truths, answers, sure, folder / f"grid.{suffix}"),
-        plots.demo_figure(results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4),
+        plots.plot_accuracies(results(count), folder / f"bars.{suffix}"),
+        plots.plot_confusion(matrix, classes, folder / f"confusion.{suffix}"),
+        plots.plot_reliability(sure, said == labels, folder / f"reliability.{suffix}"),
+        plots.plot_training(metrics(count), folder / f"training.{suffix}"),
+        plots.plot_predictions(images, truths, answers, sure, folder / f"grid.{suffix}"),
+        plots.plot_demo(results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4),
     ]
 
 
@@ -83,7 +83,7 @@ def test_svg_by_suffix_is_wellformed(tmp_path):
 
 def test_equal_data_give_equal_files(tmp_path):
     for suffix in ("png", "svg"):
-        one, two = (plots.confusion([[4, 1], [0, 3]], ["a", "b"], tmp_path / f"{k}.{suffix}") for k in (1, 2))
+        one, two = (plots.plot_confusion([[4, 1], [0, 3]], ["a", "b"], tmp_path / f"{k}.{suffix}") for k in (1, 2))
         assert one.read_bytes() == two.read_bytes()
 
 
@@ -98,7 +98,7 @@ def test_pyplot_is_never_asked_for_and_settings_stay(tmp_path, monkeypatch):
 
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     path = tmp_path / "curves.png"
-    plots.training_curves(metrics(3), path)
+    plots.plot_training(metrics(3), path)
     old = path.read_bytes()
 
     def broken(*_: object) -> None:
@@ -106,20 +106,20 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", broken)
     with pytest.raises(UserError, match="disk full"):
-        plots.training_curves(metrics(30), path)
+        plots.plot_training(metrics(30), path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
 
 
 def test_unknown_suffix_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(UserError, match=r"\.png or \.svg"):
-        plots.training_curves(metrics(3), tmp_path / "curves.gif")
+        plots.plot_training(metrics(3), tmp_path / "curves.gif")
 
 
 def test_missing_matplotlib_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError) as caught:
-        plots.accuracy_bars(results(2), tmp_path / "bars.png")
+        plots.plot_accuracies(results(2), tmp_path / "bars.png")
     assert "pip install" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
@@ -128,7 +128,7 @@ def test_missing_matplotlib_names_the_command(tmp_path, monkeypatch):
     "rows", [[], [{"loss": 1.0}], [{"epoch": 1, "losses": {"ce": float("nan")}, "accuracy": None}]]
 )
 def test_training_curves_of_almost_nothing(tmp_path, rows):
-    assert plots.training_curves(rows, tmp_path / "curves.png").exists()
+    assert plots.plot_training(rows, tmp_path / "curves.png").exists()
 
 
 LONG = {"names": "drift of names", "features": "drift of texts", "cls": "classification", "logits": "drift of answers"}
@@ -137,12 +137,12 @@ LONG = {"names": "drift of names", "features": "drift of texts", "cls": "classif
 def curves(monkeypatch: pytest.MonkeyPatch, epochs: int, sizes: dict[str, float]) -> Figure:
     """The figure of curves whose terms fall to these sizes."""
     kept: list[Figure] = []
-    monkeypatch.setattr(charts, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(charts, "save_figure", lambda figure, path: kept.append(figure) or path)
     rows = [
         {"epoch": e, "loss": 9 / e, "accuracy": e / epochs, **{f"loss_{name}": s / e for name, s in sizes.items()}}
         for e in range(1, epochs + 1)
     ]
-    plots.training_curves(rows, "curves.png", term_titles=LONG)
+    plots.plot_training(rows, "curves.png", term_titles=LONG)
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
 
@@ -171,7 +171,7 @@ def test_no_curve_writes_into_its_neighbour(monkeypatch, epochs):
 def test_grid_says_the_surest_mistakes_and_the_least_sure_right_answers(monkeypatch):
     truths, said = ["cat", "cat", "fish", "fish", "cat"], ["cat", "fish", "fish", "hot air balloon", "cat"]
     sure = [0.9, 0.5, 0.99, 0.97, 0.4]
-    figure = figure_of(monkeypatch, lambda: plots.prediction_grid(pictures(5), truths, said, sure, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_predictions(pictures(5), truths, said, sure, "x.png"))
     found = [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts_of(figure)]
     assert found[:2] == ["Predictions", "2 of 5 wrong"]
     spoken = " ".join(found[2:])
@@ -184,17 +184,17 @@ def test_grid_says_the_surest_mistakes_and_the_least_sure_right_answers(monkeypa
 def test_the_images_worth_a_look_leave_room_for_right_answers():
     truths, said = ["a"] * 100, ["b"] * 60 + ["a"] * 40
     sure = np.linspace(0.3, 0.9, 100).tolist()
-    found = plots.telling(truths, said, sure)
+    found = plots.select_informative(truths, said, sure)
     assert found == [*range(59, 35, -1), *range(60, 66)]
-    assert plots.telling(truths[:60], said[:60], sure[:60]) == [*range(59, 29, -1)]
-    assert plots.telling(["a"] * 9, ["a"] * 9, sure[:9]) == [0, 1, 2, 3, 4, 5]
+    assert plots.select_informative(truths[:60], said[:60], sure[:60]) == [*range(59, 29, -1)]
+    assert plots.select_informative(["a"] * 9, ["a"] * 9, sure[:9]) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("count", [2, 10, 100])
 def test_no_caption_of_the_grid_is_cut_or_overlaps(monkeypatch, count):
     classes = [f"red-breasted merganser (Mergus serrator) {k}" for k in range(count)]
     truths, said = [classes[k % count] for k in range(40)], [classes[(k + k % 3) % count] for k in range(40)]
-    figure = figure_of(monkeypatch, lambda: plots.prediction_grid(pictures(40), truths, said, [0.97] * 40, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_predictions(pictures(40), truths, said, [0.97] * 40, "x.png"))
     boxes = [text.get_window_extent() for text in figure.texts]
     assert not [(a, b) for k, a in enumerate(boxes) for b in boxes[k + 1 :] if a.overlaps(b)]
     assert all(figure.bbox.contains(box.x0, box.y0) and figure.bbox.contains(box.x1, box.y1) for box in boxes)
@@ -202,7 +202,7 @@ def test_no_caption_of_the_grid_is_cut_or_overlaps(monkeypatch, count):
 
 def test_bins_suit_the_number_of_images_and_numbers_stand_at_the_bars(monkeypatch):
     sure, right = np.linspace(0.3, 1, 50), np.arange(50) % 2 == 0
-    figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_reliability(sure, right, "x.png"))
     bars, counts = figure.axes
     assert len(counts.patches) == 7
     assert sum(int(text.get_text()) for text in counts.texts) == 50
@@ -210,47 +210,47 @@ def test_bins_suit_the_number_of_images_and_numbers_stand_at_the_bars(monkeypatc
 
 
 def test_a_long_name_keeps_its_end():
-    from dca.plots.style import plain
+    from dca.plots.style import fit_text
 
-    assert plain("Boeing 737-800", 20) == "Boeing 737-800"
-    assert plain("BMW 3 Series Sedan of the year 2012", 20) == "BMW 3 Series…r 2012"
+    assert fit_text("Boeing 737-800", 20) == "Boeing 737-800"
+    assert fit_text("BMW 3 Series Sedan of the year 2012", 20) == "BMW 3 Series…r 2012"
 
 
 def test_lists_of_different_length_are_a_bug_of_the_caller(tmp_path):
     with pytest.raises(ValueError, match="length"):
-        plots.prediction_grid(pictures(2), ["a"], ["a", "b"], [1, 1], tmp_path / "grid.png")
+        plots.plot_predictions(pictures(2), ["a"], ["a", "b"], [1, 1], tmp_path / "grid.png")
     with pytest.raises(ValueError, match="classes"):
-        plots.confusion(np.eye(3), ["a", "b"], tmp_path / "confusion.png")
+        plots.plot_confusion(np.eye(3), ["a", "b"], tmp_path / "confusion.png")
 
 
 def test_grey_and_alpha_images_are_shown(tmp_path):
     images = [Image.new("L", (9, 5)), Image.new("RGBA", (5, 9)), np.zeros((4, 4)), np.zeros((4, 4, 4))]
-    path = plots.prediction_grid(images, ["a"] * 4, ["a"] * 4, [0.5] * 4, tmp_path / "grid.png")
+    path = plots.plot_predictions(images, ["a"] * 4, ["a"] * 4, [0.5] * 4, tmp_path / "grid.png")
     assert Image.open(io.BytesIO(path.read_bytes())).size[0] > 400
 
 
 def test_classes_without_test_images_are_left_out_of_the_bars(tmp_path):
     rows = [*results(3), ClassResult("unseen", 0, 0, 0)]
-    assert plots.accuracy_bars(rows, tmp_path / "bars.png").exists()
-    assert plots.confusion(np.diag([3, 0]), ["seen", "unseen"], tmp_path / "confusion.png").exists()
+    assert plots.plot_accuracies(rows, tmp_path / "bars.png").exists()
+    assert plots.plot_confusion(np.diag([3, 0]), ["seen", "unseen"], tmp_path / "confusion.png").exists()
 
 
 def test_class_results_count_what_each_model_got_right():
-    found = plots.class_results([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"])
+    found = plots.count_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"])
     assert found == [ClassResult("cat", 2, 1, 2), ClassResult("dog", 1, 0, 1)]
 
 
 def test_class_results_count_a_second_model():
-    found = plots.class_results([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
+    found = plots.count_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
     assert found == [ClassResult("cat", 2, 1, 2, 1), ClassResult("dog", 1, 0, 1, 1)]
-    assert class_bars.everything(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
+    assert class_bars.sum_classes(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
 
 
 def figure_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> Figure:
     """The figure that a function would save."""
     kept: list[Figure] = []
     for module in (charts, class_bars, image_grid):
-        monkeypatch.setattr(module, "save", lambda figure, path: kept.append(figure) or path)
+        monkeypatch.setattr(module, "save_figure", lambda figure, path: kept.append(figure) or path)
     draw()
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
@@ -264,7 +264,7 @@ def texts_of(figure: Figure) -> list[str]:
 def test_classes_that_do_not_occur_are_left_out_of_the_confusion(monkeypatch):
     matrix = np.zeros((50, 50), int)
     matrix[3, 3], matrix[3, 7], matrix[9, 9] = 2, 1, 4
-    figure = figure_of(monkeypatch, lambda: plots.confusion(matrix, [f"c{k}" for k in range(50)], "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_confusion(matrix, [f"c{k}" for k in range(50)], "x.png"))
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels() if text.get_text()]
     assert labels == ["c3", "c9", "c7"], "the highest error rate first, classes without images last"
     assert {"67 %", "100 %", "–"} <= set(texts_of(figure))
@@ -274,7 +274,7 @@ def test_classes_that_do_not_occur_are_left_out_of_the_confusion(monkeypatch):
 def test_a_long_confusion_says_how_many_went_elsewhere(monkeypatch):
     matrix = np.diag(np.full(40, 5))
     matrix[:30, 39] = np.arange(1, 31)
-    figure = figure_of(monkeypatch, lambda: plots.confusion(matrix, [f"c{k}" for k in range(40)], "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_confusion(matrix, [f"c{k}" for k in range(40)], "x.png"))
     found = texts_of(figure)
     assert "elsewhere" in found
     assert any("the 30 classes with the highest error rate, of 40" in text for text in found)
@@ -283,7 +283,7 @@ def test_a_long_confusion_says_how_many_went_elsewhere(monkeypatch):
 
 def test_bars_without_zero_shot_show_the_model_alone(monkeypatch):
     rows = [ClassResult("cat", 4, None, 3), ClassResult("dog", 4, None, 4), ClassResult("unseen", 0, None, 0)]
-    figure = figure_of(monkeypatch, lambda: plots.accuracy_bars(rows, "x.png", label="m.dca"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_accuracies(rows, "x.png", label="m.dca"))
     found = texts_of(figure)
     assert "Accuracy 87.5 %" in found
     assert "m.dca on 8 test images; lines are 95 % intervals" in found
@@ -294,7 +294,7 @@ def test_bars_without_zero_shot_show_the_model_alone(monkeypatch):
 
 def test_bars_with_zero_shot_show_the_gain(monkeypatch):
     rows = [ClassResult("cat", 4, 1, 3), ClassResult("dog", 4, 2, 4)]
-    figure = figure_of(monkeypatch, lambda: plots.accuracy_bars(rows, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_accuracies(rows, "x.png"))
     found = texts_of(figure)
     assert "37.5 % zero-shot, 87.5 % with DCA" in found
     assert "+50.0 points on 8 test images; lines are 95 % intervals" in found
@@ -303,17 +303,17 @@ def test_bars_with_zero_shot_show_the_gain(monkeypatch):
 
 def test_reliability_names_the_calibration_error_of_the_library(monkeypatch):
     sure, right = np.array([0.95, 0.95, 0.55, 0.35]), np.array([True, False, True, False])
-    figure = figure_of(monkeypatch, lambda: plots.reliability(sure, right, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_reliability(sure, right, "x.png"))
     assert f"Calibration error (ECE) {calibration_error(sure, right):.3f}" in texts_of(figure)
     assert any("mean confidence 70.0 %, accuracy 50.0 % on 4 images" in text for text in texts_of(figure))
 
 
 def test_the_label_sheet_shows_both_labels_in_the_order_given(tmp_path, monkeypatch):
     kept: list[Figure] = []
-    real = image_grid.save
-    monkeypatch.setattr(image_grid, "save", lambda figure, path: kept.append(figure) or real(figure, path))
+    real = image_grid.save_figure
+    monkeypatch.setattr(image_grid, "save_figure", lambda figure, path: kept.append(figure) or real(figure, path))
     sure = [0.99] * 12
-    path = plots.label_sheet(
+    path = plots.plot_doubtful_labels(
         pictures(12), [f"{k}.jpg" for k in range(12)], names(12), names(12)[::-1], sure, tmp_path / "sheet.png",
         found=15, of=300,
     )  # fmt: skip
@@ -322,7 +322,7 @@ def test_the_label_sheet_shows_both_labels_in_the_order_given(tmp_path, monkeypa
     assert "15 of 300 images; the 12 most doubtful: given → suggested (probability)" in found
     assert found.index("0.jpg") < found.index("11.jpg")
     assert "→ class 11 (0.99)" in found
-    empty = plots.label_sheet([], [], [], [], [], tmp_path / "empty.png", found=0, of=3)
+    empty = plots.plot_doubtful_labels([], [], [], [], [], tmp_path / "empty.png", found=0, of=3)
     assert Image.open(io.BytesIO(empty.read_bytes())).size[0] > 400
 
 
@@ -330,7 +330,7 @@ def test_the_page_of_the_demonstration_shows_three_models_with_their_time(monkey
     rows = [ClassResult("cat", 4, 1, 4, 3), ClassResult("dog", 4, 2, 4, 3)]
     figure = figure_of(
         monkeypatch,
-        lambda: plots.demo_figure(
+        lambda: plots.plot_demo(
             rows, pictures(2), ["cat", "dog"], ["cat", "cat"], [0.9, 0.8], "x.png",
             labels=("quick (default)", "DCA"), seconds=(2.2, 95.0), shots=16,
         ),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dca.stats.paired import likely_share, mcnemar, paired_difference, rejected
+from dca.stats.paired import likely_share, mcnemar, paired_difference, rejects
 
 
 def outcomes(both: int, b: int, c: int, neither: int) -> tuple[list[int], list[int]]:
@@ -42,8 +42,8 @@ def test_the_interval_holds_the_difference_and_ends_where_the_test_rejects(b: in
     assert found.low < found.high
     for end, outside in ((found.low, found.low - 1e-6), (found.high, found.high + 1e-6)):
         if -1 < outside < 1:
-            assert rejected(b, c, found.n, outside)
-            assert not rejected(b, c, found.n, end + 1e-9 * (1 if end == found.low else -1))
+            assert rejects(b, c, found.n, outside)
+            assert not rejects(b, c, found.n, end + 1e-9 * (1 if end == found.low else -1))
     swapped = paired_difference(second, first)
     assert (-swapped.high, -swapped.low) == pytest.approx((found.low, found.high))
     assert swapped.p_value == found.p_value

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.pool import Experts, LeftOutAnswers, Numbers
-from dca.stats.conformal import jackknife_plus, least_images, p_values, threshold_sets, with_best
+from dca.stats.conformal import add_best, jackknife_plus, min_images, p_values, threshold_sets
 
 NUMBERS = Numbers(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
 
@@ -31,7 +31,7 @@ def test_jackknife_plus_counts_the_models_that_find_a_class_too_strange() -> Non
 def test_the_best_class_is_always_in_the_set() -> None:
     probabilities = torch.tensor([[0.2, 0.8], [0.9, 0.1]])
     nothing = torch.zeros(2, 2, dtype=torch.bool)
-    assert with_best(nothing, probabilities).tolist() == [[False, True], [True, False]]
+    assert add_best(nothing, probabilities).tolist() == [[False, True], [True, False]]
 
 
 def test_p_values_count_the_left_out_images_that_are_as_far() -> None:
@@ -42,7 +42,7 @@ def test_p_values_count_the_left_out_images_that_are_as_far() -> None:
 
 @pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
 def test_with_fewer_images_than_needed_a_set_holds_every_class(coverage: float) -> None:
-    least = least_images(coverage)
+    least = min_images(coverage)
     for n, every in ((least - 1, True), (least, False)):
         strange = torch.full((1, n, 2), torch.inf)
         assert bool(jackknife_plus(torch.zeros(n), strange, coverage).all()) is every
@@ -89,7 +89,7 @@ def test_the_sets_are_those_of_models_that_are_refitted_without_each_image() -> 
     held = torch.stack([literal_log_p(answers, i, source.x[i : i + 1])[0, y] for i, y in enumerate(source.labels)])
     without = torch.stack([literal_log_p(answers, i, new) for i in range(len(source.x))], dim=1)
     probabilities = literal_log_p(answers, None, new).neg().exp()
-    expected = with_best(jackknife_plus(held, without, 0.8), probabilities)
+    expected = add_best(jackknife_plus(held, without, 0.8), probabilities)
     assert torch.equal(answers.sets(new, probabilities, 0.8), expected)
 
 

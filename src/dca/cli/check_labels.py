@@ -157,7 +157,7 @@ def draw_sheet(check: LabelCheck, dataset: Dataset, path: Path, most: int) -> No
     from dca.images.decode import open_image
 
     rows = check.doubtful[:most]
-    plots.label_sheet(
+    plots.plot_doubtful_labels(
         [ImageOps.fit(open_image(dataset.train[row.index].image), (SIDE, SIDE)) for row in rows],
         [Path(row.image).name for row in rows],
         [row.label for row in rows],

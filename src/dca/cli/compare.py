@@ -99,7 +99,7 @@ def format_comparison(comparison: Comparison) -> list[str]:
         *format_table([[model.name, _difference(model)] for model in others], indent=2),
         f"different answers for {pluralize(len(disagreements), 'image', of=len(images))}",
         *(
-            f"  {to_printable(str(images[row.number]))}: {row.truth}; said {_answers(row)}"
+            f"  {to_printable(str(images[row.index]))}: {row.truth}; said {_answers(row)}"
             for row in disagreements[:MOST]
         ),
         *([f"  and {rest:,} more; --json or -o FILE shows them"] if (rest := len(disagreements) - MOST) > 0 else []),

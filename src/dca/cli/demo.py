@@ -124,16 +124,16 @@ def plot(
     """
     truth = adapted.truth
     plain, middle, answer = (found.probabilities.argmax(axis=1) for found in (zero_shot, default, adapted))
-    rows = plots.class_results(truth, plain, answer, dataset.names, middle)
+    rows = plots.count_by_class(truth, plain, answer, dataset.names, middle)
     images = [open_image(item.image) for item in dataset.test]
     truths, answers = _names(truth, dataset.names), _names(answer, dataset.names)
     sure = adapted.probabilities.max(axis=1).tolist()
     labels = (f"{DEFAULT_METHOD} (default)", "DCA")
-    plots.demo_figure(
+    plots.plot_demo(
         rows, images, truths, answers, sure, folder / COMPARISON, labels=labels, seconds=seconds, shots=SHOTS
     )
-    plots.prediction_grid(images, truths, answers, sure, folder / GRID)
-    plots.training_curves(read_metrics(folder), folder / CURVES, term_titles=term_titles)
+    plots.plot_predictions(images, truths, answers, sure, folder / GRID)
+    plots.plot_training(read_metrics(folder), folder / CURVES, term_titles=term_titles)
 
 
 def _names(labels: NDArray[np.int64], names: Sequence[str]) -> list[str]:
@@ -180,7 +180,7 @@ def command(
     from dca.cli.fit import report, resumable
 
     pass  # REMOVED
-    from dca.plots.style import no_charts
+    from dca.plots.style import missing_matplotlib
 
     with resumable(output), showing(quiet=quiet) as progress:
         outcome = demo(
@@ -194,6 +194,6 @@ def command(
     if (output / COMPARISON).is_file():
         click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
     else:
-        missing = no_charts()
+        missing = missing_matplotlib()
         click.echo(f"no pictures: {missing.problem} {missing.hint}")
     click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder per class")

@@ -25,7 +25,7 @@ from dca.core.text import percent, pluralize
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset
-    from dca.model.classifier import Among
+    from dca.model.classifier import CompetingClasses
     from dca.training.evaluate import Evaluation
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     help="Draw the pictures into this folder instead of MODEL/pictures/eval-DATA.",
 )
 @click.option(
-    "--among",
+    "--classes",
     type=click.Choice(["all", "target"]),
     default=None,
     help="Predict among all classes of the model, or only those of DATA.  [default: all; target for ImageNet-A and -R]",
@@ -68,7 +68,7 @@ def command(
     data: str,
     min_accuracy: float | None,
     plots: Path | None,
-    among: Among | None,
+    classes: CompetingClasses | None,
     options: tuple[str, ...],
     pictures: bool,
     quiet: bool,
@@ -99,7 +99,7 @@ def command(
         classifier = classifier.with_options(*options)
     dataset = as_dataset(data, None, for_evaluation=True)
     with showing(quiet=quiet) as progress:
-        evaluation = classifier.evaluate(dataset, among=among, progress=progress)
+        evaluation = classifier.evaluate(dataset, classes=classes, progress=progress)
     if evaluation.seen_in_training:
         seen = f"{evaluation.seen_in_training:,} of these {evaluation.n:,} images"
         click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
@@ -141,9 +141,9 @@ def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
 def require_writable(folder: Path) -> None:
     """Raise, before any image is read, if plots cannot be drawn or written."""
     from dca.core.files import explain_write_errors
-    from dca.plots.style import need_matplotlib
+    from dca.plots.style import require_matplotlib
 
-    need_matplotlib()
+    require_matplotlib()
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -93,7 +93,7 @@ def draw(explanation: Explanation, classifier: Classifier, output: Path) -> None
     """Draw the heat map beside the probabilities and the nearest training images."""
     from PIL import Image
 
-    from dca.plots.explanation import explanation as plot_explanation
+    from dca.plots.explanation import plot_explanation
 
     gallery = classifier.gallery()
     nearest: list[tuple[Any, str, float]] = []
@@ -134,9 +134,9 @@ def format_explanation(explanation: Explanation) -> list[str]:
 
 def print_prompts(classifier: Classifier, *, as_json: bool) -> None:
     """Print the learned prompts in words."""
-    from dca.model.prompt_words import prompt_words
+    from dca.model.prompt_words import describe_prompts
 
-    prompts = prompt_words(classifier.method_, classifier.classes_.tolist())
+    prompts = describe_prompts(classifier.method_, classifier.classes_.tolist())
     if prompts is None:
         raise UserError(
             f"a {classifier.method_.name} model learns no prompts",
@@ -150,7 +150,8 @@ def print_prompts(classifier: Classifier, *, as_json: bool) -> None:
 
 def format_prompts(report: PromptReport) -> list[str]:
     """The prompts as lines of text: the nearest token of every vector with its distance, and the angles."""
-    lines = [f"nearest tokens by distance of their embeddings; usual distance between neighbours {report.usual:.2f}"]
+    typical = f"{report.typical_distance:.2f}"
+    lines = [f"nearest tokens by distance of their embeddings; usual distance between neighbours {typical}"]
     for prompt in report.prompts:
         words = "  ".join(f"{near[0].text} ({near[0].distance:.2f})" for near in prompt.tokens)
         lines.append(f"{prompt.name}:  {words}")

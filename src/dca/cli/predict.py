@@ -265,10 +265,10 @@ def predict_rows(
 ) -> list[dict[str, Any]]:
     """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
     from dca.images.decode import Unreadable, unreadable_error
-    from dca.model.predict import predict_stream, prediction_row, require_rejecting
+    from dca.model.predict import predict_stream, prediction_row, require_p_values
 
     classifier = source.load()
-    require_rejecting(classifier, options.reject)
+    require_p_values(classifier, options.reject)
     unreadable, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
     for batch in predict_stream(classifier, map(Path, paths), coverage=options.coverage):
         for outcome in batch:
@@ -320,9 +320,9 @@ def write_shards(
     source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
 ) -> PredictionSummary:
     """Predict into the files of a folder on a Ray cluster."""
-    from dca.model.predict_ray import PER_SHARD, Source, predict_on_ray
+    from dca.model.predict_ray import PER_SHARD, SharedModel, predict_on_ray
 
-    remote = Source(str(source.folder), source.backbone, source.device, source.precision)
+    remote = SharedModel(str(source.folder), source.backbone, source.device, source.precision)
     with only_results_on_stdout():
         return predict_on_ray(
             remote,
@@ -364,13 +364,13 @@ def format_summary(summary: PredictionSummary, path: Path) -> list[str]:
 
 def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     """Print one CSV row per image and class."""
-    from dca.model.prediction_files import cell
+    from dca.model.prediction_files import escape_cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["path", "label", "probability"])
     for row in rows:
-        path = cell(row["path"])
-        writer.writerows([path, cell(best["label"]), f"{best['probability']:.6f}"] for best in _best_first(row))
+        path = escape_cell(row["path"])
+        writer.writerows([path, escape_cell(best["label"]), f"{best['probability']:.6f}"] for best in _best_first(row))
 
 
 def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -12,7 +12,7 @@ from dca.core.text import normalize_name, percent
 from dca.model.records import LIBRARY, ModelRecord
 
 # Where a model is, in the card of a model that is not on the hub.
-HERE = "path/to/this/folder"
+PLACEHOLDER = "path/to/this/folder"
 
 
 def model_card(record: ModelRecord) -> str:
@@ -26,20 +26,20 @@ def model_card(record: ModelRecord) -> str:
         "pipeline_tag: image-classification",
         *([f"base_model: {base}"] if base else []),
         f"tags: [clip, few-shot, {record.method}]",
-        *_index(record, f"{title} ({record.method})"),
+        *_model_index(record, f"{title} ({record.method})"),
         "---",
         "",
         f"# {title}: {len(record.labels)} classes, {record.method} on {source}",
         "",
-        f"A few-shot image classifier: {_shots(record)}, seed {record.problem.seed}. The folder holds only what was "
-        "learned; the CLIP backbone is found by its name and checked by its hash.",
-        *_accuracy(record),
+        f"A few-shot image classifier: {_describe_shots(record)}, seed {record.problem.seed}. The folder holds "
+        "only what was learned; the CLIP backbone is found by its name and checked by its hash.",
+        *_accuracy_table(record),
         *(["", f"Estimated accuracy {record.estimate}."] if record.estimate else []),
-        *_changes(record),
+        *_list_changes(record),
         "",
         "```python",
         "from dca import Classifier",
-        f'model = Classifier.from_pretrained("{HERE}")',
+        f'model = Classifier.from_pretrained("{PLACEHOLDER}")',
         'model.predict("photo.jpg")',
         "```",
         "",
@@ -51,20 +51,20 @@ def model_card(record: ModelRecord) -> str:
     return "\n".join(lines)
 
 
-def _index(record: ModelRecord, title: str) -> list[str]:
+def _model_index(record: ModelRecord, title: str) -> list[str]:
     """The figures in the hub's format, `model-index`; empty if there are none. JSON values are YAML."""
     results = []
     if (accuracy := record.results.get("accuracy")) is not None:
         name = str(record.results.get("dataset") or "test images")
-        results.append(_result(name, "test", "Accuracy", accuracy))
+        results.append(_index_result(name, "test", "Accuracy", accuracy))
     if record.estimate:
         metric = f"Accuracy, estimated by {record.estimate.how}"
-        results.append(_result("training images", "train", metric, record.estimate.accuracy))
+        results.append(_index_result("training images", "train", metric, record.estimate.accuracy))
     index = [{"name": title, "results": results}]
     return [f"model-index: {json.dumps(index, ensure_ascii=False)}"] if results else []
 
 
-def _result(dataset: str, split: str, metric: str, value: float) -> dict[str, Any]:
+def _index_result(dataset: str, split: str, metric: str, value: float) -> dict[str, Any]:
     """One figure of a `model-index`; the value is a fraction."""
     slug = normalize_name(dataset).replace(" ", "-") or "images"
     return {
@@ -74,14 +74,14 @@ def _result(dataset: str, split: str, metric: str, value: float) -> dict[str, An
     }
 
 
-def _shots(record: ModelRecord) -> str:
+def _describe_shots(record: ModelRecord) -> str:
     """How many training images the classes have."""
     counts = sorted(set(Counter(image.label for image in record.training_images).values())) or [record.problem.shots]
     numbers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"{numbers} training image{'' if counts == [1] else 's'} per class"
 
 
-def _accuracy(record: ModelRecord) -> list[str]:
+def _accuracy_table(record: ModelRecord) -> list[str]:
     """A table of accuracies; empty if there were no test images."""
     results = record.results
     figures = [
@@ -93,7 +93,7 @@ def _accuracy(record: ModelRecord) -> list[str]:
     return ["", f"| on {n or 'the'} test images | accuracy |", "|---|---|", *figures] if figures else []
 
 
-def _changes(record: ModelRecord) -> list[str]:
+def _list_changes(record: ModelRecord) -> list[str]:
     """What was done to classes and head since the fit; empty if nothing was."""
     if not record.lineage:
         return []

@@ -35,18 +35,18 @@ from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
 from dca.model.estimate import assess
 from dca.model.gallery import Gallery
-from dca.model.hub import MESSAGE, HubOptions, model_folder, push_folder
+from dca.model.hub import MESSAGE, HubOptions, find_model, push_folder
 from dca.model.inputs import (
     Images,
     Labelled,
-    Matched,
+    MatchedItems,
     as_dataset,
     as_images,
     label_array,
     match_classes,
     require_learnable,
     require_shots,
-    whole_number,
+    require_whole_number,
 )
 from dca.model.records import (
     BackboneRecord,
@@ -67,7 +67,7 @@ from dca.model.records import (
     unreadable_names,
 )
 from dca.stats.calibration import FLOOR
-from dca.stats.conformal import least_images, p_values, threshold_sets, with_best
+from dca.stats.conformal import add_best, min_images, p_values, threshold_sets
 from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
@@ -83,25 +83,11 @@ from dca.training.session import Session
 from dca.training.training_images import TrainingImages
 
 # Parameters of every classifier; the others belong to its method.
-OWN = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
-
-
-def _short(value: Any) -> str:
-    """A value on one line; a loaded backbone by its name."""
-    return repr(getattr(value, "source", value))
+CLASSIFIER_PARAMETERS = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
 
 
 # What several copies may share: it is never changed.
 _SHARED = ("method_", "_session", "backbone")
-
-
-def _read(kind: type[Classifier], state: dict[str, Any]) -> Classifier:
-    """The classifier of the files in a pickle."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, data in state["files"].items():
-            (Path(folder) / name).write_bytes(data)
-        params = state["params"]
-        return kind.from_pretrained(folder, device=params["device"], precision=params["precision"])
 
 
 @dataclass(frozen=True)
@@ -119,43 +105,7 @@ class Predictions:
     sets: list[list[Any]] | None
 
 
-Among = Literal["all", "target"]
-
-
-def competing(matched: Matched, dataset: Dataset, method: Method, among: str | None) -> list[int] | None:
-    """The model's classes that compete, in the order of the data; None for all.
-
-    among: "all", "target", or None: the data's own classes for another public dataset than the model's whose
-    classes are known by WordNet id (ImageNet-A, ImageNet-R), as in the domain-shift protocol; otherwise all.
-    """
-    if among is not None and among not in get_args(Among):
-        raise unknown_name("choice of classes", among, get_args(Among))
-    if among is None:
-        shifted = matched.by_id and dataset.public not in ("", method.problem.dataset)
-        among = "target" if shifted else "all"
-    if among == "all" or len(matched.classes) == len(method.problem.names):
-        return None
-    if len(matched.classes) < 2:
-        raise UserError("the data have one class: among it alone every prediction is right", hint="let all compete")
-    return list(matched.classes)
-
-
-@torch.no_grad()
-def narrowed(method: Method, classes: Sequence[int], dataset: Dataset) -> Method | None:
-    """The finished method for these of its classes; None if its probabilities have to be narrowed instead."""
-    if type(method).retarget is Method.retarget:
-        return None
-    names: dict[str, Any] = {"names": tuple(method.problem.names[c] for c in classes)}
-    if dataset.public:
-        names |= {"dataset": dataset.public, "template": dataset.template}
-    return method.retarget(dataclasses.replace(method.problem, **names), list(classes))
-
-
-def columns(probs: NDArray[np.float64], classes: Sequence[int]) -> NDArray[np.float64]:
-    """Probabilities (N, C) given that the class is one of `classes`: (N, c). Exact for a single softmax."""
-    kept: NDArray[np.float64] = probs[:, list(classes)]
-    total = kept.sum(axis=1, keepdims=True)
-    return np.where(total > 0, kept / np.where(total > 0, total, 1), 1 / len(classes))
+CompetingClasses = Literal["all", "target"]
 
 
 class Classifier:
@@ -244,7 +194,7 @@ class Classifier:
             >>> Classifier("gda", shots=4, views=0).get_params()["views"]
             0
         """
-        return {**{name: getattr(self, name) for name in OWN}, **self.settings}
+        return {**{name: getattr(self, name) for name in CLASSIFIER_PARAMETERS}, **self.settings}
 
     def set_params(self, **params: Any) -> Self:
         """Change arguments of the constructor; takes effect at the next `fit`.
@@ -264,10 +214,10 @@ class Classifier:
             Classifier('gda', shots=4)
         """
         options = {field.name for field in fields(get_method(params.get("method", self.method)).Options)}
-        if unknown := [name for name in params if name not in OWN and name not in options]:
-            raise unknown_name("parameter", unknown[0], [*OWN, *sorted(options)])
+        if unknown := [name for name in params if name not in CLASSIFIER_PARAMETERS and name not in options]:
+            raise unknown_name("parameter", unknown[0], [*CLASSIFIER_PARAMETERS, *sorted(options)])
         for name, value in params.items():
-            if name in OWN:
+            if name in CLASSIFIER_PARAMETERS:
                 setattr(self, name, value)
             else:
                 self.settings[name] = value
@@ -291,7 +241,7 @@ class Classifier:
             name: value for name, value in self.get_params().items() if value != defaults.get(name, Parameter.empty)
         }
         method = [repr(given.pop("method"))] if "method" in given else []
-        return f"{type(self).__name__}({', '.join([*method, *(f'{k}={_short(v)}' for k, v in given.items())])})"
+        return f"{type(self).__name__}({', '.join([*method, *(f'{k}={_short_repr(v)}' for k, v in given.items())])})"
 
     def fit(
         self,
@@ -317,8 +267,8 @@ class Classifier:
         Raises:
             UserError: If settings or data cannot be used.
         """
-        kind, seed = get_method(self.method), whole_number("seed", self.seed, 0)
-        shots = None if self.shots is None else whole_number("shots", self.shots, 1)
+        kind, seed = get_method(self.method), require_whole_number("seed", self.seed, 0)
+        shots = None if self.shots is None else require_whole_number("shots", self.shots, 1)
         dataset = as_dataset(X, y)
         require_learnable(dataset)
         require_shots(dataset, shots)
@@ -505,7 +455,7 @@ class Classifier:
         X: Labelled,
         y: Iterable[Any] | None = None,
         *,
-        among: Among | None = None,
+        classes: CompetingClasses | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
         """Measure the model on labelled images.
@@ -513,7 +463,7 @@ class Classifier:
         Args:
             X: A folder, an image list or a dataset (its test part, or else its validation part, is used), or images.
             y: Label of each image, if X is a list of images.
-            among: Classes that compete: "all" of the model, or those of the "target", the images' own. None is "all",
+            classes: Classes that compete: "all" of the model, or those of the "target", the images' own. None is "all",
                 but "target" for shifted versions of the dataset that the model was fitted on, known by WordNet id
                 (ImageNet-A, ImageNet-R), as in the domain-shift protocol.
             progress: As for `predict_proba`.
@@ -529,14 +479,14 @@ class Classifier:
         labels = self.classes_.tolist()
         matched = match_classes(dataset, labels, method.problem.names, method.problem.dataset)
         images, truth = [item.image for item in matched.items], [item.label for item in matched.items]
-        classes = competing(matched, dataset, method, among)
-        small = None if classes is None else narrowed(method, classes, dataset)
+        competing = _choose_competing(matched, dataset, method, classes)
+        small = None if competing is None else _restrict_method(method, competing, dataset)
         with default_progress(progress, len(images)) as receiver:
             session = self._session.with_progress(receiver).reading(dataset.public, method.problem.rules)
             (probs,) = predict_probabilities([small or method], images, session)
-        if classes is not None:
-            probs = probs if small else columns(probs, classes)
-            truth, labels = [classes.index(y) for y in truth], [labels[c] for c in classes]
+        if competing is not None:
+            probs = probs if small else _restrict_probabilities(probs, competing)
+            truth, labels = [competing.index(y) for y in truth], [labels[c] for c in competing]
         report = evaluate_predictions(probs, np.array(truth), labels)
         return dataclasses.replace(report, seen_in_training=self._count_seen(images))
 
@@ -744,7 +694,7 @@ class Classifier:
             problem=method.problem,
             labels=tuple(map(to_stored_label, self.classes_.tolist())),
             backbone=BackboneRecord.from_backbone(method.clip),
-            fit_arguments=FitArguments(shots, _plain(self.settings), bool(self.estimate), bool(self.calibrate)),
+            fit_arguments=FitArguments(shots, _to_plain(self.settings), bool(self.estimate), bool(self.calibrate)),
             training_images=self.training_images_,
             results=self.results_,
             lineage=self.lineage_,
@@ -860,7 +810,7 @@ class Classifier:
         """
         require_device(device, precision)
         hub = HubOptions(revision, token, cache_dir, local_files_only, force_download)
-        path = model_folder(pretrained_model_name_or_path, hub)
+        path = find_model(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
         source, clip = checkpoint.load_backbone(path, record, backbone, session, precision)
@@ -895,7 +845,7 @@ class Classifier:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["params"])  # type: ignore[misc]
         if "files" in state:
-            self.__dict__.update({**_read(type(self), state).__dict__, **self.__dict__, **state["fitted"]})
+            self.__dict__.update({**_unpickle(type(self), state).__dict__, **self.__dict__, **state["fitted"]})
 
     def __copy__(self) -> Self:
         new = object.__new__(type(self))
@@ -1026,18 +976,68 @@ class Classifier:
         if found is None:
             held = torch.tensor([one.own for one in self._held_out()], dtype=torch.float64)
             p = torch.from_numpy(probs)
-            least = least_images(coverage)
+            least = min_images(coverage)
             if len(held) < least:
                 raise UserError(
                     f"a coverage of {coverage} needs {least} training images that can be held out; {len(held)} can be",
                     hint="ask for less coverage, or fit with more images",
                 )
             scores, known = -p.clamp_min(FLOOR).log(), -held.clamp_min(FLOOR).log()
-            found = with_best(threshold_sets(known, scores, coverage), p)
+            found = add_best(threshold_sets(known, scores, coverage), p)
         labels, order = self.classes_.tolist(), (-probs).argsort(axis=1, kind="stable")
         return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, found.cpu().numpy(), strict=True)]
 
 
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+def _choose_competing(matched: MatchedItems, dataset: Dataset, method: Method, classes: str | None) -> list[int] | None:
+    """The model's classes that compete, in the order of the data; None for all.
+
+    classes: "all", "target", or None: the data's own classes for another public dataset than the model's whose
+    classes are known by WordNet id (ImageNet-A, ImageNet-R), as in the domain-shift protocol; otherwise all.
+    """
+    if classes is not None and classes not in get_args(CompetingClasses):
+        raise unknown_name("choice of classes", classes, get_args(CompetingClasses))
+    if classes is None:
+        shifted = matched.by_id and dataset.public not in ("", method.problem.dataset)
+        classes = "target" if shifted else "all"
+    if classes == "all" or len(matched.classes) == len(method.problem.names):
+        return None
+    if len(matched.classes) < 2:
+        raise UserError("the data have one class: among it alone every prediction is right", hint="let all compete")
+    return list(matched.classes)
+
+
+@torch.no_grad()
+def _restrict_method(method: Method, classes: Sequence[int], dataset: Dataset) -> Method | None:
+    """The finished method for these of its classes; None if its probabilities have to be narrowed instead."""
+    if type(method).retarget is Method.retarget:
+        return None
+    names: dict[str, Any] = {"names": tuple(method.problem.names[c] for c in classes)}
+    if dataset.public:
+        names |= {"dataset": dataset.public, "template": dataset.template}
+    return method.retarget(dataclasses.replace(method.problem, **names), list(classes))
+
+
+def _restrict_probabilities(probs: NDArray[np.float64], classes: Sequence[int]) -> NDArray[np.float64]:
+    """Probabilities (N, C) given that the class is one of `classes`: (N, c). Exact for a single softmax."""
+    kept: NDArray[np.float64] = probs[:, list(classes)]
+    total = kept.sum(axis=1, keepdims=True)
+    return np.where(total > 0, kept / np.where(total > 0, total, 1), 1 / len(classes))
+
+
+def _to_plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings for JSON: NumPy numbers become Python numbers."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+
+
+def _short_repr(value: Any) -> str:
+    """A value on one line; a loaded backbone by its name."""
+    return repr(getattr(value, "source", value))
+
+
+def _unpickle(kind: type[Classifier], state: dict[str, Any]) -> Classifier:
+    """The classifier of the files in a pickle."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in state["files"].items():
+            (Path(folder) / name).write_bytes(data)
+        params = state["params"]
+        return kind.from_pretrained(folder, device=params["device"], precision=params["precision"])

@@ -17,7 +17,7 @@ from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike, open_image
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
-from dca.model.inputs import measured_items
+from dca.model.inputs import evaluation_items
 from dca.stats.intervals import wilson_interval
 from dca.stats.paired import PairedDifference, paired_difference
 from dca.training.evaluate import Evaluation
@@ -49,7 +49,7 @@ class ModelResult:
         name: Name of the model.
         method: Name of its method.
         backbone: Name of its backbone.
-        evaluation: How it did.
+        evaluation: Its evaluation.
         low: Lower end of the 95 % interval (Wilson) of its accuracy.
         high: Upper end.
         cost: What it costs.
@@ -67,12 +67,12 @@ class ModelResult:
 
     @property
     def right(self) -> list[bool]:
-        """Whether the answer for each image is right."""
+        """Whether the prediction for each image is right."""
         found: list[bool] = (self.evaluation.probabilities.argmax(axis=1) == self.evaluation.truth).tolist()
         return found
 
     @property
-    def answers(self) -> list[str]:
+    def predicted_labels(self) -> list[str]:
         """Predicted label of each image."""
         return [str(self.evaluation.labels[c]) for c in self.evaluation.probabilities.argmax(axis=1)]
 
@@ -81,11 +81,11 @@ class ModelResult:
 class Disagreement:
     """An image for which models give different answers.
 
-    number: its place among the images. truth: its label. answers: of each model the label, its probability, and whether
+    index: of the image. truth: its label. answers: of each model the label, its probability, and whether
     it is right.
     """
 
-    number: int
+    index: int
     truth: str
     answers: tuple[tuple[str, float, bool], ...]
 
@@ -118,7 +118,7 @@ class Comparison:
             rows.append({**figures, "difference": None if found is None else dataclasses.asdict(found)})
         differing = [
             {
-                "image": str(self.images[row.number]),
+                "image": str(self.images[row.index]),
                 "truth": row.truth,
                 "answers": [{"label": label, "probability": p, "right": hit} for label, p, hit in row.answers],
             }
@@ -153,27 +153,27 @@ def compare(models: Sequence[tuple[str, Classifier]], dataset: Dataset, *, progr
     """
     if len(models) < 2:
         raise UserError("a comparison needs at least two models", hint="dca compare MODEL MODEL DATA")
-    images = [item.image for item in measured_items(dataset)]
-    done = [_measured(name, model, dataset, images, progress) for name, model in models]
-    first, *others = done
+    images = [item.image for item in evaluation_items(dataset)]
+    results = [_measure_model(name, model, dataset, images, progress) for name, model in models]
+    first, *others = results
     rows = [dataclasses.replace(row, difference=paired_difference(row.right, first.right)) for row in others]
     compared = (first, *rows)
-    return Comparison(dataset.name, tuple(images), compared, tuple(_disagreements(compared)))
+    return Comparison(dataset.name, tuple(images), compared, tuple(_list_disagreements(compared)))
 
 
-def _measured(
+def _measure_model(
     name: str, model: Classifier, dataset: Dataset, images: Sequence[ImageLike], progress: Progress
 ) -> ModelResult:
     """One model on all images."""
     method, found = model.method_, model.evaluate(dataset, progress=progress)
     low, high = wilson_interval(found.accuracy, found.n)
     seconds = model.results_.get("seconds")
-    cost = Cost(method.count_parameters(), milliseconds(method, images[:TIMED]), seconds)
+    cost = Cost(method.count_parameters(), time_per_image(method, images[:TIMED]), seconds)
     return ModelResult(name, method.name, method.clip.source, found, low, high, cost)
 
 
 @torch.no_grad()
-def milliseconds(method: Method, images: Sequence[ImageLike]) -> float:
+def time_per_image(method: Method, images: Sequence[ImageLike]) -> float:
     """Time per image of encoding and classifying a batch of these images, the median of several."""
     pixels = method.clip.preprocess([open_image(image) for image in images]).to(method.clip.device)
     times = []
@@ -184,18 +184,18 @@ def milliseconds(method: Method, images: Sequence[ImageLike]) -> float:
     return 1000 * statistics.median(times[1:]) / len(images)
 
 
-def _disagreements(models: Sequence[ModelResult]) -> list[Disagreement]:
+def _list_disagreements(models: Sequence[ModelResult]) -> list[Disagreement]:
     """Images with different answers, in the order that `Comparison` states."""
-    answers = list(zip(*(model.answers for model in models), strict=True))
+    answers = list(zip(*(model.predicted_labels for model in models), strict=True))
     right = list(zip(*(model.right for model in models), strict=True))
     sure = list(zip(*(model.evaluation.probabilities.max(axis=1).tolist() for model in models), strict=True))
     first, ranked = models[0].evaluation, []
-    for number, (said, hits, p) in enumerate(zip(answers, right, sure, strict=True)):
+    for index, (said, hits, p) in enumerate(zip(answers, right, sure, strict=True)):
         # Right answers agree, also where two models have different labels for a class.
         if len({True if hit else label for label, hit in zip(said, hits, strict=True)}) == 1:
             continue
         group = 0 if hits[0] else 1 if any(hits) else 2
         wrong = max(one for one, hit in zip(p, hits, strict=True) if not hit)
-        row = Disagreement(number, str(first.labels[first.truth[number]]), tuple(zip(said, p, hits, strict=True)))
+        row = Disagreement(index, str(first.labels[first.truth[index]]), tuple(zip(said, p, hits, strict=True)))
         ranked.append((group, -wrong, row))
     return [row for *_, row in sorted(ranked, key=lambda row: row[:2])]

@@ -1,4 +1,4 @@
-"""Why a model says what it says about an image: probabilities, nearest training images, relevance of each patch.
+"""Explain one prediction: probabilities, nearest training images, and the relevance of each patch.
 
 The relevance of a patch is what blurring a window of 3 x 3 patches around it takes from the log-odds of a class,
 
@@ -82,10 +82,10 @@ class Explanation:
         """The crop in grey, orange where it speaks for the class and blue where it speaks against it.
 
         Args:
-            side: Pixels of a side of the picture.
+            side: Pixels of a side of the drawing.
 
         Returns:
-            An RGB picture.
+            An RGB image.
         """
         size = (side, side)
         grey = np.asarray(self.crop.resize(size, Image.Resampling.BICUBIC).convert("L"), dtype=np.float64)[..., None]
@@ -121,79 +121,81 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
         (8, 8)
     """
     method, labels = model._require_fitted(), model.classes_.tolist()
-    known = {str(label): place for place, label in enumerate(labels)}
-    if target is not None and str(target) not in known:
-        raise unknown_name("class", str(target), known)
+    indices = {str(label): index for index, label in enumerate(labels)}
+    if target is not None and str(target) not in indices:
+        raise unknown_name("class", str(target), indices)
     crop = method.clip.preprocess.crop(open_image(image))
     pixels = method.clip.preprocess.normalize(torch.from_numpy(crop)[None].to(method.clip.device))
     with torch.no_grad():
         found = method.classify(method.encode(pixels))[0].double().cpu()
     probabilities = (found / found.sum()).numpy()
-    chosen = int(probabilities.argmax()) if target is None else known[str(target)]
+    chosen = int(probabilities.argmax()) if target is None else indices[str(target)]
     return Explanation(
         tuple(labels),
         probabilities,
         chosen,
-        relevance(method, pixels, chosen).numpy(),
+        patch_relevance(method, pixels, chosen).numpy(),
         Image.fromarray(np.ascontiguousarray(crop.transpose(1, 2, 0))),
-        nearest(model, pixels, neighbours),
+        find_nearest(model, pixels, neighbours),
     )
 
 
 @torch.no_grad()
-def nearest(model: Classifier, pixels: Tensor, k: int) -> tuple[Neighbour, ...]:
+def find_nearest(model: Classifier, pixels: Tensor, k: int) -> tuple[Neighbour, ...]:
     """The k training images most similar to one image of pixels (1, 3, S, S); none without a gallery."""
     gallery = model.gallery()
     if gallery is None or not len(gallery):
         return ()
     labels = model.classes_.tolist()
-    places, similar = gallery.nearest(model.method_.clip.encode_image(pixels).cpu(), k)
+    indices, similarities = gallery.nearest(model.method_.clip.encode_image(pixels).cpu(), k)
     return tuple(
-        Neighbour(place, labels[gallery.labels[place]], gallery.names[place], value)
-        for place, value in zip(places[0].tolist(), similar[0].tolist(), strict=True)
+        Neighbour(index, labels[gallery.labels[index]], gallery.names[index], value)
+        for index, value in zip(indices[0].tolist(), similarities[0].tolist(), strict=True)
     )
 
 
 @torch.no_grad()
-def relevance(method: Method, pixels: Tensor, target: int) -> Tensor:
+def patch_relevance(method: Method, pixels: Tensor, target: int) -> Tensor:
     """Relevance (G, G) of the patches of an image for a class.
 
     method: finished. pixels: normalised (1, 3, S, S). target: index of the class.
     """
-    side, places = grid(method), window_places(grid(method))
-    windows = torch.stack([window(side, row, column) for row in places for column in places]).to(pixels.device)
-    blur = blurred(pixels, pixels.shape[-1] // side)
+    side = patches_per_side(method)
+    centers = window_centers(side)
+    weights = [window_weights(side, row, column) for row in centers for column in centers]
+    windows = torch.stack(weights).to(pixels.device)
+    blurred = blur_image(pixels, pixels.shape[-1] // side)
     odds = [
-        log_odds(method.classify(method.encode(mix(pixels, blur, some))), target).double().cpu()
+        log_odds(method.classify(method.encode(blend_blur(pixels, blurred, some))), target).double().cpu()
         for some in torch.split(windows, BATCH)
     ]
     whole = log_odds(method.classify(method.encode(pixels)), target).double().cpu()
-    return between((whole - torch.cat(odds)).view(len(places), len(places)), places, side)
+    return interpolate((whole - torch.cat(odds)).view(len(centers), len(centers)), centers, side)
 
 
-def window_places(side: int) -> list[int]:
-    """Middles of windows along a side of G patches, evenly spread; the first and the last patch are among them.
+def window_centers(side: int) -> list[int]:
+    """Centers of windows along a side of G patches, evenly spread; the first and the last patch are among them.
 
-    >>> window_places(8), window_places(7), window_places(14)
+    >>> window_centers(8), window_centers(7), window_centers(14)
     ([0, 2, 4, 6, 7], [0, 2, 4, 6], [0, 3, 6, 9, 12, 13])
     """
     apart = max(LEAST_APART, math.ceil((side - 1) / (MOST_WINDOWS - 1)))
     return sorted({*range(0, side, apart), side - 1})
 
 
-def window(side: int, row: int, column: int) -> Tensor:
-    """Weights (G, G) of `mix` that blur the window around a patch."""
+def window_weights(side: int, row: int, column: int) -> Tensor:
+    """Weights (G, G) of `blend_blur` that blur the window around a patch."""
     weights = torch.ones(side, side)
     top, left = max(row - NEIGHBOURS, 0), max(column - NEIGHBOURS, 0)
     weights[top : row + NEIGHBOURS + 1, left : column + NEIGHBOURS + 1] = 0
     return weights
 
 
-def between(values: Tensor, places: Sequence[int], side: int) -> Tensor:
-    """Values (K, K) at the given rows and columns, linear in between: (G, G)."""
-    steps = torch.zeros(side, len(places), dtype=values.dtype)
-    steps[places[0], 0] = 1
-    for k, (low, high) in enumerate(pairwise(places)):
+def interpolate(values: Tensor, centers: Sequence[int], side: int) -> Tensor:
+    """Interpolate values (K, K) at the given rows and columns linearly: (G, G)."""
+    steps = torch.zeros(side, len(centers), dtype=values.dtype)
+    steps[centers[0], 0] = 1
+    for k, (low, high) in enumerate(pairwise(centers)):
         for patch in range(low, high + 1):
             share = (patch - low) / (high - low)
             steps[patch] = 0
@@ -201,24 +203,24 @@ def between(values: Tensor, places: Sequence[int], side: int) -> Tensor:
     return steps @ values @ steps.T
 
 
-def grid(method: Method) -> int:
+def patches_per_side(method: Method) -> int:
     """G: patches along a side of the image."""
     vision = method.clip.config.vision
     return vision.image_size // vision.patch_size
 
 
-def mix(pixels: Tensor, blur: Tensor, weights: Tensor) -> Tensor:
-    """The image where weights (B, G, G) of its patches are 1, the blur where they are 0: (B, 3, S, S).
+def blend_blur(pixels: Tensor, blurred: Tensor, weights: Tensor) -> Tensor:
+    """The image where weights (B, G, G) of its patches are 1, the blurred one where they are 0: (B, 3, S, S).
 
-    pixels, blur: (1, 3, S, S). Between patches the weights change gradually, so that no edges appear.
+    pixels, blurred: (1, 3, S, S). Between patches the weights change gradually, so that no edges appear.
     """
     size = (pixels.shape[-2], pixels.shape[-1])
     each = F.interpolate(weights[:, None], size=size, mode="bilinear", align_corners=False)
-    return blur + each * (pixels - blur)
+    return blurred + each * (pixels - blurred)
 
 
-def blurred(pixels: Tensor, sigma: int) -> Tensor:
-    """The image (B, 3, S, S) under a Gaussian of that many pixels, edges mirrored."""
+def blur_image(pixels: Tensor, sigma: int) -> Tensor:
+    """Blur an image (B, 3, S, S) by a Gaussian of `sigma` pixels, edges mirrored."""
     reach = min(2 * sigma, pixels.shape[-1] - 1)
     offsets = torch.arange(-reach, reach + 1, device=pixels.device, dtype=pixels.dtype)
     kernel = (-(offsets**2) / (2 * sigma**2)).exp()

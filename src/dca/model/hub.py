@@ -17,7 +17,7 @@ from dca.core.errors import UserError
 from dca.core.files import encode_utf8
 from dca.core.hints import set_token
 from dca.model import checkpoint
-from dca.model.card import HERE, model_card
+from dca.model.card import PLACEHOLDER, model_card
 from dca.model.gallery import GALLERY
 from dca.model.records import LIBRARY
 
@@ -38,7 +38,7 @@ class HubOptions:
     force_download: bool = False
 
 
-def model_folder(name: str | Path, options: HubOptions) -> Path:
+def find_model(name: str | Path, options: HubOptions) -> Path:
     """The folder of a model: the local one, or that of a hub repository in the hub's cache.
 
     A `Path`, and a text whose first part is a folder here, is never looked for on the hub.
@@ -51,7 +51,7 @@ def model_folder(name: str | Path, options: HubOptions) -> Path:
         return path
     from huggingface_hub import snapshot_download
 
-    with _asking(f"{name} is not a folder here, and cannot be fetched from the hub"):
+    with _explain_hub_errors(f"{name} is not a folder here, and cannot be fetched from the hub"):
         return Path(snapshot_download(name, allow_patterns=[*WANTED, GALLERY], **asdict(options)))
 
 
@@ -76,9 +76,9 @@ def push_folder(
     checkpoint.require_whole(folder, record)
     text = card.read_text(encoding="utf-8") if card.is_file() else model_card(record)
     contents: dict[str, Path | bytes] = {name: folder / name for name in WANTED}
-    contents[checkpoint.CARD] = encode_utf8(text.replace(HERE, repo_id))
-    contents |= {path.relative_to(folder).as_posix(): path for path in _images(folder) if include_images}
-    with _asking(f"the model cannot be sent to {repo_id}"):
+    contents[checkpoint.CARD] = encode_utf8(text.replace(PLACEHOLDER, repo_id))
+    contents |= {path.relative_to(folder).as_posix(): path for path in _image_files(folder) if include_images}
+    with _explain_hub_errors(f"the model cannot be sent to {repo_id}"):
         api = HfApi(token=token, library_name=LIBRARY)
         target = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         parts = [CommitOperationAdd(name, str(c) if isinstance(c, Path) else c) for name, c in contents.items()]
@@ -86,14 +86,14 @@ def push_folder(
     return str(done.pr_url or done.commit_url)
 
 
-def _images(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     """The files of a model folder that hold images of the user."""
     corrections = sorted(path for path in (folder / CORRECTIONS).rglob("*") if path.is_file())
     return [path for path in (folder / GALLERY,) if path.is_file()] + corrections
 
 
 @contextmanager
-def _asking(problem: str) -> Iterator[None]:
+def _explain_hub_errors(problem: str) -> Iterator[None]:
     """Turn what the hub's client raises into a UserError."""
     from huggingface_hub.errors import RepositoryNotFoundError
 

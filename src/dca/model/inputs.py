@@ -1,6 +1,6 @@
-"""Data frames that list images: of pandas, polars, or any library with columns and `frame[name]`.
+"""Convert the forms in which a caller may give images and labels to image sources and datasets.
 
-The forms in which a caller may give images and labels, converted to one.
+Arrays, tensors and data frames (pandas, polars, any with columns and `frame[name]`) are detected by duck typing.
 """
 
 from __future__ import annotations
@@ -31,42 +31,7 @@ from dca.images.convert import as_image, is_single_image, refuse_url
 from dca.images.decode import ImageLike
 from dca.model.records import unreadable_names
 
-
-def is_frame(X: Any) -> bool:
-    """Whether X is a data frame."""
-    return hasattr(X, "columns") and hasattr(X, "__getitem__") and not isinstance(X, np.ndarray | str)
-
-
-def frame_paths(frame: Any) -> list[Any]:
-    """The images of a data frame: the column path, or another usual name of it."""
-    return list(frame[_column(frame, PATH_COLUMNS, "image paths")])
-
-
-def frame_columns(frame: Any, y: Any) -> tuple[list[Any], Iterable[Any]]:
-    """Images and labels of a data frame.
-
-    y: labels, the name of the column that has them, or None for the column label, or another usual name of it.
-    """
-    if y is None:
-        y = _column(frame, LABEL_COLUMNS, "labels")
-    if isinstance(y, str):
-        y = list(frame[_column(frame, (y,), "labels")])
-    return frame_paths(frame), y
-
-
-def _column(frame: Any, names: Sequence[str], what: str) -> Any:
-    """The first of these names that is a column, whatever its case."""
-    found = {str(column).casefold(): column for column in frame.columns}
-    for name in names:
-        if name.casefold() in found:
-            return found[name.casefold()]
-    raise UserError(
-        f"the data frame has no column with {what}: its columns are {', '.join(map(str, frame.columns))}",
-        hint=f"name the column '{names[0]}', or give lists instead",
-    )
-
-
-# The forms of one image are those of `image_forms.as_image`; arrays, tensors and data frames are known by what they do.
+# The forms of one image are those of `images.convert.as_image`.
 Images = str | Path | Image.Image | Iterable[Any] | Any
 Labelled = str | Path | Dataset | Iterable[Any] | Any
 
@@ -77,8 +42,8 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False)
     for_evaluation: the images are for evaluation only, so they need not be enough to learn from.
     """
     refuse_url(X)
-    if is_frame(X):
-        X, y = frame_columns(X, y)
+    if is_data_frame(X):
+        X, y = data_frame_columns(X, y)
     if isinstance(X, str | Path | Dataset):
         if y is not None:
             raise UserError(
@@ -87,15 +52,15 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False)
         return X if isinstance(X, Dataset) else load_dataset(X, for_evaluation=for_evaluation)
     if y is None:
         raise UserError("images without labels", hint="fit(images, labels), or a folder with one sub-folder per class")
-    images, labels = _image_list(X), _label_list(y)
+    images, labels = _list_images(X), _list_labels(y)
     if len(images) != len(labels):
         found = f"{pluralize(len(images), 'image')} but {pluralize(len(labels), 'label')}"
         raise UserError(found, hint="one label for each image")
     distinct = _sorted_labels(set(labels))
     if alike := _alike_pairs(distinct):
         raise UserError("labels that read alike", details=alike, hint="give one class one name")
-    place = {label: i for i, label in enumerate(distinct)}
-    items = tuple(Item(x, place[label]) for x, label in zip(images, labels, strict=True))
+    index = {label: i for i, label in enumerate(distinct)}
+    items = tuple(Item(x, index[label]) for x, label in zip(images, labels, strict=True))
     return Dataset(name="images", labels=distinct, names=tuple(map(str, distinct)), train=items)
 
 
@@ -114,12 +79,12 @@ def require_learnable(dataset: Dataset) -> None:
 def as_images(X: Any) -> list[ImageLike]:
     """Images to predict: one image, several, or all images of a folder."""
     refuse_url(X)
-    if is_frame(X):
-        X = frame_paths(X)
+    if is_data_frame(X):
+        X = data_frame_images(X)
     if is_single_image(X):
         return _require_files([as_image(X)])
     if not isinstance(X, str | Path):
-        return _require_files(_image_list(X))
+        return _require_files(_list_images(X))
     found = list_images(Path(X))
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
@@ -138,7 +103,7 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
     )
 
 
-def measured_items(dataset: Dataset) -> tuple[Item, ...]:
+def evaluation_items(dataset: Dataset) -> tuple[Item, ...]:
     """The images that a model is measured on: those of the test part, else validation, else training."""
     items = dataset.test or dataset.val or dataset.train
     if not items:
@@ -147,7 +112,7 @@ def measured_items(dataset: Dataset) -> tuple[Item, ...]:
 
 
 @dataclass(frozen=True)
-class Matched:
+class MatchedItems:
     """Images to measure on, with the class indices of the model.
 
     items: The images. classes: The model's class of each class of the data that it knows. by_id: Whether classes were
@@ -159,43 +124,77 @@ class Matched:
     by_id: bool
 
 
-def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str], public: str = "") -> Matched:
-    """The dataset's `measured_items`, and its classes among those of the model.
+def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str], public: str = "") -> MatchedItems:
+    """The dataset's `evaluation_items`, and its classes among those of the model.
 
     labels, names: the model's classes. public: name of the public dataset it was fitted on. Classes are matched by
     WordNet id where both have one, else by label, then by name; see `match_labels`.
     Raises UserError with the classes that the model does not know.
     """
-    items = measured_items(dataset)
+    items = evaluation_items(dataset)
     if dataset.names == tuple(names):  # in public datasets two classes may have the same name
-        return Matched(list(items), tuple(range(len(names))), False)
+        return MatchedItems(list(items), tuple(range(len(names))), False)
     ids = wordnet_ids(labels, classes=class_list_of(public))
     other_ids = wordnet_ids(dataset.labels, dataset.keys)
     by_id = bool(ids and other_ids)
     index = match_keys(other_ids, ids) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
     used = Counter(item.label for item in items)
     if unknown := [
-        f"{_title(dataset.labels[y], dataset.names[y])}: {pluralize(n, 'image')}"
+        f"{_describe_class(dataset.labels[y], dataset.names[y])}: {pluralize(n, 'image')}"
         for y, n in used.items()
         if index[y] is None
     ]:
-        known = [_title(label, name) for label, name in zip(labels, names, strict=True)]
+        known = [_describe_class(label, name) for label, name in zip(labels, names, strict=True)]
         raise UserError(
             "classes that the model does not know",
             details=unknown,
             hint=f"the model knows: {', '.join(known[:20])}{', ...' * (len(known) > 20)}; rename the classes, "
             "or name them in a classnames.json",
         )
-    known_items = [Item(item.image, place) for item in items if (place := index[item.label]) is not None]
-    return Matched(known_items, tuple(place for place in index if place is not None), by_id)
+    known_items = [Item(item.image, c) for item in items if (c := index[item.label]) is not None]
+    return MatchedItems(known_items, tuple(c for c in index if c is not None), by_id)
 
 
-def _title(label: Any, name: str) -> str:
+def _describe_class(label: Any, name: str) -> str:
     """A class in messages: its label, with its name if that is different."""
     return str(label) if normalize_name(str(label)) == normalize_name(name) else f"{label} ({name})"
 
 
-def _image_list(X: Any) -> list[ImageLike]:
+def is_data_frame(X: Any) -> bool:
+    """Whether X is a data frame."""
+    return hasattr(X, "columns") and hasattr(X, "__getitem__") and not isinstance(X, np.ndarray | str)
+
+
+def data_frame_images(frame: Any) -> list[Any]:
+    """The images of a data frame: the column path, or another usual name of it."""
+    return list(frame[_find_column(frame, PATH_COLUMNS, "image paths")])
+
+
+def data_frame_columns(frame: Any, y: Any) -> tuple[list[Any], Iterable[Any]]:
+    """Images and labels of a data frame.
+
+    y: labels, the name of the column that has them, or None for the column label, or another usual name of it.
+    """
+    if y is None:
+        y = _find_column(frame, LABEL_COLUMNS, "labels")
+    if isinstance(y, str):
+        y = list(frame[_find_column(frame, (y,), "labels")])
+    return data_frame_images(frame), y
+
+
+def _find_column(frame: Any, names: Sequence[str], what: str) -> Any:
+    """The first of these names that is a column, whatever its case."""
+    found = {str(column).casefold(): column for column in frame.columns}
+    for name in names:
+        if name.casefold() in found:
+            return found[name.casefold()]
+    raise UserError(
+        f"the data frame has no column with {what}: its columns are {', '.join(map(str, frame.columns))}",
+        hint=f"name the column '{names[0]}', or give lists instead",
+    )
+
+
+def _list_images(X: Any) -> list[ImageLike]:
     single = is_single_image(X) and not isinstance(X, str | Path)
     if single or not isinstance(X, Iterable):
         raise UserError(f"a list of images expected, found a {type(X).__name__}", hint="[image] for a single one")
@@ -212,7 +211,7 @@ def _image_list(X: Any) -> list[ImageLike]:
     return images
 
 
-def _label_list(y: Any) -> list[Any]:
+def _list_labels(y: Any) -> list[Any]:
     if isinstance(y, str) or not isinstance(y, Iterable):
         raise UserError(f"a list of labels expected, found {y!r}", hint="one label for each image")
     labels = y.tolist() if hasattr(y, "tolist") else list(y)  # NumPy and torch numbers become Python numbers
@@ -245,7 +244,7 @@ def _alike_pairs(labels: Sequence[Any]) -> list[str]:
     return [f"{first!r} and {label!r}" for first, label in pairs if first != label]
 
 
-def whole_number(name: str, value: Any, low: int) -> int:
+def require_whole_number(name: str, value: Any, low: int) -> int:
     """The value as an int, NumPy integers included; raises a UserError for anything else or below `low`."""
     hint = "shots=16, for example, or shots=None for all images" if name == "shots" else f"{name}=1, for example"
     try:

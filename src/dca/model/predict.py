@@ -186,23 +186,25 @@ def predict_to_file(
         UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
     """
     wanted = wanted or PredictionOptions()
-    kind = _require_place(output, overwrite)
-    require_rejecting(model, wanted.reject)
+    kind = _require_writable_output(output, overwrite)
+    require_p_values(model, wanted.reject)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
-    identity = identity_of(model, wanted, copy_to)
+    identity = prediction_identity(model, wanted, copy_to)
     with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
         folders = None if copy_to is None else _folders(copy_to, model, journal)
         before, now, began = len(journal.paths.intersection(paths)), 0, time.monotonic()
-        for rows in new_rows(model, paths, wanted, journal.paths, folders):
+        for rows in predict_rows(model, paths, wanted, journal.paths, folders):
             journal.append(rows)
             now += len(rows)
             progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
         seconds = time.monotonic() - began
-        found = _finish(journal, set(paths), output, kind, columns_of(model, wanted, copies=copy_to is not None))
+        found = _write_output(
+            journal, set(paths), output, kind, table_columns(model, wanted, copies=copy_to is not None)
+        )
     return found.done(found.rows - before, seconds)
 
 
-def _require_place(output: Path, overwrite: bool) -> str:
+def _require_writable_output(output: Path, overwrite: bool) -> str:
     """The suffix of the output; raises if it cannot be written."""
     kind = require_writable_kind(output)
     if output.exists() and not overwrite:
@@ -210,18 +212,18 @@ def _require_place(output: Path, overwrite: bool) -> str:
     return kind
 
 
-def columns_of(model: Classifier, wanted: PredictionOptions, *, copies: bool = False) -> Columns:
+def table_columns(model: Classifier, wanted: PredictionOptions, *, copies: bool = False) -> Columns:
     """The columns of a table with what is wanted."""
     return Columns(min(wanted.top, len(model.classes_)), model.has_p_values, wanted.coverage is not None, copies)
 
 
-def require_rejecting(model: Classifier, reject: float | None) -> None:
+def require_p_values(model: Classifier, reject: float | None) -> None:
     """Raise if images are to be rejected by a model that cannot tell them."""
     if reject is not None and not model.has_p_values:
         raise UserError("the model cannot tell images of none of its classes", hint=fit_estimate())
 
 
-def identity_of(model: Classifier, wanted: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
+def prediction_identity(model: Classifier, wanted: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
     """Plain values that decide the rows."""
     method = model.method_
     weights, labels = hash_weights(method), list(map(str, model.classes_.tolist()))
@@ -240,7 +242,7 @@ def _folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders
     return ImageFolders(copy_to, labels, (row["copied_to"] for row in journal.rows() if "copied_to" in row))
 
 
-def new_rows(
+def predict_rows(
     model: Classifier,
     paths: Sequence[str],
     wanted: PredictionOptions,
@@ -291,7 +293,7 @@ class Tally:
         return PredictionSummary(self.rows, predicted, seconds, self.unreadable, tuple(self.listed))
 
 
-def _finish(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Tally:
+def _write_output(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Tally:
     """Write the rows of the wanted images to the output, in one rename, and remove the journal."""
     tally = Tally()
     rows = (row for row in journal.rows() if row["path"] in wanted)

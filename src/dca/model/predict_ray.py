@@ -1,15 +1,12 @@
-"""An existing Ray cluster: how it is found, and how its CPUs and GPUs are shared by equal tasks.
+"""Predictions of more images than one machine can take, on an existing Ray cluster: one task per shard.
 
-Predictions as a folder of shards: part-00000.csv, part-00001.csv, ..., each written in one rename.
-
-The manifest is written first and says which images belong to which shard. So every process that makes a shard, now or
-after an interruption, makes the same file, and a shard is finished if its file is there.
-
-Predictions of more images than one machine can take, on an existing Ray cluster: one task per shard.
+The shards are files of one folder: part-00000.csv, part-00001.csv, ..., each written in one rename. A manifest is
+written first and says which images belong to which shard. So every process that makes a shard, now or after an
+interruption, makes the same file, and a shard is finished if its file is there. Ray starts tasks again whose worker or
+node has died.
 
 The working folder, the model, its backbone, the images and the output must be shared by all nodes, and `dca` be
-installed on them. Ray starts tasks again whose worker or node has died. A finished shard is a file and is not made
-again.
+installed on them.
 """
 
 from __future__ import annotations
@@ -37,203 +34,19 @@ from dca.model.predict import (
     PredictionOptions,
     PredictionSummary,
     Tally,
-    columns_of,
-    identity_of,
-    new_rows,
-    require_rejecting,
+    predict_rows,
+    prediction_identity,
+    require_p_values,
+    table_columns,
 )
-from dca.model.prediction_files import WRITERS, require_package_of
+from dca.model.prediction_files import WRITERS, require_writer_package
 
 # Tasks per GPU unless the number of tasks is given.
 PER_GPU = 4
-
-
-def connected() -> Any:
-    """The module ray, connected to the cluster that RAY_ADDRESS names, or that runs on this machine.
-
-    Raises:
-        UserError: If Ray is not installed, or there is no cluster.
-    """
-    try:
-        import ray
-        from ray import init  # a folder called ray in the working folder is no library
-    except ImportError:
-        raise UserError(
-            "the backend ray needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
-        ) from None
-    try:
-        init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        raise UserError("no Ray cluster was found", hint=start_ray()) from None
-    return ray
-
-
-def shares(resources: dict[str, float], device: str, tasks: int | None = None) -> tuple[int, float]:
-    """Tasks at once, and the part of a GPU that each has.
-
-    Args:
-        resources: Of the cluster, as Ray names them.
-        device: "auto" takes the GPUs of the cluster if it has some; "cpu" none.
-        tasks: Tasks at once; by default 4 per GPU, or one per CPU.
-
-    Returns:
-        Both numbers.
-
-    >>> shares({"CPU": 16, "GPU": 2}, "auto"), shares({"CPU": 16, "GPU": 2}, "cpu")
-    ((8, 0.25), (16, 0))
-    >>> shares({"CPU": 16, "GPU": 2}, "auto", 3), shares({"CPU": 4}, "auto", 2)
-    ((3, 0.5), (2, 0))
-    """
-    gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
-    at_once = tasks or (PER_GPU * gpus if gpus else max(1, int(resources.get("CPU", 1))))
-    return at_once, 1 / -(-at_once // gpus) if gpus else 0
-
-
 # Readers of a folder of Parquet or CSV files leave out names that begin with an underscore.
 MANIFEST = "_manifest.jsonl"
 # Images per shard: a multiple of the batch sizes, so that batches are those of a prediction into one file.
 PER_SHARD = 1024
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The shards of one prediction.
-
-    Attributes:
-        folder: Folder that holds them.
-        kind: Suffix of their files.
-        images: Paths of the images of each shard.
-    """
-
-    folder: Path
-    kind: str
-    images: Sequence[Sequence[str]]
-
-    def part(self, number: int) -> Path:
-        """The file of a shard."""
-        return self.folder / f"part-{number:05d}{self.kind}"
-
-    def left(self) -> list[int]:
-        """Numbers of the shards that are not finished."""
-        return [number for number in range(len(self.images)) if not self.part(number).is_file()]
-
-    def clean(self) -> None:
-        """Remove what killed processes have left of shards that others have made again."""
-        for path in self.folder.glob(".part-*"):
-            path.unlink(missing_ok=True)
-
-    def tally(self, numbers: Sequence[int]) -> Tally:
-        """Count the rows of finished shards."""
-        found = Tally()
-        for _ in found.counting(chain.from_iterable(_rows(self.part(number)) for number in numbers)):
-            pass
-        return found
-
-
-def open_shards(
-    folder: Path, images: Sequence[str], kind: str, identity: dict[str, Any], *, per_shard: int, overwrite: bool
-) -> Shards:
-    """The shards in a folder, continued if it holds them already.
-
-    Args:
-        folder: Where they are written; a new or empty folder, or one with shards.
-        images: Paths of all images, each once.
-        kind: Suffix of the files.
-        identity: Plain values that decide the rows.
-        per_shard: Images per shard.
-        overwrite: Drop shards of other images or of another identity, instead of raising.
-
-    Returns:
-        The shards, as the manifest says.
-
-    Raises:
-        UserError: If the folder holds other files or other predictions, or cannot be written.
-    """
-    made = [list(images[start : start + per_shard]) for start in range(0, len(images), per_shard)]
-    shards, facts = Shards(folder, kind, made), {**identity, "kind": kind, "per_shard": per_shard}
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if MANIFEST in there:
-        differing = _differences(folder / MANIFEST, facts, made)
-        if not differing:
-            return shards
-        if not overwrite:
-            problem = f"{folder} holds predictions of another command"
-            raise UserError(problem, details=differing, hint=[allow_overwrite(), choose_output()])
-        _remove(folder)
-    elif there:
-        raise UserError(f"{folder} holds other files", details=there, hint=choose_output("a new folder"))
-    _write_manifest(folder / MANIFEST, facts, made)
-    return shards
-
-
-def predict_shard(model: Classifier, images: Sequence[str], output: Path, wanted: PredictionOptions) -> Tally:
-    """Predict the images of one shard; its file appears when it is complete.
-
-    Args:
-        model: A fitted classifier.
-        images: Paths of the images.
-        output: The file of the shard.
-        wanted: What is to be known of every image.
-
-    Returns:
-        The rows, counted.
-
-    Raises:
-        UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
-    """
-    tally = Tally()
-    rows = chain.from_iterable(new_rows(model, images, wanted))
-    with atomic_write(output) as unfinished:
-        WRITERS[output.suffix](tally.counting(rows), columns_of(model, wanted), unfinished)
-    return tally
-
-
-def _write_manifest(path: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> None:
-    """One line with what the predictions are of, then one line per shard with its images."""
-    with atomic_write(path) as unfinished, unfinished.open("wb") as file:
-        for line in (facts, *images):
-            file.write(encode_utf8(json.dumps(line, ensure_ascii=False) + "\n"))
-
-
-def _differences(path: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> list[str]:
-    """What a manifest says otherwise, one line each; none if it is of the same predictions."""
-    try:
-        with path.open("rb") as file:
-            found, *theirs = (json.loads(line) for line in file)
-        before, now = set(chain.from_iterable(theirs)), set(chain.from_iterable(images))
-        lines = [
-            f"{name}: {found.get(name)} there, {facts[name]} here" for name in facts if found.get(name) != facts[name]
-        ]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return [f"{path.name} cannot be read ({error})"]
-    for word, paths in (("new", now - before), ("no longer given", before - now)):
-        if paths:
-            lines.append(f"{pluralize(len(paths), 'image')} {word}, for example {min(paths)}")
-    return lines or ([] if theirs == list(map(list, images)) else ["the images are in another order"])
-
-
-def _remove(folder: Path) -> None:
-    """Remove the shards of a folder, the manifest last: without it the others would be foreign files."""
-    with explain_write_errors(folder):
-        for kind in WRITERS:
-            for path in folder.glob(f"part-*{kind}"):
-                path.unlink()
-        (folder / MANIFEST).unlink()
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Path and error of the rows of a finished shard."""
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        yield from parquet.read_table(path, columns=["path", "error"]).to_pylist()
-        return
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        yield from csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)
-
-
 # Seconds between two reports of progress while no shard ends.
 PULSE = 1.0
 # How often Ray starts a task again whose worker or node has died.
@@ -241,8 +54,8 @@ RETRIES = 3
 
 
 @dataclass(frozen=True)
-class Source:
-    """The model of a prediction, as `Classifier.from_pretrained` takes it.
+class SharedModel:
+    """The model of a prediction, which all nodes can read, as `Classifier.from_pretrained` takes it.
 
     Attributes:
         model: Folder of the model, or a repository on the hub.
@@ -262,7 +75,7 @@ class Source:
 
 
 def predict_on_ray(
-    source: Source,
+    source: SharedModel,
     images: Sequence[str],
     folder: Path,
     wanted: PredictionOptions | None = None,
@@ -295,36 +108,36 @@ def predict_on_ray(
             the model has no p-values or sets that were asked for, or a task was lost more often than Ray restarts it.
     """
     wanted = wanted or PredictionOptions()
-    require_package_of(kind)
-    ray = connected()
+    require_writer_package(kind)
+    ray = connect_ray()
     try:
         model = source.load("cpu")
-        require_rejecting(model, wanted.reject)
-        at_once, gpus = shares(ray.cluster_resources(), source.device)
+        require_p_values(model, wanted.reject)
+        at_once, gpus = share_resources(ray.cluster_resources(), source.device)
         device = "auto" if gpus else "cpu"
-        facts = {**identity_of(model, wanted), "device": device, "precision": source.precision}
+        facts = {**prediction_identity(model, wanted), "device": device, "precision": source.precision}
         paths = list(dict.fromkeys(str(Path(image)) for image in images))
         with exclusive_lock(folder, "prediction"):
             shards = open_shards(folder, paths, kind, facts, per_shard=per_shard, overwrite=overwrite)
-            task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_do)
-            place = _Place(source, device, wanted)
-            return _predicted(shards, _tallies(ray, task, shards, place, at_once), progress)
+            task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_predict_shard_task)
+            context = _TaskContext(source, device, wanted)
+            return _predict_left(shards, _iterate_tallies(ray, task, shards, context, at_once), progress)
     finally:
         ray.shutdown()  # cancels what this call has submitted; the cluster goes on
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TaskContext:
     """What a task needs beside its images. device: of the task. folder: working folder. most_pixels: Pillow's limit."""
 
-    source: Source
+    source: SharedModel
     device: str
     wanted: PredictionOptions
     folder: str = field(default_factory=os.getcwd)
     most_pixels: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
 
 
-def _predicted(shards: Shards, tallies: Iterator[Tally | None], progress: Progress) -> PredictionSummary:
+def _predict_left(shards: Shards, tallies: Iterator[Tally | None], progress: Progress) -> PredictionSummary:
     """Make the shards that are left, and count the rows of all."""
     left = shards.left()
     total = shards.tally(sorted(set(range(len(shards.images))) - set(left)))
@@ -338,22 +151,24 @@ def _predicted(shards: Shards, tallies: Iterator[Tally | None], progress: Progre
     return total.done(now, time.monotonic() - began)
 
 
-def _tallies(ray: Any, task: Any, shards: Shards, place: _Place, at_once: int) -> Iterator[Tally | None]:
+def _iterate_tallies(
+    ray: Any, task: Any, shards: Shards, context: _TaskContext, at_once: int
+) -> Iterator[Tally | None]:
     """The tally of each shard as it is finished, and None when a second has passed without one."""
     left, running = shards.left()[::-1], dict[Any, int]()
     while left or running:
         # A second task per worker waits on its node, so that none is idle between two shards.
         while left and len(running) < 2 * at_once:
             number = left.pop()
-            running[task.remote(shards.images[number], str(shards.part(number)), place)] = number
+            running[task.remote(shards.images[number], str(shards.part(number)), context)] = number
         ended, _ = ray.wait(list(running), timeout=PULSE)
         for reference in ended:
-            yield _tally(ray, reference, shards.part(running.pop(reference)))
+            yield _fetch_tally(ray, reference, shards.part(running.pop(reference)))
         if not ended:
             yield None
 
 
-def _tally(ray: Any, reference: Any, part: Path) -> Tally:
+def _fetch_tally(ray: Any, reference: Any, part: Path) -> Tally:
     """What a task returned; its error as it would be on this machine."""
     try:
         found: Tally = ray.get(reference)
@@ -365,14 +180,200 @@ def _tally(ray: Any, reference: Any, part: Path) -> Tally:
         raise UserError(problem, hint="give the same command again: finished shards are kept") from None
 
 
-def _do(images: Sequence[str], output: str, place: _Place) -> Tally:
+def _predict_shard_task(images: Sequence[str], output: str, context: _TaskContext) -> Tally:
     """The task: one shard."""
-    return predict_shard(_model(place), images, Path(output), place.wanted)
+    return predict_shard(_load_model(context), images, Path(output), context.wanted)
 
 
 @cache
-def _model(place: _Place) -> Classifier:
+def _load_model(context: _TaskContext) -> Classifier:
     """The model of this process. Ray gives a process the GPU of its task and keeps processes for further tasks."""
-    os.chdir(place.folder)
-    Image.MAX_IMAGE_PIXELS = place.most_pixels
-    return place.source.load(place.device)
+    os.chdir(context.folder)
+    Image.MAX_IMAGE_PIXELS = context.most_pixels
+    return context.source.load(context.device)
+
+
+# The cluster
+
+
+def connect_ray() -> Any:
+    """Connect to the Ray cluster that RAY_ADDRESS names, or that runs on this machine; returns the module ray.
+
+    Raises:
+        UserError: If Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+        from ray import init  # a folder called ray in the working folder is no library
+    except ImportError:
+        raise UserError(
+            "the backend ray needs Ray, which is not installed.", hint="pip install 'dca-prompt[ray]'"
+        ) from None
+    try:
+        init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        raise UserError("no Ray cluster was found", hint=start_ray()) from None
+    return ray
+
+
+def share_resources(resources: dict[str, float], device: str, tasks: int | None = None) -> tuple[int, float]:
+    """Share the cluster among equal tasks: how many run at once, and the part of a GPU that each has.
+
+    Args:
+        resources: Of the cluster, as Ray names them.
+        device: "auto" takes the GPUs of the cluster if it has some; "cpu" none.
+        tasks: Tasks at once; by default 4 per GPU, or one per CPU.
+
+    Returns:
+        Both numbers.
+
+    >>> share_resources({"CPU": 16, "GPU": 2}, "auto"), share_resources({"CPU": 16, "GPU": 2}, "cpu")
+    ((8, 0.25), (16, 0))
+    >>> share_resources({"CPU": 16, "GPU": 2}, "auto", 3), share_resources({"CPU": 4}, "auto", 2)
+    ((3, 0.5), (2, 0))
+    """
+    gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
+    at_once = tasks or (PER_GPU * gpus if gpus else max(1, int(resources.get("CPU", 1))))
+    return at_once, 1 / -(-at_once // gpus) if gpus else 0
+
+
+# Shards
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of one prediction.
+
+    Attributes:
+        folder: Folder that holds them.
+        kind: Suffix of their files.
+        images: Paths of the images of each shard.
+    """
+
+    folder: Path
+    kind: str
+    images: Sequence[Sequence[str]]
+
+    def part(self, number: int) -> Path:
+        """The file of a shard."""
+        return self.folder / f"part-{number:05d}{self.kind}"
+
+    def left(self) -> list[int]:
+        """Numbers of the shards that are not finished."""
+        return [number for number in range(len(self.images)) if not self.part(number).is_file()]
+
+    def clean(self) -> None:
+        """Remove what killed processes have left of shards that others have made again."""
+        for path in self.folder.glob(".part-*"):
+            path.unlink(missing_ok=True)
+
+    def tally(self, numbers: Sequence[int]) -> Tally:
+        """Count the rows of finished shards."""
+        found = Tally()
+        for _ in found.counting(chain.from_iterable(_read_rows(self.part(number)) for number in numbers)):
+            pass
+        return found
+
+
+def open_shards(
+    folder: Path, images: Sequence[str], kind: str, identity: dict[str, Any], *, per_shard: int, overwrite: bool
+) -> Shards:
+    """The shards in a folder, continued if it holds them already.
+
+    Args:
+        folder: Where they are written; a new or empty folder, or one with shards.
+        images: Paths of all images, each once.
+        kind: Suffix of the files.
+        identity: Plain values that decide the rows.
+        per_shard: Images per shard.
+        overwrite: Drop shards of other images or of another identity, instead of raising.
+
+    Returns:
+        The shards, as the manifest says.
+
+    Raises:
+        UserError: If the folder holds other files or other predictions, or cannot be written.
+    """
+    made = [list(images[start : start + per_shard]) for start in range(0, len(images), per_shard)]
+    shards, facts = Shards(folder, kind, made), {**identity, "kind": kind, "per_shard": per_shard}
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if MANIFEST in there:
+        differing = _list_differences(folder / MANIFEST, facts, made)
+        if not differing:
+            return shards
+        if not overwrite:
+            problem = f"{folder} holds predictions of another command"
+            raise UserError(problem, details=differing, hint=[allow_overwrite(), choose_output()])
+        _remove_shards(folder)
+    elif there:
+        raise UserError(f"{folder} holds other files", details=there, hint=choose_output("a new folder"))
+    _write_manifest(folder / MANIFEST, facts, made)
+    return shards
+
+
+def predict_shard(model: Classifier, images: Sequence[str], output: Path, wanted: PredictionOptions) -> Tally:
+    """Predict the images of one shard; its file appears when it is complete.
+
+    Args:
+        model: A fitted classifier.
+        images: Paths of the images.
+        output: The file of the shard.
+        wanted: What is to be known of every image.
+
+    Returns:
+        The rows, counted.
+
+    Raises:
+        UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
+    """
+    tally = Tally()
+    rows = chain.from_iterable(predict_rows(model, images, wanted))
+    with atomic_write(output) as unfinished:
+        WRITERS[output.suffix](tally.counting(rows), table_columns(model, wanted), unfinished)
+    return tally
+
+
+def _write_manifest(path: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> None:
+    """One line with what the predictions are of, then one line per shard with its images."""
+    with atomic_write(path) as unfinished, unfinished.open("wb") as file:
+        for line in (facts, *images):
+            file.write(encode_utf8(json.dumps(line, ensure_ascii=False) + "\n"))
+
+
+def _list_differences(path: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> list[str]:
+    """What a manifest says otherwise, one line each; none if it is of the same predictions."""
+    try:
+        with path.open("rb") as file:
+            found, *theirs = (json.loads(line) for line in file)
+        before, now = set(chain.from_iterable(theirs)), set(chain.from_iterable(images))
+        lines = [
+            f"{name}: {found.get(name)} there, {facts[name]} here" for name in facts if found.get(name) != facts[name]
+        ]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return [f"{path.name} cannot be read ({error})"]
+    for word, paths in (("new", now - before), ("no longer given", before - now)):
+        if paths:
+            lines.append(f"{pluralize(len(paths), 'image')} {word}, for example {min(paths)}")
+    return lines or ([] if theirs == list(map(list, images)) else ["the images are in another order"])
+
+
+def _remove_shards(folder: Path) -> None:
+    """Remove the shards of a folder, the manifest last: without it the others would be foreign files."""
+    with explain_write_errors(folder):
+        for kind in WRITERS:
+            for path in folder.glob(f"part-*{kind}"):
+                path.unlink()
+        (folder / MANIFEST).unlink()
+
+
+def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Path and error of the rows of a finished shard."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        yield from parquet.read_table(path, columns=["path", "error"]).to_pylist()
+        return
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        yield from csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)

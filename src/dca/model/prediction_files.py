@@ -1,8 +1,7 @@
-"""Rows of predictions as files: CSV, JSON lines and Parquet, written row by row.
+"""Files of a prediction: the table (CSV, JSON lines, Parquet), the journal of unfinished rows, and copied images.
 
-Unfinished predictions on disk: a file of JSON lines that only grows, so that a killed process loses nothing.
-
-Copies of images in one folder per predicted class.
+Tables are written row by row. The journal is a file of JSON lines that only grows, so that a killed process loses
+nothing. Images can be copied into one folder per predicted class.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ class Columns:
         optional = {"p_value": self.p_value, "set": self.sets, "copied_to": self.copies}
         return ["path", "label", "probability", *more, *(name for name, on in optional.items() if on), "error"]
 
-    def flat(self, row: Row) -> Row:
+    def flatten(self, row: Row) -> Row:
         """A row by column; what it lacks is None."""
-        found = {name: row.get(name) for name in self.names()}
+        values = {name: row.get(name) for name in self.names()}
         for n, best in enumerate(row.get("top", [])[1:], 2):
-            found[f"label_{n}"], found[f"probability_{n}"] = best["label"], best["probability"]
-        return found
+            values[f"label_{n}"], values[f"probability_{n}"] = best["label"], best["probability"]
+        return values
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """A text for a CSV cell, with an apostrophe in front if a spreadsheet would run it as a formula.
 
-    >>> cell("=1+1"), cell("-5"), cell("cat")
+    >>> escape_cell("=1+1"), escape_cell("-5"), escape_cell("cat")
     ("'=1+1", '-5', 'cat')
     """
     return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
@@ -83,7 +82,7 @@ def _csv_cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6f}"
-    return cell("; ".join(value) if isinstance(value, list) else str(value))
+    return escape_cell("; ".join(value) if isinstance(value, list) else str(value))
 
 
 def _write_csv(rows: Iterable[Row], columns: Columns, path: Path) -> None:
@@ -91,7 +90,7 @@ def _write_csv(rows: Iterable[Row], columns: Columns, path: Path) -> None:
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns.names())
-        writer.writerows(map(_csv_cell, columns.flat(row).values()) for row in rows)
+        writer.writerows(map(_csv_cell, columns.flatten(row).values()) for row in rows)
 
 
 def _write_jsonl(rows: Iterable[Row], columns: Columns, path: Path) -> None:
@@ -106,8 +105,8 @@ def _write_parquet(rows: Iterable[Row], columns: Columns, path: Path) -> None:
 
     schema = _schema(columns)
     with ParquetWriter(path, schema) as writer:
-        for group in _groups(rows, ROW_GROUP):
-            flat = [{name: _valid(value) for name, value in columns.flat(row).items()} for row in group]
+        for group in _batch_rows(rows, ROW_GROUP):
+            flat = [{name: _to_valid_text(value) for name, value in columns.flatten(row).items()} for row in group]
             writer.write_batch(RecordBatch.from_pylist(flat, schema=schema))
 
 
@@ -123,12 +122,12 @@ def _schema(columns: Columns) -> pyarrow.Schema:
     return pa.schema([(name, kind(name)) for name in columns.names()])
 
 
-def _valid(value: Any) -> Any:
+def _to_valid_text(value: Any) -> Any:
     r"""Text that Parquet takes: bytes of file names that are not valid text become \udcXX."""
     return encode_utf8(value).decode() if isinstance(value, str) else value
 
 
-def _groups(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def _batch_rows(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
     """Rows in lists of at most `size`."""
     source = iter(rows)
     while group := list(islice(source, size)):
@@ -147,11 +146,11 @@ def require_writable_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in WRITERS:
         raise UserError(f"{path}: predictions are written as {', '.join(WRITERS)}", hint=f"use {path.stem}.csv")
-    require_package_of(kind)
+    require_writer_package(kind)
     return kind
 
 
-def require_package_of(kind: str) -> None:
+def require_writer_package(kind: str) -> None:
     """Raise if the package that writes files of this suffix is not installed."""
     if kind != ".parquet":
         return
@@ -190,11 +189,11 @@ class Journal:
             self._open(identity, fresh)
 
     def _open(self, identity: dict[str, Any], fresh: bool) -> None:
-        whole = self._whole()
-        found = self._identity() if whole else None
+        whole = self._count_whole_bytes()
+        found = self._read_identity() if whole else None
         if found is not None and found != identity:
             if not fresh:
-                raise _other_identity(self.path, found, identity)
+                raise _identity_error(self.path, found, identity)
             found = None
         self._file = self.path.open("ab")
         # A line that was cut off belongs to images that are predicted again.
@@ -208,7 +207,7 @@ class Journal:
             self._file.close()
             raise
 
-    def _whole(self) -> int:
+    def _count_whole_bytes(self) -> int:
         """Length in bytes of the lines that are whole."""
         if not self.path.is_file():
             return 0
@@ -220,7 +219,7 @@ class Journal:
                 length += len(line)
         return length
 
-    def _identity(self) -> Any:
+    def _read_identity(self) -> Any:
         with self.path.open("rb") as file:
             return json.loads(file.readline()).get("identity", {})
 
@@ -268,7 +267,7 @@ def _is_row(line: bytes) -> bool:
         return False
 
 
-def _other_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
+def _identity_error(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
     """The error for unfinished predictions that cannot be continued."""
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     return UserError(
@@ -288,13 +287,13 @@ class ImageFolders:
     Args:
         folder: Where the folders of the classes are made.
         labels: All labels that images may get.
-        taken: Copies that were made before, as paths relative to `folder`.
+        copied: Copies that were made before, as paths relative to `folder`.
     """
 
-    def __init__(self, folder: Path, labels: Sequence[str], taken: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, labels: Sequence[str], copied: Iterable[str] = ()) -> None:
         self.folder = folder
-        self._names = _folder_names(labels)
-        self._taken = set(taken)
+        self._names = _make_folder_names(labels)
+        self._copied = set(copied)
 
     def copy(self, image: Path, label: str) -> str:
         """Copy an image to the folder of its label; returns the path of the copy relative to the folder of all.
@@ -305,24 +304,26 @@ class ImageFolders:
         hashed = hashlib.sha256(os.fsencode(image)).hexdigest()[:8]
         with explain_write_errors(self.folder):
             for name in (image.name, f"{image.stem}-{hashed}{image.suffix}"):
-                place = f"{self._names[label]}/{name}"
-                target = self.folder / place
-                if place in self._taken:
+                relative = f"{self._names[label]}/{name}"
+                target = self.folder / relative
+                if relative in self._copied:
                     continue
                 if not target.exists():
                     _copy(image, target)
                 elif not filecmp.cmp(image, target, shallow=False):
                     continue
-                self._taken.add(place)
-                return place
-        raise UserError(f"{self.folder / place} exists and is another image", hint="choose another folder to copy to")
+                self._copied.add(relative)
+                return relative
+        raise UserError(
+            f"{self.folder / relative} exists and is another image", hint="choose another folder to copy to"
+        )
 
 
 def require_outside(folder: Path, sources: Sequence[str]) -> None:
     """Raise if `folder` is inside one of the folders of images, where its copies would be predicted again."""
-    place = Path(os.path.realpath(folder))
+    resolved = Path(os.path.realpath(folder))
     for source in sources:
-        if os.path.isdir(source) and place.is_relative_to(os.path.realpath(source)):
+        if os.path.isdir(source) and resolved.is_relative_to(os.path.realpath(source)):
             raise UserError(
                 f"{folder} is inside {source}, so that the copies would be taken for new images",
                 hint="choose a folder outside the images",
@@ -336,17 +337,17 @@ def _copy(image: Path, target: Path) -> None:
         shutil.copy2(image, unfinished)
 
 
-def _folder_names(labels: Sequence[str]) -> dict[str, str]:
+def _make_folder_names(labels: Sequence[str]) -> dict[str, str]:
     """A name for the folder of each label; labels that give the same one are numbered.
 
-    >>> _folder_names(["cat", "../cat", "a/b", ".", "CAT"])
+    >>> _make_folder_names(["cat", "../cat", "a/b", ".", "CAT"])
     {'cat': 'cat', '../cat': '.._cat', 'a/b': 'a_b', '.': '_', 'CAT': 'CAT (2)'}
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     used: dict[str, int] = {}
     for label in labels:
         # Windows drops dots and spaces at the end, and "." and ".." are no names.
         name = _UNSAFE.sub("_", label).rstrip(". ")[:100] or "_"
         count = used[name.casefold()] = used.get(name.casefold(), 0) + 1
-        found[label] = name if count == 1 else f"{name} ({count})"
-    return found
+        names[label] = name if count == 1 else f"{name} ({count})"
+    return names

@@ -49,14 +49,14 @@ class PromptReport:
     Attributes:
         prompts: The prompts in words; at most `MOST`.
         left_out: How many more there are.
-        usual: Median distance between a token and the nearest other one, to compare distances with.
+        typical_distance: Median distance between a token and the nearest other one, to compare distances with.
         angles: Angle between the text features of each two prompts in degrees, the mean over classes, (M, M); empty
             for a single prompt.
     """
 
     prompts: tuple[PromptWords, ...]
     left_out: int
-    usual: float
+    typical_distance: float
     angles: tuple[tuple[float, ...], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,14 +71,14 @@ class PromptReport:
         return {
             "prompts": rows,
             "left_out": self.left_out,
-            "usual_distance": self.usual,
+            "typical_distance": self.typical_distance,
             "angles": [list(row) for row in self.angles],
         }
 
 
 @torch.no_grad()
-def prompt_words(method: Method, labels: Sequence[Any]) -> PromptReport | None:
-    """The learned prompts of a finished method in words.
+def describe_prompts(method: Method, labels: Sequence[Any]) -> PromptReport | None:
+    """Describe the learned prompts of a finished method in words.
 
     Args:
         method: The method.
@@ -87,21 +87,24 @@ def prompt_words(method: Method, labels: Sequence[Any]) -> PromptReport | None:
     Returns:
         Prompts and angles; None if the method learns no prompt.
     """
-    named = _named(method.text_contexts(), labels)
+    named = _name_contexts(method.text_contexts(), labels)
     if not named:
         return None
-    table, ids = _words(method.clip)
+    table, ids = _word_embeddings(method.clip)
     prompts = tuple(
-        PromptWords(name, tuple(_near(row, table, ids, method.clip) for row in rows)) for name, rows in named[:MOST]
+        PromptWords(name, tuple(_nearest_words(row, table, ids, method.clip) for row in rows))
+        for name, rows in named[:MOST]
     )
-    return PromptReport(prompts, max(len(named) - MOST, 0), _usual(table), _angles(method.prompt_features()))
+    return PromptReport(
+        prompts, max(len(named) - MOST, 0), _typical_distance(table), _prompt_angles(method.prompt_features())
+    )
 
 
-def _named(contexts: Sequence[Tensor], labels: Sequence[Any]) -> list[tuple[str, Tensor]]:
+def _name_contexts(contexts: Sequence[Tensor], labels: Sequence[Any]) -> list[tuple[str, Tensor]]:
     """Every learned context (L, W) with a name."""
     found = []
-    for place, context in enumerate(contexts, start=1):
-        prompt = f"prompt {place}" if len(contexts) > 1 else "the prompt"
+    for number, context in enumerate(contexts, start=1):
+        prompt = f"prompt {number}" if len(contexts) > 1 else "the prompt"
         if context.dim() == 2:
             found.append((prompt, context))
         else:
@@ -110,28 +113,28 @@ def _named(contexts: Sequence[Tensor], labels: Sequence[Any]) -> list[tuple[str,
     return found
 
 
-def _words(clip: CLIP) -> tuple[Tensor, list[int]]:
+def _word_embeddings(clip: CLIP) -> tuple[Tensor, list[int]]:
     """Embeddings (V, W) of all tokens that are text, and their ids."""
     special = {clip.tokenizer.sot_id, clip.tokenizer.eot_id}
     ids = [i for i in range(clip.config.text.vocab_size) if i not in special]
     return clip.text.embed(ids), ids
 
 
-def _near(row: Tensor, table: Tensor, ids: Sequence[int], clip: CLIP) -> tuple[NearWord, ...]:
+def _nearest_words(row: Tensor, table: Tensor, ids: Sequence[int], clip: CLIP) -> tuple[NearWord, ...]:
     """The tokens nearest to a vector (W,)."""
-    distances, places = torch.cdist(row[None].double(), table.double())[0].topk(WORDS, largest=False)
-    pairs = zip(places.tolist(), distances.tolist(), strict=True)
-    return tuple(NearWord(clip.tokenizer.decode([ids[place]]), distance) for place, distance in pairs)
+    distances, nearest = torch.cdist(row[None].double(), table.double())[0].topk(WORDS, largest=False)
+    pairs = zip(nearest.tolist(), distances.tolist(), strict=True)
+    return tuple(NearWord(clip.tokenizer.decode([ids[n]]), distance) for n, distance in pairs)
 
 
-def _usual(table: Tensor, sample: int = 256) -> float:
+def _typical_distance(table: Tensor, sample: int = 256) -> float:
     """Median distance from a token to the nearest other one, over evenly spread tokens of the table (V, W)."""
     some = table[:: max(len(table) // sample, 1)].double()
     nearest = torch.cdist(some, table.double()).topk(2, largest=False).values[:, 1]
     return float(nearest.median())
 
 
-def _angles(features: Tensor | None) -> tuple[tuple[float, ...], ...]:
+def _prompt_angles(features: Tensor | None) -> tuple[tuple[float, ...], ...]:
     """Mean angle in degrees between unit text features (M, C, D) of each two prompts: (M, M)."""
     if features is None or len(features) < 2:
         return ()

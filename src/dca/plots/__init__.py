@@ -6,19 +6,19 @@ and no window opens. matplotlib is loaded when the first chart is drawn.
 
 from __future__ import annotations
 
-from dca.plots.charts import confusion, reliability, training_curves
-from dca.plots.class_bars import ClassResult, accuracy_bars, class_results
-from dca.plots.image_grid import demo_figure, label_sheet, prediction_grid, telling
+from dca.plots.charts import plot_confusion, plot_reliability, plot_training
+from dca.plots.class_bars import ClassResult, count_by_class, plot_accuracies
+from dca.plots.image_grid import plot_demo, plot_doubtful_labels, plot_predictions, select_informative
 
 __all__ = [
     "ClassResult",
-    "accuracy_bars",
-    "class_results",
-    "confusion",
-    "demo_figure",
-    "label_sheet",
-    "prediction_grid",
-    "reliability",
-    "telling",
-    "training_curves",
+    "count_by_class",
+    "plot_accuracies",
+    "plot_confusion",
+    "plot_demo",
+    "plot_doubtful_labels",
+    "plot_predictions",
+    "plot_reliability",
+    "plot_training",
+    "select_informative",
 ]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, drawing, plain, save
+from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, fit_text, new_figure, save_figure
 from dca.stats.calibration import Bins, measure_reliability
 from dca.stats.confusion import order_by_error
 from dca.stats.intervals import wilson_interval
@@ -32,7 +32,7 @@ _PANEL, _TICKS = 2.75, 0.85
 _NOT_LOSSES = {"epoch", "step", "steps", "accuracy", "lr", "learning_rate", "seconds", "time", "left", "eta"}
 
 
-def training_curves(
+def plot_training(
     metrics: Sequence[Mapping[str, Any]], path: Path | str, *, term_titles: Mapping[str, str] | None = None
 ) -> Path:
     """Draw the training accuracy and each loss term by epoch, each on its own scale.
@@ -43,13 +43,13 @@ def training_curves(
         path: Where to write the chart, a .png or .svg file.
         term_titles: Readable names of the loss terms, without their prefix `loss_`.
     """
-    epochs, curves = _by_epoch(metrics)
+    epochs, curves = _collect_by_epoch(metrics)
     accuracy = curves.pop("accuracy", None)
     # A single term equals the total: one line is enough.
     if len(curves) == 2:
         curves.pop("loss", None)
     panels = [(name, y) for name, y in curves.items() if np.isfinite(y).any()]
-    words = {name: _term(name, term_titles or {}) for name, _ in panels}
+    words = {name: _term_title(name, term_titles or {}) for name, _ in panels}
     below = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'} over the training images"
     if terms := [word for name, word in words.items() if name != "loss"]:
         below += f"; loss = {' + '.join(terms)}"
@@ -57,22 +57,22 @@ def training_curves(
         panels.insert(0, ("accuracy", accuracy))
     columns = max(2, len(panels) if len(panels) <= 5 else 4)
     rows = max(1, math.ceil(len(panels) / columns))
-    with drawing(0.4 + columns * _PANEL, 0.9 + rows * 2.35) as figure:
-        style.headline(figure, "Training", below)
+    with new_figure(0.4 + columns * _PANEL, 0.9 + rows * 2.35) as figure:
+        style.add_title(figure, "Training", below)
         for k, (name, y) in enumerate(panels):
-            axes = style.box(figure, 0.85 + k % columns * _PANEL, 1.25 + k // columns * 2.35, _PANEL - _TICKS, 1.4)
+            axes = style.add_axes(figure, 0.85 + k % columns * _PANEL, 1.25 + k // columns * 2.35, _PANEL - _TICKS, 1.4)
             colour = {"loss": TEXT, "accuracy": BLUE}.get(name, SERIES[1 + k % (len(SERIES) - 1)])
-            _curve(axes, epochs, y, "training accuracy, %" if name == "accuracy" else words[name], colour)
-        return save(figure, path)
+            _draw_curve(axes, epochs, y, "training accuracy, %" if name == "accuracy" else words[name], colour)
+        return save_figure(figure, path)
 
 
-def _term(name: str, term_titles: Mapping[str, str]) -> str:
+def _term_title(name: str, term_titles: Mapping[str, str]) -> str:
     """A loss term in words that fit above its curve."""
     bare = name.removeprefix("loss_")
-    return plain(term_titles.get(bare, bare.replace("_", " ")), 18)
+    return fit_text(term_titles.get(bare, bare.replace("_", " ")), 18)
 
 
-def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str, colour: str) -> None:
+def _draw_curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str, colour: str) -> None:
     """One curve with its title and its last value, in per cent if the title ends with %."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -93,12 +93,12 @@ def _curve(axes: Axes, epochs: Sequence[int], y: NDArray[np.float64], words: str
         axes.set(ylim=(0, 100), yticks=[0, 25, 50, 75, 100])
 
 
-def _by_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
+def _collect_by_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
     """Epochs in order and, for each named number, its mean in every epoch (nan where missing)."""
     table: dict[str, dict[int, list[float]]] = {}
     for position, row in enumerate(metrics, start=1):
         epoch = int(row.get("epoch", position))
-        for name, value in _flat(row):
+        for name, value in _flatten(row):
             table.setdefault(name, {}).setdefault(epoch, []).append(value)
     epochs = sorted({epoch for series in table.values() for epoch in series})
     return epochs, {
@@ -106,12 +106,12 @@ def _by_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[str
     }
 
 
-def _flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _flatten(row: Mapping[str, Any]) -> list[tuple[str, float]]:
     """The accuracy and the losses of a row, those inside mappings included."""
     found: list[tuple[str, float]] = []
     for name, value in row.items():
         if isinstance(value, Mapping):
-            found += _flat(value)
+            found += _flatten(value)
         elif name == "accuracy" or (name not in _NOT_LOSSES and isinstance(value, int | float)):
             found.append((name, math.nan if value is None else float(value)))
     return found
@@ -120,7 +120,7 @@ def _flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
 # Confusion
 
 
-def confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Path:
+def plot_confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Path:
     """Draw the confusion matrix, the classes with the highest error rate first.
 
     Classes that are neither tested nor predicted are left out.
@@ -138,22 +138,22 @@ def confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Pa
     images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
     cell = min(0.42, max(0.26, 7.5 / len(order)))
-    side, words = cell * len(order), style.room((plain(classes[k], 20) for k in order), 1.7)
+    side, words = cell * len(order), style.text_width((fit_text(classes[k], 20) for k in order), 1.7)
     names = 0.3 + words
-    with drawing(max(5.0, names + side + 1.4), 1.2 + side + words + 0.1) as figure:
+    with new_figure(max(5.0, names + side + 1.4), 1.2 + side + words + 0.1) as figure:
         right, n = int(counts.diagonal().sum()), int(counts.sum())
         below = f"{n - right:,} of {n:,} images wrong; rows: true class, columns: predicted class"
         if len(order) < present:
             below += f"\nthe {len(order)} classes with the highest error rate, of {present}"
-        style.headline(figure, "Confusion matrix", below)
-        axes = style.box(figure, names, 1.2, side, side)
-        _cells(axes, shown, np.maximum(1, images), size=7.5 if cell > 0.3 else 6)
+        style.add_title(figure, "Confusion matrix", below)
+        axes = style.add_axes(figure, names, 1.2, side, side)
+        _draw_cells(axes, shown, np.maximum(1, images), size=7.5 if cell > 0.3 else 6)
         elsewhere = images - shown.sum(axis=1) if len(order) < present else None
-        _rows(axes, [classes[k] for k in order], shown.diagonal(), images, elsewhere, cell)
-        return save(figure, path)
+        _draw_row_labels(axes, [classes[k] for k in order], shown.diagonal(), images, elsewhere, cell)
+        return save_figure(figure, path)
 
 
-def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, size: float) -> None:
+def _draw_cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, size: float) -> None:
     """Squares coloured by their share of the row's images: blue on the diagonal, orange off it.
 
     size: font size of the counts.
@@ -174,7 +174,7 @@ def _cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], *, si
         axes.text(column, row, f"{shown[row, column]}", ha="center", va="center", size=size, color=colour)
 
 
-def _rows(
+def _draw_row_labels(
     axes: Axes,
     names: Sequence[str],
     right: NDArray[np.int64],
@@ -186,7 +186,7 @@ def _rows(
 
     cell: side of a square in inches.
     """
-    labels = [plain(name, 20) for name in names]
+    labels = [fit_text(name, 20) for name in names]
     axes.set_yticks(range(len(labels)), labels, color=TEXT)
     axes.set_xticks(range(len(labels)), labels, rotation=90, color=TEXT)
     shares = [f"{100 * hit / n:.0f} %" if n else "–" for hit, n in zip(right, images, strict=True)]
@@ -201,7 +201,7 @@ def _rows(
 # Calibration
 
 
-def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None) -> Path:
+def plot_reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None) -> Path:
     """Draw accuracy against confidence, with the expected calibration error over 15 bins.
 
     Args:
@@ -210,36 +210,36 @@ def reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bi
         path: Where to write the chart, a .png or .svg file.
         bins: Number of bars; by default as many as suit the number of images.
     """
-    style.need_matplotlib()
+    style.require_matplotlib()
 
     found = measure_reliability(confidence, right, bins)
     table, n = found.bins, int(found.bins.count.sum())
-    with drawing(5.2, 5.75) as figure:
+    with new_figure(5.2, 5.75) as figure:
         below = f"mean confidence {percent(found.confidence)}, accuracy {percent(found.accuracy)} on {n:,} images"
         below += f"\nbars: accuracy, pale below {FEW} images; lines: 95 % intervals; dashed: ideal"
-        style.headline(figure, f"Calibration error (ECE) {found.ece:.3f}", below)
-        axes = style.box(figure, 0.75, 1.15, 4.1, 3.0)
-        _reliability_bars(axes, table)
+        style.add_title(figure, f"Calibration error (ECE) {found.ece:.3f}", below)
+        axes = style.add_axes(figure, 0.75, 1.15, 4.1, 3.0)
+        _draw_reliability(axes, table)
         axes.set_ylabel("accuracy, %")
-        counts = style.box(figure, 0.75, 4.35, 4.1, 0.8)
-        counts.bar(_middles(table), table.count, width=88 / len(table.count), color=PALE)
+        counts = style.add_axes(figure, 0.75, 4.35, 4.1, 0.8)
+        counts.bar(_bin_centers(table), table.count, width=88 / len(table.count), color=PALE)
         counts.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100], ylabel="images", xlabel="confidence, %")
         counts.set(ylim=(0, 1.25 * max(1, table.count.max())), yticks=[])
-        for middle, count in zip(_middles(table), table.count, strict=True):
+        for middle, count in zip(_bin_centers(table), table.count, strict=True):
             if count:
                 counts.text(middle, count, f"{count:,}", ha="center", va="bottom", size=7, color=MUTED)
-        return save(figure, path)
+        return save_figure(figure, path)
 
 
-def _middles(table: Bins) -> NDArray[np.float64]:
+def _bin_centers(table: Bins) -> NDArray[np.float64]:
     """Centre of each bin in percent."""
     return 100 * (np.arange(len(table.count)) + 0.5) / len(table.count)
 
 
-def _reliability_bars(axes: Axes, table: Bins) -> None:
+def _draw_reliability(axes: Axes, table: Bins) -> None:
     """Accuracy of each bin with its interval, and the diagonal of perfect calibration."""
     axes.plot([0, 100], [0, 100], color=MUTED, lw=1, ls=(0, (4, 3)), zorder=3)
-    for middle, count, right in zip(_middles(table), table.count, table.right, strict=True):
+    for middle, count, right in zip(_bin_centers(table), table.count, table.right, strict=True):
         if count == 0:
             continue
         low, high = wilson_interval(right / count, count)

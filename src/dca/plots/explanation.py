@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RULE, drawing, plain, save
+from dca.plots.style import BLUE, MUTED, PALE, RULE, fit_text, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SIDE, _SMALL, _GAP = 2.2, 0.98, 0.25
 
 
-def explanation(
+def plot_explanation(
     image: Any,
     heat: Any,
     top: Sequence[tuple[str, float]],
@@ -32,47 +32,49 @@ def explanation(
         heat: The heat map of the same part.
         top: Names and probabilities of the most probable classes.
         nearest: Image, name and similarity of the nearest training images; may be empty.
-        path: Where to write the picture, a .png or .svg file.
+        path: Where to write the plot, a .png or .svg file.
         target: Class that the heat map belongs to.
     """
     height = 1.35 + _SIDE + 0.25 + (0.25 + _SMALL + 0.5 if nearest else 0)
-    with drawing(0.6 + 2 * (_SIDE + _GAP) + 2.6, height) as figure:
+    with new_figure(0.6 + 2 * (_SIDE + _GAP) + 2.6, height) as figure:
         name, probability = top[0]
-        below = f"orange parts speak for {plain(target, 26)}, blue ones against it"
-        style.headline(figure, f"{plain(name, 40)} ({percent(probability)})", below)
-        for place, (picture, words) in enumerate(((image, "what the model sees"), (heat, f"for {plain(target, 26)}"))):
-            _picture(figure, picture, 0.3 + place * (_SIDE + _GAP), 1.2, _SIDE, words)
-        _bars(figure, top, 0.3 + 2 * (_SIDE + _GAP), 1.2)
-        style.note(figure, 0.3, 1.2 + _SIDE + 0.08, "orange speaks for the class, blue against it", size=8, color=MUTED)
+        below = f"orange parts speak for {fit_text(target, 26)}, blue ones against it"
+        style.add_title(figure, f"{fit_text(name, 40)} ({percent(probability)})", below)
+        for n, (shown, words) in enumerate(((image, "what the model sees"), (heat, f"for {fit_text(target, 26)}"))):
+            _draw_image(figure, shown, 0.3 + n * (_SIDE + _GAP), 1.2, _SIDE, words)
+        _draw_bars(figure, top, 0.3 + 2 * (_SIDE + _GAP), 1.2)
+        style.add_text(
+            figure, 0.3, 1.2 + _SIDE + 0.08, "orange speaks for the class, blue against it", size=8, color=MUTED
+        )
         if nearest:
-            _row(figure, nearest, 1.2 + _SIDE + 0.5)
-        return save(figure, path)
+            _draw_nearest(figure, nearest, 1.2 + _SIDE + 0.5)
+        return save_figure(figure, path)
 
 
-def _picture(figure: Figure, picture: Any, left: float, top: float, side: float, words: str, below: str = "") -> None:
+def _draw_image(figure: Figure, image: Any, left: float, top: float, side: float, words: str, below: str = "") -> None:
     """An image in a square, with a line above it and one below."""
-    axes = style.box(figure, left, top, side, side)
-    axes.imshow(picture, interpolation="bicubic")
+    axes = style.add_axes(figure, left, top, side, side)
+    axes.imshow(image, interpolation="bicubic")
     axes.set_axis_off()
-    style.note(figure, left, top - 0.2, words, size=8, color=MUTED)
+    style.add_text(figure, left, top - 0.2, words, size=8, color=MUTED)
     if below:
-        style.note(figure, left, top + side + 0.05, below, size=8)
+        style.add_text(figure, left, top + side + 0.05, below, size=8)
 
 
-def _bars(figure: Figure, top: Sequence[tuple[str, float]], left: float, high: float) -> None:
+def _draw_bars(figure: Figure, top: Sequence[tuple[str, float]], left: float, high: float) -> None:
     """The most probable classes, one bar each with its name above it."""
-    axes = style.box(figure, left, high, 2.4, _SIDE)
-    for place, (name, probability) in enumerate(top):
-        axes.barh(place + 0.22, 100, height=0.34, color=RULE)
-        axes.barh(place + 0.22, 100 * probability, height=0.34, color=PALE if place else BLUE)
-        axes.text(0, place - 0.08, plain(name, 30), va="bottom", size=8.5)
-        axes.text(100, place - 0.08, percent(probability), va="bottom", ha="right", size=8.5, color=MUTED)
+    axes = style.add_axes(figure, left, high, 2.4, _SIDE)
+    for n, (name, probability) in enumerate(top):
+        axes.barh(n + 0.22, 100, height=0.34, color=RULE)
+        axes.barh(n + 0.22, 100 * probability, height=0.34, color=PALE if n else BLUE)
+        axes.text(0, n - 0.08, fit_text(name, 30), va="bottom", size=8.5)
+        axes.text(100, n - 0.08, percent(probability), va="bottom", ha="right", size=8.5, color=MUTED)
     axes.set(xlim=(0, 100), ylim=(max(len(top), 4) - 0.4, -0.5), xticks=[], yticks=[])
 
 
-def _row(figure: Figure, nearest: Sequence[tuple[Any, str, float]], top: float) -> None:
+def _draw_nearest(figure: Figure, nearest: Sequence[tuple[Any, str, float]], top: float) -> None:
     """The nearest training images side by side."""
-    style.note(figure, 0.3, top - 0.3, "nearest training images, with the cosine of their features", size=8.5)
-    for place, (picture, name, similarity) in enumerate(nearest):
-        left = 0.3 + place * (_SMALL + 0.55)
-        _picture(figure, picture, left, top, _SMALL, "", f"{plain(name, 18)}\n{similarity:.2f}")
+    style.add_text(figure, 0.3, top - 0.3, "nearest training images, with the cosine of their features", size=8.5)
+    for n, (image, name, similarity) in enumerate(nearest):
+        left = 0.3 + n * (_SMALL + 0.55)
+        _draw_image(figure, image, left, top, _SMALL, "", f"{fit_text(name, 18)}\n{similarity:.2f}")

@@ -12,8 +12,8 @@ import numpy as np
 
 from dca.core.text import format_seconds, percent
 from dca.plots import style
-from dca.plots.class_bars import ClassResult, bars_panel, everything, hardest
-from dca.plots.style import GREEN, MUTED, RED, TEXT, drawing, plain, save
+from dca.plots.class_bars import ClassResult, draw_bars, select_hardest, sum_classes
+from dca.plots.style import GREEN, MUTED, RED, TEXT, fit_text, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ class _Tile(NamedTuple):
         return self.truth == self.predicted
 
 
-def _tiles(
+def _make_tiles(
     images: Sequence[Any], truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]
 ) -> list[_Tile]:
     """The four lists as one list of tiles."""
@@ -48,8 +48,8 @@ def _tiles(
     return [_Tile(*four) for four in zip(images, truths, predictions, map(float, probabilities), strict=True)]
 
 
-def telling(truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]) -> list[int]:
-    """Places of the images that are worth a look: the surest mistakes, then the least sure right answers.
+def select_informative(truths: Sequence[str], predictions: Sequence[str], probabilities: Sequence[float]) -> list[int]:
+    """Select images that are worth a look: the most confident mistakes, then the least confident right answers.
 
     Args:
         truths: Class name of each image.
@@ -57,16 +57,16 @@ def telling(truths: Sequence[str], predictions: Sequence[str], probabilities: Se
         probabilities: Probability of each predicted class.
 
     Returns:
-        At most 30 places; a fifth of them is kept for right answers, if there are any.
+        At most 30 indices; a fifth of them is kept for right answers, if there are any.
     """
-    places = range(len(truths))
-    wrong = sorted((k for k in places if truths[k] != predictions[k]), key=lambda k: -probabilities[k])
-    right = sorted((k for k in places if truths[k] == predictions[k]), key=lambda k: probabilities[k])
+    indices = range(len(truths))
+    wrong = sorted((k for k in indices if truths[k] != predictions[k]), key=lambda k: -probabilities[k])
+    right = sorted((k for k in indices if truths[k] == predictions[k]), key=lambda k: probabilities[k])
     kept = wrong[: MOST_TILES - min(len(right), MOST_TILES // 5)]
     return [*kept, *right[: min(MOST_TILES - len(kept), max(MOST_TILES // 5, len(kept)))]]
 
 
-def prediction_grid(
+def plot_predictions(
     images: Sequence[Any],
     truths: Sequence[str],
     predictions: Sequence[str],
@@ -76,7 +76,7 @@ def prediction_grid(
     columns: int = 6,
     counts: tuple[int, int] | None = None,
 ) -> Path:
-    """Draw images with their predictions: the surest mistakes, then the least sure right answers.
+    """Draw images with their predictions: the most confident mistakes, then the least confident right answers.
 
     Args:
         images: RGB images of PIL, or arrays (H, W, 3) or (H, W).
@@ -87,8 +87,8 @@ def prediction_grid(
         columns: Images per row.
         counts: Mistakes and images in all, if these images were chosen from more.
     """
-    tiles = _tiles(images, truths, predictions, probabilities)
-    chosen = [tiles[k] for k in telling(truths, predictions, [tile.probability for tile in tiles])]
+    tiles = _make_tiles(images, truths, predictions, probabilities)
+    chosen = [tiles[k] for k in select_informative(truths, predictions, [tile.probability for tile in tiles])]
     groups = {"mistakes, the surest first": [tile for tile in chosen if not tile.right]}
     groups["right answers, the least sure first"] = [tile for tile in chosen if tile.right]
     wrong, total = counts or (sum(not tile.right for tile in tiles), len(tiles))
@@ -96,29 +96,31 @@ def prediction_grid(
     columns = max(1, min(columns, max(map(len, drawn.values()), default=1)))
     rows = [math.ceil(len(some) / columns) for some in drawn.values()]
     height = 1.0 + sum(_GROUP + each * (_LARGE + _SENTENCE + _GAP) for each in rows) + 0.1
-    with drawing(max(5.2, 0.6 + columns * (_LARGE + _GAP) - _GAP), height) as figure:
-        style.headline(figure, "Predictions", f"{wrong:,} of {total:,} wrong")
+    with new_figure(max(5.2, 0.6 + columns * (_LARGE + _GAP) - _GAP), height) as figure:
+        style.add_title(figure, "Predictions", f"{wrong:,} of {total:,} wrong")
         top = 0.95
         for (title, some), each in zip(drawn.items(), rows, strict=True):
-            style.note(figure, 0.3, top, f"{title} ({len(some)})", size=9, weight="bold")
-            frames_panel(figure, 0.3, top + _GROUP - 0.1, list(map(_spoken, some)), columns, _SENTENCE, _LARGE)
+            style.add_text(figure, 0.3, top, f"{title} ({len(some)})", size=9, weight="bold")
+            draw_frames(
+                figure, 0.3, top + _GROUP - 0.1, list(map(_describe_prediction, some)), columns, _SENTENCE, _LARGE
+            )
             top += _GROUP + each * (_LARGE + _SENTENCE + _GAP)
-        return save(figure, path)
+        return save_figure(figure, path)
 
 
-def _spoken(tile: _Tile) -> _Frame:
+def _describe_prediction(tile: _Tile) -> _Frame:
     """A tile with a sentence below it, such as "said cat (97 %), really dog", on up to three lines."""
     sure = f"({100 * tile.probability:.0f}\N{NO-BREAK SPACE}%)"
-    said = f"{plain(tile.predicted, 20)} {sure}"
-    words = said if tile.right else f"said {said}, really {plain(tile.truth, 20)}"
+    said = f"{fit_text(tile.predicted, 20)} {sure}"
+    words = said if tile.right else f"said {said}, really {fit_text(tile.truth, 20)}"
     lines = textwrap.wrap(words, _LETTERS, max_lines=3, placeholder=" …")
     colour = GREEN if tile.right else RED
     return _Frame(tile.image, colour, [(line, {"size": 7.2, "color": TEXT}) for line in lines])
 
 
-def grid_panel(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
-    """Framed images in rows, from `left` and `top` in inches; the prediction below each."""
-    frames_panel(figure, left, top, [_frame(tile) for tile in tiles], columns)
+def draw_tiles(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
+    """Draw framed images in rows, from `left` and `top` in inches; the prediction below each."""
+    draw_frames(figure, left, top, [_frame_tile(tile) for tile in tiles], columns)
 
 
 class _Frame(NamedTuple):
@@ -129,18 +131,18 @@ class _Frame(NamedTuple):
     lines: list[tuple[str, dict[str, Any]]]
 
 
-def _frame(tile: _Tile) -> _Frame:
+def _frame_tile(tile: _Tile) -> _Frame:
     """A tile with its prediction below."""
     colour = GREEN if tile.right else RED
     # The tick and the cross show the same without colour.
-    caption = f"{'✓' if tile.right else '✗'} {plain(tile.predicted, 15)}"
+    caption = f"{'✓' if tile.right else '✗'} {fit_text(tile.predicted, 15)}"
     sure = f"{100 * tile.probability:.0f} %"
-    below = sure if tile.right else f"{sure}, is {plain(tile.truth, 12)}"
+    below = sure if tile.right else f"{sure}, is {fit_text(tile.truth, 12)}"
     bold: dict[str, Any] = {"size": 7.2, "color": colour, "weight": "bold"}
     return _Frame(tile.image, colour, [(caption, bold), (below, {"size": 7, "color": MUTED if tile.right else TEXT})])
 
 
-def frames_panel(
+def draw_frames(
     figure: Figure,
     left: float,
     top: float,
@@ -149,23 +151,23 @@ def frames_panel(
     caption: float = _CAPTION,
     side: float = _TILE,
 ) -> None:
-    """Framed images in rows, from `left` and `top` in inches.
+    """Draw framed images in rows, from `left` and `top` in inches.
 
     caption: height of the lines below each. side: of an image.
     """
     for k, frame in enumerate(frames):
         x = left + (k % columns) * (side + _GAP)
         y = top + (k // columns) * (side + caption + _GAP)
-        axes = style.box(figure, x, y, side, side)
-        axes.imshow(_square(frame.image), interpolation="antialiased")
+        axes = style.add_axes(figure, x, y, side, side)
+        axes.imshow(_crop_square(frame.image), interpolation="antialiased")
         axes.set(xticks=[], yticks=[])
         for spine in axes.spines.values():
             spine.set(visible=True, color=frame.colour, linewidth=2.4)
         for line, (words, look) in enumerate(frame.lines):
-            style.note(figure, x, y + side + 0.06 + 0.14 * line, words, **look)
+            style.add_text(figure, x, y + side + 0.06 + 0.14 * line, words, **look)
 
 
-def label_sheet(
+def plot_doubtful_labels(
     images: Sequence[Any],
     files: Sequence[str],
     given: Sequence[str],
@@ -193,23 +195,23 @@ def label_sheet(
     frames = []
     for image, file, label, other, p in zip(images, files, given, suggested, probabilities, strict=True):
         lines = [
-            (plain(label, 19), {"size": 7, "color": TEXT}),
-            (f"→ {plain(other, 11)} ({p:.2f})", {"size": 7.2, "color": RED, "weight": "bold"}),
-            (plain(file, 19), {"size": 6.4, "color": MUTED}),
+            (fit_text(label, 19), {"size": 7, "color": TEXT}),
+            (f"→ {fit_text(other, 11)} ({p:.2f})", {"size": 7.2, "color": RED, "weight": "bold"}),
+            (fit_text(file, 19), {"size": 6.4, "color": MUTED}),
         ]
         frames.append(_Frame(image, RED, lines))
     columns = max(1, min(columns, len(frames)))
     caption = _CAPTION + 0.14
     width = max(5.4, 0.6 + columns * (_TILE + _GAP) - _GAP)
-    with drawing(width, 1.0 + math.ceil(len(frames) / columns) * (_TILE + caption + _GAP) + 0.1) as figure:
+    with new_figure(width, 1.0 + math.ceil(len(frames) / columns) * (_TILE + caption + _GAP) + 0.1) as figure:
         shown = f"; the {len(frames)} most doubtful" if len(frames) < found else ""
         below = f"{found:,} of {of:,} images{shown}: given → suggested (probability)"
-        style.headline(figure, "Labels to look at", below)
-        frames_panel(figure, 0.3, 0.95, frames, columns, caption)
-        return save(figure, path)
+        style.add_title(figure, "Labels to look at", below)
+        draw_frames(figure, 0.3, 0.95, frames, columns, caption)
+        return save_figure(figure, path)
 
 
-def _square(image: Any) -> Any:
+def _crop_square(image: Any) -> Any:
     """The middle square of an image as an array, grey ones in three channels."""
     pixels = np.asarray(image)
     if pixels.ndim == 2:
@@ -220,7 +222,7 @@ def _square(image: Any) -> Any:
     return pixels[top : top + side, left : left + side, :3]
 
 
-def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
+def _interleave_classes(tiles: Sequence[_Tile]) -> list[_Tile]:
     """Tiles in rounds: the first of each class, then the second of each, and so on."""
     turns: dict[str, int] = {}
     keyed = []
@@ -231,7 +233,7 @@ def _in_turn(tiles: Sequence[_Tile]) -> list[_Tile]:
     return [tile for _, _, tile in sorted(keyed, key=lambda one: one[:2])]
 
 
-def demo_figure(
+def plot_demo(
     per_class: Sequence[ClassResult],
     images: Sequence[Any],
     truths: Sequence[str],
@@ -245,29 +247,34 @@ def demo_figure(
 ) -> Path:
     """Draw one page with the gain over zero-shot CLIP and predictions of the adapted model.
 
-    Arguments as in `accuracy_bars` and `prediction_grid`. The images are taken in turn from all
+    Arguments as in `plot_accuracies` and `plot_predictions`. The images are taken in turn from all
     classes in the order given, right or wrong, so that the page shows no selection.
 
     labels: names of the models but zero-shot CLIP, in the order of their bars; the last one is the adapted one.
     seconds: how long the fit of each took.
     """
     columns, rows = 6, 4
-    tiles = _in_turn(_tiles(images, truths, predictions, probabilities))[: columns * rows]
+    tiles = _interleave_classes(_make_tiles(images, truths, predictions, probabilities))[: columns * rows]
     height = 1.05 + rows * (_TILE + _CAPTION + _GAP) + 0.1
     left = 6.0
-    with drawing(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
-        overall = everything(per_class)
-        right = [count for count in (overall.zero_shot, overall.between, overall.adapted) if count is not None]
+    with new_figure(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
+        overall = sum_classes(per_class)
+        right = [count for count in (overall.zero_shot, overall.second_model, overall.adapted) if count is not None]
         shares = [percent(count / max(1, overall.images)) for count in right]
         took = [f" in {format_seconds(each)}" for each in seconds] or [""] * len(labels)
-        figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(plain, labels), took)]
+        figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(fit_text, labels), took)]
         seen = f" after {shots} per class" if shots else ""
         below = f"accuracy on {overall.images:,} test images{seen}; lines are 95 % intervals"
-        style.headline(figure, ", ".join(figures), below)
-        bars_panel(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, hardest(per_class, 12), labels)
+        style.add_title(figure, ", ".join(figures), below)
+        draw_bars(figure, (0.3, 0.85, left - 0.75, height - 1.0), overall, select_hardest(per_class, 12), labels)
         shown = f"test images in turn: {sum(tile.right for tile in tiles)} of these {len(tiles)} right"
-        style.note(
-            figure, left, 0.55, f"{shown}{f' with {plain(labels[-1])}' if len(labels) > 1 else ''}", size=9, color=MUTED
+        style.add_text(
+            figure,
+            left,
+            0.55,
+            f"{shown}{f' with {fit_text(labels[-1])}' if len(labels) > 1 else ''}",
+            size=9,
+            color=MUTED,
         )
-        grid_panel(figure, left, 0.95, tiles, columns)
-        return save(figure, path)
+        draw_tiles(figure, left, 0.95, tiles, columns)
+        return save_figure(figure, path)

@@ -52,24 +52,24 @@ def can_draw() -> bool:
     return True
 
 
-def no_charts() -> UserError:
+def missing_matplotlib() -> UserError:
     """The error where matplotlib is missing."""
     return UserError("charts need matplotlib, which is not installed.", hint="pip install 'dca-prompt[report]'")
 
 
-def need_matplotlib() -> None:
+def require_matplotlib() -> None:
     """Raise a UserError if matplotlib is not installed."""
     if not can_draw():
-        raise no_charts()
+        raise missing_matplotlib()
 
 
 def require_drawable(path: Path | str) -> None:
     """Raise a UserError, before any work, if a chart cannot be drawn or has another format by its name."""
-    need_matplotlib()
-    _kind(Path(path))
+    require_matplotlib()
+    _require_suffix(Path(path))
 
 
-def _kind(path: Path) -> str:
+def _require_suffix(path: Path) -> str:
     """The suffix of a chart's file: .png or .svg."""
     kind = path.suffix.lower()
     if kind not in _SUFFIXES:
@@ -80,7 +80,7 @@ def _kind(path: Path) -> str:
 @cache
 def _fonts() -> tuple[str, ...]:
     """Font families to draw with: DejaVu, which comes with matplotlib, then those installed here."""
-    need_matplotlib()
+    require_matplotlib()
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -88,7 +88,7 @@ def _fonts() -> tuple[str, ...]:
 
 
 @cache
-def _letters() -> frozenset[int]:
+def _drawable_letters() -> frozenset[int]:
     """Code points that one of the fonts can draw."""
     from matplotlib import font_manager
 
@@ -98,14 +98,14 @@ def _letters() -> frozenset[int]:
     return frozenset(codes)
 
 
-def plain(text: str, most: int = 28) -> str:
+def fit_text(text: str, most: int = 28) -> str:
     """Text that can be drawn on one line: no control characters, no missing glyphs, at most `most` long.
 
     A longer one loses its middle: names of a group ("Boeing 737-700", "Boeing 737-800") often differ at the end.
     """
     words = " ".join(text.split())
     kept = "".join(c for c in words if unicodedata.category(c)[0] != "C")
-    kept = "".join(c if ord(c) in _letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
+    kept = "".join(c if ord(c) in _drawable_letters() else "\N{WHITE SQUARE}" for c in kept) or "(no name)"
     if len(kept) <= most:
         return kept
     tail = most // 3
@@ -113,9 +113,9 @@ def plain(text: str, most: int = 28) -> str:
 
 
 @contextmanager
-def drawing(width: float, height: float) -> Iterator[Figure]:
+def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Make a figure of this size in inches in the common style. Use and save it inside the context."""
-    need_matplotlib()
+    require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -142,7 +142,7 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), dpi=160, facecolor="white")
 
 
-def box(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
     """Bare axes, placed in inches from the top left corner."""
     full_width, full_height = figure.get_size_inches()
     axes = figure.add_axes(
@@ -153,28 +153,28 @@ def box(figure: Figure, left: float, top: float, width: float, height: float) ->
     return axes
 
 
-def note(figure: Figure, left: float, top: float, words: str, **look: Any) -> None:
+def add_text(figure: Figure, left: float, top: float, words: str, **look: Any) -> None:
     """Text on the figure, its upper left corner placed in inches from the top left."""
     width, height = figure.get_size_inches()
     figure.text(left / width, 1 - top / height, words, **{"ha": "left", "va": "top", **look})
 
 
-def room(words: Iterable[str], most: float) -> float:
+def text_width(words: Iterable[str], most: float) -> float:
     """Width in inches of the longest label at body size, at most `most`."""
     return min(most, 0.15 + 0.078 * max(map(len, words), default=0))
 
 
-def headline(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
+def add_title(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
     """Title, and a muted line below it."""
-    note(figure, left, top, title, size=13, weight="bold")
+    add_text(figure, left, top, title, size=13, weight="bold")
     if below:
-        note(figure, left, top + 0.3, below, size=9, color=MUTED)
+        add_text(figure, left, top + 0.3, below, size=9, color=MUTED)
 
 
-def save(figure: Figure, path: Path | str) -> Path:
+def save_figure(figure: Figure, path: Path | str) -> Path:
     """Write the figure atomically as PNG or SVG, by the suffix of `path`; returns the path."""
     path = Path(path)
-    kind = _kind(path)
+    kind = _require_suffix(path)
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Without the program's version and the date, equal data give equal files.

@@ -19,7 +19,7 @@ from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike
 from dca.model.classifier import Classifier
 from dca.model.gallery import Gallery
-from dca.model.inputs import measured_items
+from dca.model.inputs import evaluation_items
 from dca.report import thumbnails
 from dca.stats.confusion import confusion_matrix
 from dca.training.evaluate import Evaluation
@@ -202,7 +202,7 @@ def to_zero_shot(model: Classifier) -> Classifier:
 
 def _list_tested(dataset: Dataset, evaluation: Evaluation, zero_shot: Evaluation) -> UnseenPredictions:
     """Predictions for the labelled images of a dataset."""
-    items = measured_items(dataset)
+    items = evaluation_items(dataset)
     part = "test" if dataset.test else "validation" if dataset.val else "labelled"
     rows = np.arange(evaluation.n)
     return UnseenPredictions(

@@ -20,7 +20,7 @@ from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
 from dca.model.records import TrainingImage
-from dca.plots.style import need_matplotlib
+from dca.plots.style import require_matplotlib
 from dca.training.evaluate import Evaluation
 
 PICTURES = ("confusion.png", "mistakes.png", "reliability.png", "classes.png")
@@ -83,23 +83,23 @@ def plot_evaluation(judged: EvaluatedImages, folder: Path, model: str) -> list[P
     matrix = np.zeros((size, size), dtype=int)
     np.add.at(matrix, (judged.truth, judged.predicted), 1)
     right = judged.predicted == judged.truth
-    results = plots.class_results(judged.truth, judged.zero_shot, judged.predicted, names)
+    results = plots.count_by_class(judged.truth, judged.zero_shot, judged.predicted, names)
     confusion, mistakes, reliability, classes = (folder / name for name in PICTURES)
     return [
-        plots.confusion(matrix, names, confusion),
+        plots.plot_confusion(matrix, names, confusion),
         _mistakes(judged, names, mistakes),
-        plots.reliability(judged.probability, right, reliability),
-        plots.accuracy_bars(results, classes, label=model, what=judged.what),
+        plots.plot_reliability(judged.probability, right, reliability),
+        plots.plot_accuracies(results, classes, label=model, what=judged.what),
     ]
 
 
 def _mistakes(judged: EvaluatedImages, names: Sequence[str], path: Path) -> Path:
     """The grid of mistakes; only images that it shows are opened."""
     truths, said = [names[c] for c in judged.truth], [names[c] for c in judged.predicted]
-    places = plots.telling(truths, said, judged.probability.tolist())
+    places = plots.select_informative(truths, said, judged.probability.tolist())
     opened = try_decode_all([judged.images[k] for k in places], _small)
     shown = [(k, image) for k, image in zip(places, opened, strict=True) if not isinstance(image, Unreadable)]
-    return plots.prediction_grid(
+    return plots.plot_predictions(
         [image for _, image in shown],
         [truths[k] for k, _ in shown],
         [said[k] for k, _ in shown],
@@ -155,7 +155,7 @@ def plot_run(
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     try:
-        need_matplotlib()
+        require_matplotlib()
     except UserError:
         return False
     return True

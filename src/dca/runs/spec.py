@@ -18,7 +18,7 @@ from dca.datasets.protocols import PROTOCOLS, RULES, ProtocolName, Rules
 from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.model.classifier import Classifier
-from dca.model.inputs import whole_number
+from dca.model.inputs import require_whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Spec:
             "corrections": None if self.corrections is None else str(self.corrections),
             "targets": (self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
             "options": changed_options(kind, self.options, kind.options_for_protocol(self.protocol, self.rules)),
-            "shots": None if self.shots is None else whole_number("shots", self.shots, 1),
-            "seed": whole_number("seed", self.seed, 0),
+            "shots": None if self.shots is None else require_whole_number("shots", self.shots, 1),
+            "seed": require_whole_number("seed", self.seed, 0),
             "hold_out": float(self.hold_out),
             "estimate": bool(self.estimate) or kind.has_cheap_held_out,
         }

@@ -32,7 +32,7 @@ def threshold_sets(held: Tensor, scores: Tensor, coverage: float) -> Tensor:
     return jackknife_plus(held, scores[:, None, :].expand(-1, len(held), -1), coverage)
 
 
-def with_best(sets: Tensor, probabilities: Tensor) -> Tensor:
+def add_best(sets: Tensor, probabilities: Tensor) -> Tensor:
     """The sets (B, C) with the most probable class of probabilities (B, C) added."""
     best = torch.zeros_like(sets)
     best[torch.arange(len(sets), device=sets.device), probabilities.argmax(dim=-1)] = True
@@ -45,10 +45,10 @@ def p_values(held: Tensor, found: Tensor) -> Tensor:
     return (1 + len(held) - smaller) / (1 + len(held))
 
 
-def least_images(coverage: float) -> int:
+def min_images(coverage: float) -> int:
     """Images needed for sets that are not simply all classes: (1 - α)(n + 1) <= n.
 
-    >>> least_images(0.9)
+    >>> min_images(0.9)
     9
     """
     return math.ceil(coverage / (1 - coverage) - 1e-9)

@@ -1,7 +1,8 @@
-"""Two models on the same images: the difference of their accuracies with its interval, and whether it is chance.
+"""Paired comparisons: of two models on the same images, and of two methods over many runs.
 
-Of n images, b are right with the first model only and c with the second only; the difference is d = (b - c) / n. Its
-95 % interval is Tango's score interval: all δ that the score test of paired proportions does not reject,
+Two models. Of n images, b are right with the first model only and c with the second only; the difference is
+d = (b - c) / n. Its 95 % interval is Tango's score interval: all δ that the score test of paired proportions does not
+reject,
 
     |b - c - n δ| ≤ z √(n (2 q + δ (1 - δ))),   q = (√(B² - 4 A C) - B) / 2A,
     A = 2n,   B = -b - c + (2n - b + c) δ,   C = -c δ (1 - δ),
@@ -10,16 +11,13 @@ where q is the most likely share of images that only the second model gets right
 Medicine 17, 1998). It also holds for few images and where the models never differ. The p-value is that of McNemar's
 exact test, which asks whether b of b + c could be heads of a fair coin.
 
-Whether one method is better than another over many runs: intervals of paired differences, and exact tests.
-
-Two methods are paired where they have the same dataset, shots and seed, hence the same training images. The effect is
-the mean over datasets of the mean difference of a dataset. Its interval is a paired bootstrap over dataset and seed:
-datasets are drawn with replacement, then pairs of each drawn dataset, `SAMPLES` times with a fixed random stream, and
-the ends are the 2.5th and 97.5th percentiles. It says how the effect varies over datasets like these and over draws;
-with few datasets it is too narrow.
-
-The signed-rank test asks whether the differences could be symmetric about zero. Its p-value is exact, also with ties:
-every assignment of signs to the ranks is counted. Pairs of one dataset are not independent, so it is a guide.
+Two methods. Runs are paired where they have the same dataset, shots and seed, hence the same training images. The
+effect is the mean over datasets of the mean difference of a dataset. Its interval is a paired bootstrap over dataset
+and seed: datasets are drawn with replacement, then pairs of each drawn dataset, `SAMPLES` times with a fixed random
+stream, and the ends are the 2.5th and 97.5th percentiles. It says how the effect varies over datasets like these and
+over draws; with few datasets it is too narrow. The signed-rank test asks whether the differences could be symmetric
+about zero. Its p-value is exact, also with ties: every assignment of signs to the ranks is counted. Pairs of one
+dataset are not independent, so it is a guide.
 """
 
 from __future__ import annotations
@@ -35,6 +33,12 @@ from numpy.typing import ArrayLike, NDArray
 from dca.stats.intervals import Z95
 
 HOW = "95 % interval: Tango's score interval for paired shares; p: McNemar's exact test"
+# Bootstrap samples, and the seed of their random stream.
+SAMPLES, STREAM = 10_000, 0
+# With fewer pairs not even differences of one sign reach 5 % in the signed-rank test.
+FEWEST_PAIRS = 6
+# Accuracies are counts over images: smaller differences are rounding.
+_ROUNDING = 9
 
 
 @dataclass(frozen=True)
@@ -82,23 +86,23 @@ def paired_difference(first: ArrayLike, second: ArrayLike) -> PairedDifference:
     if one.shape != other.shape or one.ndim != 1 or not len(one):
         raise ValueError(f"need two lists of the same length, got shapes {one.shape} and {other.shape}")
     b, c, n = int((one & ~other).sum()), int((other & ~one).sum()), len(one)
-    low, high = -_upper(c, b, n), _upper(b, c, n)
+    low, high = -_upper_end(c, b, n), _upper_end(b, c, n)
     return PairedDifference((b - c) / n, low, high, mcnemar(b, c), b, c, n)
 
 
-def _upper(b: int, c: int, n: int) -> float:
+def _upper_end(b: int, c: int, n: int) -> float:
     """Upper end of the interval of (b - c) / n: the largest δ that is not rejected, by bisection."""
     low, high = (b - c) / n, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if rejected(b, c, n, middle):
+        if rejects(b, c, n, middle):
             high = middle
         else:
             low = middle
     return low
 
 
-def rejected(b: int, c: int, n: int, delta: float) -> bool:
+def rejects(b: int, c: int, n: int, delta: float) -> bool:
     """Whether the score test rejects the difference δ at 5 %."""
     spread = n * (2 * likely_share(b, c, n, delta) + delta * (1 - delta))
     return abs(b - c - n * delta) > Z95 * math.sqrt(max(spread, 0.0))
@@ -119,13 +123,6 @@ def mcnemar(b: int, c: int) -> float:
     total, least = b + c, min(b, c)
     tail = sum(math.comb(total, k) for k in range(least + 1))
     return min(1.0, float(Fraction(2 * tail, 1 << total)))  # exact: a float could not hold 2^1024
-
-
-SAMPLES, STREAM = 10_000, 0
-# With fewer pairs not even differences of one sign reach 5 % in the signed-rank test.
-FEWEST_PAIRS = 6
-# Accuracies are counts over images: smaller differences are rounding.
-_ROUNDING = 9
 
 
 @dataclass(frozen=True)
@@ -168,8 +165,8 @@ def paired_bootstrap(differences: Sequence[Sequence[float]], samples: int = SAMP
         raise ValueError("need at least one difference of each dataset")
     counts = np.array([len(group) for group in differences])
     padded = np.zeros((len(counts), int(counts.max())))
-    for place, group in enumerate(differences):
-        padded[place, : len(group)] = group
+    for n, group in enumerate(differences):
+        padded[n, : len(group)] = group
     rng = np.random.default_rng(STREAM)
     datasets = rng.integers(0, len(counts), (samples, len(counts)))
     sizes = counts[datasets][..., None]
@@ -189,7 +186,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     """
     values = np.round(np.asarray(differences, dtype=np.float64), _ROUNDING)
     values = values[values != 0]
-    ranks = _doubled_ranks(np.abs(values))
+    ranks = _double_ranks(np.abs(values))
     # Share of all sign assignments by the (doubled) sum of the ranks with a plus.
     shares = np.zeros(int(ranks.sum()) + 1)
     shares[0] = 1.0
@@ -201,7 +198,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     return float(min(1.0, 2 * min(shares[: reached + 1].sum(), shares[reached:].sum())))
 
 
-def _doubled_ranks(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
+def _double_ranks(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
     """Twice the rank of each value, (N,), whole numbers also where ties share a mean rank."""
     below = (sizes[:, None] > sizes[None, :]).sum(1)
     equal = (sizes[:, None] == sizes[None, :]).sum(1)
@@ -215,9 +212,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     corrected, so_far = [0.0] * len(p_values), 0.0
-    for step, place in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(order) - step) * p_values[place]))
-        corrected[place] = so_far
+    for step, n in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(order) - step) * p_values[n]))
+        corrected[n] = so_far
     return corrected

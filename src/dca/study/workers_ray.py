@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.choices import TrackerName
-from dca.model.predict_ray import connected, shares
+from dca.model.predict_ray import connect_ray, share_resources
 from dca.study.specification import Job
 from dca.study.worker import PULSE, CellResult, Queue, SweepEvent, Worker
 
@@ -46,9 +46,9 @@ def run_jobs(
     Raises:
         UserError: If Ray is not installed, or there is no cluster.
     """
-    ray = connected()
+    ray = connect_ray()
     try:
-        at_once, gpus = shares(ray.cluster_resources(), device, workers)
+        at_once, gpus = share_resources(ray.cluster_resources(), device, workers)
         data = None if root is None else str(root.resolve())
         place = _Place(os.getcwd(), str(runs.resolve()), data, "auto" if gpus else "cpu", track)
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_do)

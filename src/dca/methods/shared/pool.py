@@ -44,7 +44,7 @@ from torch.nn import functional as F
 
 from dca.methods.base import CurvePoint, Head
 from dca.methods.shared.experts import KernelRidge, TextGaussian, has_fellows
-from dca.stats.conformal import jackknife_plus, p_values, with_best
+from dca.stats.conformal import add_best, jackknife_plus, p_values
 
 ITERATIONS, TOLERANCE = 60, 1e-10
 
@@ -444,7 +444,7 @@ class LeftOutAnswers:
         """
         at_once = max(NUMBERS // max(len(self._rows) * probabilities.shape[1], 1), 1)
         parts = [jackknife_plus(self._held, self._without(some), coverage) for some in torch.split(f, at_once)]
-        return with_best(torch.cat(parts), probabilities)
+        return add_best(torch.cat(parts), probabilities)
 
     def _without(self, f: Tensor) -> Tensor:
         """-log p (B, n, C) of images f (B, D) by the models without each of the images `_rows`."""

@@ -126,13 +126,13 @@ def _collect_images(
 
 def draw_overview(counts: Counts, order: Sequence[int], labels: Sequence[str]) -> Markup:
     """All classes as small squares, blue on the diagonal and orange off it; a square names itself when pointed at."""
-    place, size = {c: n for n, c in enumerate(order)}, float(len(order))
+    position, size = {c: n for n, c in enumerate(order)}, float(len(order))
     total = np.maximum(counts.sum(axis=1), 1)
     parts = [rect(0, 0, size, size, "field")]
     for a, b in np.argwhere(counts):
         share = float(counts[a, b] / total[a])
         said = f"really {labels[a]}, said {labels[b]}: {counts[a, b]} of {total[a]}"
-        square = {"x": float(place[int(b)]), "y": float(place[int(a)]), "width": 1, "height": 1}
+        square = {"x": float(position[int(b)]), "y": float(position[int(a)]), "width": 1, "height": 1}
         look = {"class_": "hit" if a == b else "miss", "opacity": round(0.25 + 0.75 * math.sqrt(share), 2)}
         parts.append(element("rect", element("title", said), **square, **look))
     title = f"Confusion matrix of all {len(order)} classes; confused classes stand together"

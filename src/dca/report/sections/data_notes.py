@@ -33,15 +33,15 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
 
 def check_data(reported: ReportedModel) -> CheckReport | None:
     """Look at all images of the data: every part of a folder, or the part that was measured."""
-    dataset, place = reported.dataset, Path(reported.data or "in memory").expanduser()
+    dataset, path = reported.dataset, Path(reported.data or "in memory").expanduser()
     if dataset is None:
         return None
-    if place.is_dir():
+    if path.is_dir():
         try:
-            dataset = load_folder(place)
+            dataset = load_folder(path)
         except UserError:  # enough to measure on, but not to learn from
-            place = Path("one part")
-    return check_dataset(dataset, place, progress=stage_progress(reported.progress, "checking images"))
+            path = Path("one part")
+    return check_dataset(dataset, path, progress=stage_progress(reported.progress, "checking images"))
 
 
 SECTION = Section("data_notes", "Notes on the data", build)

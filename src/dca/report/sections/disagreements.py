@@ -30,7 +30,7 @@ def build(comparison: Comparison) -> Mapping[str, Any] | str:
         if len(group["rows"]) < MOST and seen[alike] <= ALIKE:
             group["rows"].append(row)
     for group in groups:
-        thumbnails = thumbnail_urls([comparison.images[row.number] for row in group["rows"]], SIDE)
+        thumbnails = thumbnail_urls([comparison.images[row.index] for row in group["rows"]], SIDE)
         group["rows"] = list(zip(group["rows"], thumbnails, strict=True))
     names = [model.name for model in comparison.models]
     shown = [group for group in groups if group["count"]]

@@ -15,7 +15,7 @@ from dca.datasets.catalog import class_list_of, get
 from dca.datasets.classes import distinct_labels, wordnet_ids
 from dca.datasets.dataset import Dataset, Item
 from dca.datasets.task import make_target
-from dca.model.classifier import Classifier, columns
+from dca.model.classifier import Classifier, _restrict_probabilities
 from dca.model.inputs import match_classes
 from dca.runs.evaluate import retargeted
 from dca.training.evaluate import predict_probabilities
@@ -71,7 +71,7 @@ def test_methods_without_other_classes_narrow_their_probabilities(
     name: str, source: Dataset, shifted: Dataset, tiny: CLIP
 ):
     model = fitted(name, source, tiny)
-    wide, narrow = model.evaluate(shifted, among="all"), model.evaluate(shifted)
+    wide, narrow = model.evaluate(shifted, classes="all"), model.evaluate(shifted)
     assert wide.probabilities.shape[1] == 5
     assert wide.truth.tolist() == [SHIFTED[item.label] for item in shifted.test]
     own = wide.probabilities[:, list(SHIFTED)]
@@ -84,15 +84,15 @@ def test_ordinary_images_of_some_classes_compete_with_all(sample: Dataset, tiny:
     some = tuple(item for item in sample.test if item.label in (2, 3))
     images, labels = [item.image for item in some], [sample.labels[item.label] for item in some]
     assert len(model.evaluate(images, labels).labels) == 10
-    narrow = model.evaluate(images, labels, among="target")
+    narrow = model.evaluate(images, labels, classes="target")
     assert narrow.labels == tuple(sample.labels[2:4])
     two = dataclasses.replace(model.method_.problem, names=sample.names[2:4])
     (expected,) = predict_probabilities([model.method_.retarget(two, [2, 3])], images, model._session)
     np.testing.assert_allclose(narrow.probabilities, expected, atol=1e-6)
     with pytest.raises(UserError, match="one class"):
-        model.evaluate(images[:1], labels[:1], among="target")
+        model.evaluate(images[:1], labels[:1], classes="target")
     with pytest.raises(UserError, match="unknown choice of classes"):
-        model.evaluate(images, labels, among="some")  # type: ignore[arg-type]
+        model.evaluate(images, labels, classes="some")  # type: ignore[arg-type]
 
 
 def test_a_folder_of_wordnet_ids_is_matched_and_competes_with_all(source: Dataset, shifted: Dataset, tiny: CLIP):
@@ -125,4 +125,4 @@ def test_ids_are_known_of_all_classes_or_not_used():
 
 def test_columns_of_impossible_classes_are_equal():
     probs = np.array([[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]])
-    assert columns(probs, [2, 1]).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert _restrict_probabilities(probs, [2, 1]).tolist() == [[0.5, 0.5], [0.5, 0.5]]
