@@ -28,14 +28,14 @@ def test_import_dca_loads_nothing_heavy():
     assert not set(HEAVY) & set(loaded)
 
 
-def test_help_takes_under_half_a_second_and_loads_nothing_heavy():
+def test_help_takes_under_a_second_of_one_core_and_loads_nothing_heavy():
     code = (
         "import json, resource, sys; from dca.cli import main; assert main(['--help']) == 0\n"
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(json.dumps([used.ru_utime + used.ru_stime, sorted(sys.modules)]))"
     )
     seconds, loaded = python(code)
-    assert seconds < 0.5
+    assert seconds < 1
     assert not set(HEAVY) & set(loaded)
 
 
