@@ -34,7 +34,7 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from data_throughput import photo
+from data_throughput import draw_photo
 
 from dca.backbones.clip import CLIP
 from dca.core.device import keep_freed_memory
@@ -51,14 +51,14 @@ def make_images(folder: Path, count: int, size: tuple[int, int]) -> int:
     first = []
     for n in range(min(count, DISTINCT)):
         path = folder / f"{n:06}.jpg"
-        photo(n, size).save(path, quality=90)
+        draw_photo(n, size).save(path, quality=90)
         first.append(path)
     for n in range(len(first), count):
         os.link(first[n % len(first)], folder / f"{n:06}.jpg")
     return sum(path.stat().st_size for path in first) // len(first)
 
 
-def bare(clip: CLIP, count: int, *, shared: bool) -> None:
+def encode_bare(clip: CLIP, count: int, *, shared: bool) -> None:
     """Pixels in memory through the image tower; shared: all cores compute every batch together."""
     size, batch = clip.preprocess.size, SHARED_BATCH if shared else batch_on_cpu(clip.config.vision)
     pixels = clip.preprocess.normalize(torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8))
@@ -77,14 +77,14 @@ def bare(clip: CLIP, count: int, *, shared: bool) -> None:
         torch.set_num_threads(threads)
 
 
-def timed(action: Callable[[], object], images: int) -> tuple[float, float]:
+def time_action(action: Callable[[], object], images: int) -> tuple[float, float]:
     """Images per second, and milliseconds of cores per image."""
     began, cores = time.perf_counter(), time.process_time()
     action()
     return images / (time.perf_counter() - began), 1000 * (time.process_time() - cores) / images
 
 
-def rounds(model: Classifier, images: list[str], folder: Path, count: int) -> dict[str, float]:
+def measure_rounds(model: Classifier, images: list[str], folder: Path, count: int) -> dict[str, float]:
     """Predictions and the bare tower in turns: medians over the rounds, and the smallest and largest share."""
     clip, found, output = model.method_.clip, [], folder / "round.csv"
     keep_freed_memory()
@@ -92,10 +92,10 @@ def rounds(model: Classifier, images: list[str], folder: Path, count: int) -> di
         some = images[: SHARED_BATCH * (2 if n < 0 else len(images) // SHARED_BATCH)]
         actions = (
             partial(predict_to_file, model, some, output, overwrite=True),
-            partial(bare, clip, len(some), shared=True),
-            partial(bare, clip, len(some), shared=False),
+            partial(encode_bare, clip, len(some), shared=True),
+            partial(encode_bare, clip, len(some), shared=False),
         )
-        found.append([timed(action, len(some)) for action in actions])
+        found.append([time_action(action, len(some)) for action in actions])
     rates, cores = np.moveaxis(np.array(found[1:]), 2, 0)  # (rounds, 3) each
     shares = rates[:, 0] / rates[:, 1:].max(1)
     return {
@@ -111,12 +111,12 @@ def rounds(model: Classifier, images: list[str], folder: Path, count: int) -> di
     }
 
 
-def command(model: Path, images: Path, output: Path) -> list[str]:
+def predict_command(model: Path, images: Path, output: Path) -> list[str]:
     """The command that is measured."""
     return [sys.executable, "-m", "dca", "predict", str(model), str(images), "-o", str(output), "--json"]
 
 
-def whole_run(line: list[str]) -> dict[str, float]:
+def measure_whole_run(line: list[str]) -> dict[str, float]:
     """One undisturbed run of the command: its rate while predicting, and the most memory that it took."""
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -130,7 +130,7 @@ def whole_run(line: list[str]) -> dict[str, float]:
     }
 
 
-def killed_run(line: list[str], output: Path, kills: int, seconds: float) -> int:
+def measure_killed_run(line: list[str], output: Path, kills: int, seconds: float) -> int:
     """Kill the command at random times, then let it end; returns how often it was killed before its end."""
     done = 0
     for _ in range(kills):
@@ -145,7 +145,7 @@ def killed_run(line: list[str], output: Path, kills: int, seconds: float) -> int
     return done
 
 
-def rows(path: Path) -> list[tuple[str, str]]:
+def read_rows(path: Path) -> list[tuple[str, str]]:
     """Path and label of each row."""
     with path.open(newline="", encoding="utf-8") as file:
         return [(row["path"], row["label"]) for row in csv.DictReader(file)]
@@ -159,13 +159,13 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, float | bool]:
     fitted = Classifier(backbone=given.backbone).fit(load_sample(per_class_train=16))
     fitted.save_pretrained(model)
     began = time.perf_counter()
-    whole = whole_run(command(model, images, folder / "whole.csv"))
+    whole = measure_whole_run(predict_command(model, images, folder / "whole.csv"))
     seconds = time.perf_counter() - began
     some = sorted(map(str, images.iterdir()))[: given.per_round]
-    shares = rounds(fitted, some, folder, given.rounds)
+    shares = measure_rounds(fitted, some, folder, given.rounds)
     output = folder / "killed.csv"
-    kills = killed_run(command(model, images, output), output, given.kills, seconds / (given.kills + 1))
-    expected, found = rows(folder / "whole.csv"), rows(output)
+    kills = measure_killed_run(predict_command(model, images, output), output, given.kills, seconds / (given.kills + 1))
+    expected, found = read_rows(folder / "whole.csv"), read_rows(output)
     return {
         "images": given.images,
         "bytes_per_image": size,

@@ -38,7 +38,7 @@ SHOTS, CLASSES, STORED = 16, 10, 224
 TRANSFORM = Preprocess(size=224, resize=224, resample=3, mean=(0.48, 0.46, 0.41), std=(0.27, 0.26, 0.28))
 
 
-def photo(seed: int, size: tuple[int, int]) -> Image.Image:
+def draw_photo(seed: int, size: tuple[int, int]) -> Image.Image:
     """An image with the spectrum of a photo: finer detail is fainter."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((size[1], size[0], 3))
@@ -49,7 +49,7 @@ def photo(seed: int, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(np.clip(levels + 120, 0, 255).astype(np.uint8))
 
 
-def core_seconds(work: Callable[[], object], repeats: int) -> float:
+def measure_core_seconds(work: Callable[[], object], repeats: int) -> float:
     """Median processor time of one call, summed over all threads.
 
     Unlike wall-clock time, it hardly depends on what else the machine is doing.
@@ -63,12 +63,12 @@ def core_seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def decoding(count: int) -> dict[str, float]:
+def measure_decoding(count: int) -> dict[str, float]:
     """Images per second at 500 x 375, JPEG in, uint8 224 x 224 out."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{k}.jpg" for k in range(count)]
         for k, path in enumerate(paths):
-            photo(k % 20, PHOTO).save(path, quality=90)
+            draw_photo(k % 20, PHOTO).save(path, quality=90)
         kilobytes = sum(path.stat().st_size for path in paths) / count / 1000
 
         def plain() -> None:
@@ -84,17 +84,17 @@ def decoding(count: int) -> dict[str, float]:
         wall = time.perf_counter() - start
         return {
             "kilobytes_per_image": kilobytes,
-            "plain_loop_per_core_second": count / core_seconds(plain, 3),
-            "streamed_per_core_second": count / core_seconds(streamed, 3),
+            "plain_loop_per_core_second": count / measure_core_seconds(plain, 3),
+            "streamed_per_core_second": count / measure_core_seconds(streamed, 3),
             "streamed_per_second_now": count / wall,
             "cores": os.cpu_count() or 1,
         }
 
 
-def training(backbone: str) -> dict[str, float]:
+def measure_training(backbone: str) -> dict[str, float]:
     """A DCA step on 160 images of 224 px held in memory, and the share of the images in its time."""
     clip = CLIP.from_pretrained(backbone).freeze()
-    photos = [photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
+    photos = [draw_photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
     items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
     images = TrainingImages(items, Session(device="cpu"), clip, seed=1)
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
@@ -112,15 +112,15 @@ def training(backbone: str) -> dict[str, float]:
             box = (left, top, left + int(crops.width[k]), top + int(crops.height[k]))
             np.asarray(photos[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
 
-    step = core_seconds(lambda: trainer._step(trainer._batch(batch, generator), 0.01), 10)
-    ours = core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
-    held = core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
+    step = measure_core_seconds(lambda: trainer._step(trainer._batch(batch, generator), 0.01), 10)
+    ours = measure_core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
+    held = measure_core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
     return {
         "image_size": size,
         "step_core_ms": 1000 * step,
         "augmented_batch_core_ms": 1000 * ours,
         "fixed_batch_core_ms": 1000 * held,
-        "pillow_batch_core_ms": 1000 * core_seconds(one_at_a_time, 20),
+        "pillow_batch_core_ms": 1000 * measure_core_seconds(one_at_a_time, 20),
         "share_of_step": ours / (step - ours),
     }
 
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
     torch.set_num_threads(1)  # waiting threads would count as work
-    result = {"decoding": decoding(given.images), "training": training(given.backbone)}
+    result = {"decoding": measure_decoding(given.images), "training": measure_training(given.backbone)}
     if given.json:
         click.echo(json.dumps(result, indent=1))
         return

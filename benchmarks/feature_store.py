@@ -28,7 +28,7 @@ ABOUT = {"backbone": "benchmark"}
 STORED, MANY, FEW, BATCH = 32_000, 100_000, 100, 128
 
 
-def seconds(work: Callable[[], object]) -> float:
+def measure_seconds(work: Callable[[], object]) -> float:
     """Time of one call."""
     start = time.perf_counter()
     work()
@@ -55,17 +55,17 @@ def measure(folder: Path, width: int) -> dict[str, float]:
             os.fsync(file.fileno())
 
     result = {
-        f"store {STORED:,} rows": seconds(ask(keys[:STORED])),
-        f"read {STORED:,} rows": seconds(ask(keys[:STORED])),
-        f"write a .npy file of {STORED:,} rows": seconds(write_file),
-        f"read a .npy file of {STORED:,} rows": seconds(lambda: np.load(folder / "plain.npy")),
-        f"store the rest of {MANY:,} rows": seconds(ask(keys)),
-        f"read {FEW:,} of {MANY:,} rows": seconds(ask(few)),
-        f"read {MANY:,} of {MANY:,} rows": seconds(ask(keys)),
-        f"find {MANY:,} keys": seconds(lambda: store.known(ABOUT, keys)),
+        f"store {STORED:,} rows": measure_seconds(ask(keys[:STORED])),
+        f"read {STORED:,} rows": measure_seconds(ask(keys[:STORED])),
+        f"write a .npy file of {STORED:,} rows": measure_seconds(write_file),
+        f"read a .npy file of {STORED:,} rows": measure_seconds(lambda: np.load(folder / "plain.npy")),
+        f"store the rest of {MANY:,} rows": measure_seconds(ask(keys)),
+        f"read {FEW:,} of {MANY:,} rows": measure_seconds(ask(few)),
+        f"read {MANY:,} of {MANY:,} rows": measure_seconds(ask(keys)),
+        f"find {MANY:,} keys": measure_seconds(lambda: store.known(ABOUT, keys)),
     }
     size = store.path.stat().st_size / (MANY * width * 4)
-    result |= {f"clear {MANY:,} rows": seconds(store.clear)}
+    result |= {f"clear {MANY:,} rows": measure_seconds(store.clear)}
     return {**{name: 1000 * value for name, value in result.items()}, "file size / size of the features": size}
 
 

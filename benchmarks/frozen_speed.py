@@ -32,7 +32,7 @@ from dca.training.session import Session
 METHODS = ("linear_probe", "cross_modal")
 
 
-def seconds_of_fit(kind: type[Method], dataset: Dataset, session: Session, backbone: str, seed: int) -> float:
+def measure_fit_seconds(kind: type[Method], dataset: Dataset, session: Session, backbone: str, seed: int) -> float:
     """Time of one fit with default options."""
     clip = session.backbone(backbone)
     began = time.perf_counter()
@@ -50,7 +50,7 @@ def measure(name: str, dataset: Dataset, given: argparse.Namespace) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         session = Session(device=given.device, store=FeatureStore(Path(folder)))
         first, *later = (
-            seconds_of_fit(kind, drawn, session, given.backbone, given.seed) for _ in range(given.repeats + 1)
+            measure_fit_seconds(kind, drawn, session, given.backbone, given.seed) for _ in range(given.repeats + 1)
         )
     return {"not_stored_s": first, "stored_s": min(later)}
 

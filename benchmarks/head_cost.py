@@ -30,7 +30,7 @@ from dca.study.bench import random_vit_b_16, units
 TARGET = 1.2
 
 
-def loaded(clip: CLIP, classes: int, shots: int) -> tuple[ZeroShot, DCA, float]:
+def build_methods(clip: CLIP, classes: int, shots: int) -> tuple[ZeroShot, DCA, float]:
     """Zero-shot CLIP and DCA as read from files, and the seconds it took to make the head of DCA."""
     problem = Problem(names=tuple(f"class {c}" for c in range(classes)), shots=shots)
     D, plain = clip.config.embed_dim, ZeroShot.build(clip, problem, ZeroShot.Options())
@@ -51,7 +51,7 @@ def predict(method: Method, image: Image.Image) -> Tensor:
     return method.classify(method.encode(pixels))
 
 
-def milliseconds(calls: list[Callable[[], object]], repeats: int) -> list[float]:
+def measure_milliseconds(calls: list[Callable[[], object]], repeats: int) -> list[float]:
     """Shortest time of each call; the calls alternate."""
     times: list[list[float]] = [[] for _ in calls]
     for round_ in range(repeats + 2):
@@ -67,7 +67,7 @@ def milliseconds(calls: list[Callable[[], object]], repeats: int) -> list[float]
 def measure(clip: CLIP, classes: int, shots: int, repeats: int) -> dict[str, float]:
     """Milliseconds per prediction, of the heads alone, and their ratio."""
     with torch.inference_mode(False):
-        plain, method, seconds = loaded(clip, classes, shots)
+        plain, method, seconds = build_methods(clip, classes, shots)
     image = Image.effect_noise((500, 375), 80).convert("RGB")
     f = units(1, clip.config.embed_dim)
     calls: list[Callable[[], object]] = [
@@ -76,7 +76,7 @@ def measure(clip: CLIP, classes: int, shots: int, repeats: int) -> dict[str, flo
         lambda: plain.classify(f),
         lambda: method.classify(f),
     ]
-    zero_shot, dca, plain_head, head = milliseconds(calls, repeats)
+    zero_shot, dca, plain_head, head = measure_milliseconds(calls, repeats)
     return {
         "zero_shot_ms": zero_shot,
         "dca_ms": dca,

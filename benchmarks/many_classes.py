@@ -21,7 +21,7 @@ from dca.study.bench import RANDOM, batch_of, load_backbone, method_of, relative
 from dca.training.loop import compute_gradients
 
 
-def chunked_gap(clip: CLIP, classes: int) -> float:
+def measure_chunk_gap(clip: CLIP, classes: int) -> float:
     """Largest relative difference of text gradients, at a quarter of the classes at once and all together."""
     method = method_of(clip, classes)
     found = []
@@ -35,7 +35,7 @@ def chunked_gap(clip: CLIP, classes: int) -> float:
     return relative_gap(found[1], found[0])
 
 
-def step_cost(clip: CLIP, classes: int) -> tuple[float, float]:
+def measure_step(clip: CLIP, classes: int) -> tuple[float, float]:
     """Seconds and peak GiB of one training step."""
     method: DCA = method_of(clip, classes)
     batch = batch_of(clip, classes, 32)
@@ -58,8 +58,8 @@ def main() -> None:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         clip = load_backbone(RANDOM, torch.device("cuda"), dtype)
-        found[f"gap_{str(dtype)[6:]}"] = chunked_gap(clip, chosen.compare)
-    seconds, memory = step_cost(clip, chosen.classes)
+        found[f"gap_{str(dtype)[6:]}"] = measure_chunk_gap(clip, chosen.compare)
+    seconds, memory = measure_step(clip, chosen.classes)
     found |= {"classes": chosen.classes, "step_s": round(seconds, 3), "peak_gib": round(memory, 2)}
     click.echo(json.dumps(found))
     if chosen.json:

@@ -26,7 +26,7 @@ SETTINGS = [
 ]
 
 
-def work(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, device: str) -> list[float]:
+def run_fits(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, device: str) -> list[float]:
     """Accuracies of the cells, one after the other."""
     session, found = Session(device=device, keep_crops=True), []
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def main() -> None:
     parts = [cells[job :: chosen.jobs] for job in range(chosen.jobs)]
     began = time.perf_counter()
     with ProcessPoolExecutor(chosen.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(work, chosen.data, part, chosen.epochs, chosen.device) for part in parts]
+        waiting = [pool.submit(run_fits, chosen.data, part, chosen.epochs, chosen.device) for part in parts]
         accuracies = [accuracy for job in waiting for accuracy in job.result()]
     seconds = time.perf_counter() - began
     found = {

@@ -24,19 +24,19 @@ from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
 
 
-def command(output: str, *more: str) -> list[str]:
+def predict_command(output: str, *more: str) -> list[str]:
     """The command that predicts all images into a file or a folder."""
     return [sys.executable, "-m", "dca", "predict", "model.dca", "images", "-o", output, "--json", *more]
 
 
-def on_this_machine(folder: Path) -> float:
+def predict_locally(folder: Path) -> float:
     """Predict into one file; returns the seconds."""
     began = time.perf_counter()
-    subprocess.run(command("whole.csv"), check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    subprocess.run(predict_command("whole.csv"), check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
-def on_a_cluster(folder: Path, nodes: int, per_shard: int, shards: int) -> dict[str, float]:
+def predict_on_cluster(folder: Path, nodes: int, per_shard: int, shards: int) -> dict[str, float]:
     """Predict on a cluster that loses a node half-way; returns the seconds and the shards that were there then."""
     from ray.cluster_utils import Cluster
 
@@ -44,7 +44,7 @@ def on_a_cluster(folder: Path, nodes: int, per_shard: int, shards: int) -> dict[
     others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
     parts, began = folder / "parts", time.perf_counter()
     try:
-        line = command("parts", "--backend", "ray", "--per-shard", str(per_shard))
+        line = predict_command("parts", "--backend", "ray", "--per-shard", str(per_shard))
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
         process = subprocess.Popen(line, cwd=folder, env=environment, stdout=subprocess.PIPE)
         while len(list(parts.glob("part-*"))) < shards // 2 and process.poll() is None:
@@ -61,7 +61,7 @@ def on_a_cluster(folder: Path, nodes: int, per_shard: int, shards: int) -> dict[
     }
 
 
-def rows(path: Path) -> list[str]:
+def read_rows(path: Path) -> list[str]:
     """The rows of a CSV file as text, without its header."""
     return path.read_text(encoding="utf-8").splitlines()[1:]
 
@@ -72,16 +72,16 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, float | bool]:
     make_images(folder / "images", given.images, (256, 256))
     Classifier(backbone=given.backbone).fit(load_sample(per_class_train=16)).save_pretrained(folder / "model.dca")
     shards = -(-given.images // given.per_shard)
-    here = on_this_machine(folder)
-    cluster = on_a_cluster(folder, given.nodes, given.per_shard, shards)
-    found = [row for path in sorted((folder / "parts").glob("part-*.csv")) for row in rows(path)]
+    here = predict_locally(folder)
+    cluster = predict_on_cluster(folder, given.nodes, given.per_shard, shards)
+    found = [row for path in sorted((folder / "parts").glob("part-*.csv")) for row in read_rows(path)]
     return {
         "images": given.images,
         "shards": shards,
         "local_seconds": here,
         **cluster,
         "every_image_once": len(found) == given.images == len({row.split(",")[0] for row in found}),
-        "same_rows_as_this_machine": found == rows(folder / "whole.csv"),
+        "same_rows_as_this_machine": found == read_rows(folder / "whole.csv"),
     }
 
 

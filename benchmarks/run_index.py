@@ -41,7 +41,7 @@ def write_cells(runs: Path, number: int) -> None:
         (folder / "result.json").write_text(json.dumps({**result, "targets": [{"name": dataset, "accuracy": 0.5}]}))
 
 
-def timed(words: str, action: Callable[[], Any]) -> None:
+def print_time(words: str, action: Callable[[], Any]) -> None:
     """Print how long an action takes."""
     began = time.perf_counter()
     action()
@@ -56,15 +56,15 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
         runs = Path(name)
-        timed(f"writing {chosen.cells:,} cells", lambda: write_cells(runs, chosen.cells))
+        print_time(f"writing {chosen.cells:,} cells", lambda: write_cells(runs, chosen.cells))
         with RunIndex(runs) as index:
-            timed("first look", index.refresh)
-            timed("second look", index.refresh)
-            timed(
+            print_time("first look", index.refresh)
+            print_time("second look", index.refresh)
+            print_time(
                 "one method, dataset and number of shots",
                 lambda: index.rows(method="method3", dataset="dataset5", shots=4),
             )
-            timed("all rows", index.rows)
+            print_time("all rows", index.rows)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from dca.study.specification import Cell, load_specification, shipped
 LEVEL = {"zero_shot": 0.0, "dca": 0.06}
 
 
-def cells() -> Iterator[Cell]:
+def iterate_cells() -> Iterator[Cell]:
     """The cells of all specifications, each once, then those of `paper/few-shot` with seeds from 4 on."""
     seen: set[str] = set()
     for name in sorted(shipped()):
@@ -40,7 +40,7 @@ def cells() -> Iterator[Cell]:
         yield from (Cell(dataclasses.replace(cell.spec, seed=seed)) for cell in few if cell.spec.method != "zero_shot")
 
 
-def result_of(cell: Cell) -> dict[str, Any]:
+def invent_result(cell: Cell) -> dict[str, Any]:
     """An invented result: better with more shots, by method and dataset, with noise by seed; from the cell alone."""
     spec, named = cell.spec, cell.spec.to_dict()
     level = {name: random.Random(name).random() for name in (spec.method, spec.data)}
@@ -89,8 +89,8 @@ def main() -> None:
         Path(tempfile.mkdtemp(dir=chosen.folder)) if chosen.keep else tempfile.TemporaryDirectory(dir=chosen.folder)
     )
     runs = Path(folder if isinstance(folder, Path) else folder.name) / "runs"
-    for cell in islice(cells(), chosen.cells):
-        write_cell(runs, cell, result_of(cell))
+    for cell in islice(iterate_cells(), chosen.cells):
+        write_cell(runs, cell, invent_result(cell))
     began = time.perf_counter()
     page = write_runs_report(subject_of(runs, specifications=["paper/few-shot"]), runs.parent / "report")
     seconds = time.perf_counter() - began

@@ -43,7 +43,7 @@ class Server:
 
 
 @contextmanager
-def running(model: Path, batch: int) -> Iterator[Server]:
+def start_server(model: Path, batch: int) -> Iterator[Server]:
     """`dca serve` on a free port, ended at the end."""
     command = [sys.executable, "-m", "dca", "serve", str(model), "--port", "0", "--batch", str(batch)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -61,7 +61,7 @@ def running(model: Path, batch: int) -> Iterator[Server]:
         process.wait(30)
 
 
-def fitted_model(folder: Path) -> Path:
+def fit_model(folder: Path) -> Path:
     """A model of the default method on the sample."""
     from dca import Classifier
     from dca.datasets.sample import load_sample
@@ -70,7 +70,7 @@ def fitted_model(folder: Path) -> Path:
     return folder / "model.dca"
 
 
-def photos(count: int, side: int) -> list[bytes]:
+def load_photos(count: int, side: int) -> list[bytes]:
     """JPEG files of the sample's test images, again and again until there are `count`."""
     from dca.datasets.sample import load_sample
     from dca.images.decode import open_image
@@ -108,7 +108,7 @@ class Client:
         return int(lines[0].split()[1]), await self._reader.readexactly(length)
 
 
-async def load(port: int, images: list[bytes], clients: int, requests: int, seconds: float) -> dict[str, Any]:
+async def run_load(port: int, images: list[bytes], clients: int, requests: int, seconds: float) -> dict[str, Any]:
     """So many requests, or as many as fit into the seconds, from so many clients at once."""
     waits: list[float] = []
     errors: list[int] = []
@@ -138,7 +138,7 @@ async def load(port: int, images: list[bytes], clients: int, requests: int, seco
     }  # fmt: skip
 
 
-def family(pid: int) -> Iterator[tuple[list[str], list[str]]]:
+def iterate_processes(pid: int) -> Iterator[tuple[list[str], list[str]]]:
     """`stat` (behind the name) and `statm` of a process and of the processes that it started, the process first."""
     for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
         try:
@@ -149,18 +149,18 @@ def family(pid: int) -> Iterator[tuple[list[str], list[str]]]:
             continue
 
 
-def resident_mb(pid: int) -> float:
+def read_resident_mb(pid: int) -> float:
     """Memory of a server with its decoding processes, in MB."""
-    return round(sum(int(memory[1]) for _, memory in family(pid)) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+    return round(sum(int(memory[1]) for _, memory in iterate_processes(pid)) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
-def processor_seconds(pid: int) -> list[float]:
+def read_processor_seconds(pid: int) -> list[float]:
     """Processor time of a server, and of its decoding processes together."""
-    times = [(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") for stat, _ in family(pid)]
+    times = [(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") for stat, _ in iterate_processes(pid)]
     return [times[0], sum(times[1:])]
 
 
-async def mean_batch(port: int) -> float:
+async def read_mean_batch(port: int) -> float:
     """Images that passed the encoder together, on average since the start."""
     async with Client(port) as client:
         text = (await client.request("GET", "/metrics"))[1].decode()
@@ -170,30 +170,30 @@ async def mean_batch(port: int) -> float:
 
 async def measure(model: Path, args: argparse.Namespace, batch: int) -> dict[str, Any]:
     """The figures of one server."""
-    images = photos(args.images, args.side)
-    with running(model, batch) as server:
-        await load(server.port, images, args.clients, args.clients * 2, 60)  # warm up
-        before, busy = resident_mb(server.process.pid), processor_seconds(server.process.pid)
-        found = await load(server.port, images, args.clients, args.requests, 600)
-        spent = [end - start for start, end in zip(busy, processor_seconds(server.process.pid), strict=True)]
+    images = load_photos(args.images, args.side)
+    with start_server(model, batch) as server:
+        await run_load(server.port, images, args.clients, args.clients * 2, 60)  # warm up
+        before, busy = read_resident_mb(server.process.pid), read_processor_seconds(server.process.pid)
+        found = await run_load(server.port, images, args.clients, args.requests, 600)
+        spent = [end - start for start, end in zip(busy, read_processor_seconds(server.process.pid), strict=True)]
         found["processor_ms_per_image"] = [round(1000 * part / found["requests"], 2) for part in spent]
-        found |= {"batch": batch, "mean_batch": await mean_batch(server.port)}
-        found["memory_mb"] = [before, resident_mb(server.process.pid)]
+        found |= {"batch": batch, "mean_batch": await read_mean_batch(server.port)}
+        found["memory_mb"] = [before, read_resident_mb(server.process.pid)]
         if batch > 1 and args.minutes:
-            found |= await soak(server, images, args.clients, args.minutes)
+            found |= await run_soak(server, images, args.clients, args.minutes)
     return found
 
 
-async def soak(server: Server, images: list[bytes], clients: int, minutes: int) -> dict[str, Any]:
+async def run_soak(server: Server, images: list[bytes], clients: int, minutes: int) -> dict[str, Any]:
     """Minutes of load: the memory every half minute, also on stderr, and how fast it grows in the second half.
 
     What a server keeps is bounded, and has to fill first.
     """
-    began, times, memory = time.monotonic(), [0.0], [resident_mb(server.process.pid)]
+    began, times, memory = time.monotonic(), [0.0], [read_resident_mb(server.process.pid)]
     for _ in range(minutes * 2):
-        found = await load(server.port, images, clients, MOST_REQUESTS, 30)
+        found = await run_load(server.port, images, clients, MOST_REQUESTS, 30)
         times.append((time.monotonic() - began) / 60)
-        memory.append(resident_mb(server.process.pid))
+        memory.append(read_resident_mb(server.process.pid))
         rate = f"{found['images_per_second']:.1f} images/s, {found['errors']} errors"
         print(f"{times[-1]:5.1f} min  {memory[-1]:8.1f} MB  {rate}", file=sys.stderr, flush=True)
     late = len(times) // 2
@@ -215,7 +215,7 @@ def main() -> None:
     if args.requests > MOST_REQUESTS or args.clients > MOST_CLIENTS or args.minutes > MOST_MINUTES:
         parser.error(f"at most {MOST_REQUESTS:,} requests, {MOST_CLIENTS} clients and {MOST_MINUTES} minutes")
     with tempfile.TemporaryDirectory() as place:
-        model = args.model or fitted_model(Path(place))
+        model = args.model or fit_model(Path(place))
         batched, single = (asyncio.run(measure(model, args, batch)) for batch in (args.batch, 1))
     ratio = batched["images_per_second"] / single["images_per_second"]
     print(json.dumps({"batched": batched, "unbatched": single, "ratio": round(ratio, 2)}, indent=2))

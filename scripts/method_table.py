@@ -32,12 +32,12 @@ METHODS, STUDY = "methods: scripts/method_table.py", "study: scripts/method_tabl
 MOST = 16
 
 
-def method_table() -> str:
+def make_method_table() -> str:
     """The table of the methods in this package."""
     return table([method for method in all_methods().values() if method.__module__.startswith("dca.methods.")])
 
 
-def study_table(specification: str, runs: Path) -> str:
+def make_study_table(specification: str, runs: Path) -> str:
     """Mean accuracy over the datasets by shots, then each dataset with most shots; the best method first."""
     subject = subject_of(runs, specifications=[specification])
     (block,) = subject.of_protocol("few-shot")
@@ -49,14 +49,16 @@ def study_table(specification: str, runs: Path) -> str:
         trained = average_entry(block, variant, MOST, datasets[:1], PARAMETERS)
         values = "–" if trained is None else f"{trained.value:,.0f}"
         last = means[-1].value if means[-1] and means[-1].value else 0.0
-        rows.append((-last, f"| `{variant.method}` | {' | '.join(map(shown, [*means, *cells]))} | {values} |"))
+        rows.append(
+            (-last, f"| `{variant.method}` | {' | '.join(map(format_accuracy, [*means, *cells]))} | {values} |")
+        )
     titles = [f"K={shots}" for shots in block.shots]
     titles += [*map(title_of, datasets), f"trained values, {title_of(datasets[0])}"]
     head = [f"| method | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     return "\n".join([*head, *(row for _, row in sorted(rows))])
 
 
-def shown(entry: TableCell | None) -> str:
+def format_accuracy(entry: TableCell | None) -> str:
     """One accuracy with its standard deviation."""
     if entry is None or entry.value is None:
         return MISSING
@@ -73,8 +75,8 @@ def main() -> None:
         measured = measured_accuracies(load_specification(arguments.spec), arguments.results)
         write_json(MEASURED, measured)
         click.echo(f"left out, not finished: {', '.join(measured['not_finished']) or 'none'}")
-        pages.write_part(STUDY, study_table(arguments.spec, arguments.results))
-    pages.write_part(METHODS, method_table())
+        pages.write_part(STUDY, make_study_table(arguments.spec, arguments.results))
+    pages.write_part(METHODS, make_method_table())
 
 
 if __name__ == "__main__":

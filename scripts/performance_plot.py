@@ -23,7 +23,7 @@ MEMORY = {"usual, 77 tokens": "reference_memory", "dca": "memory"}
 STYLES = {"usual, 77 tokens": "C0o--", "dca": "C1o-", "arithmetic alone": "C2:"}
 
 
-def steps(results: list[dict[str, Any]], axis: str) -> list[tuple[int, dict[str, Any]]]:
+def select_steps(results: list[dict[str, Any]], axis: str) -> list[tuple[int, dict[str, Any]]]:
     """Results of steps by the number of classes (batch 32) or by the batch size (100 classes), in their order."""
     found = []
     for row in results:
@@ -34,7 +34,7 @@ def steps(results: list[dict[str, Any]], axis: str) -> list[tuple[int, dict[str,
     return sorted(found, key=lambda pair: pair[0])
 
 
-def draw(axes: Axes, found: list[tuple[int, dict[str, Any]]], lines: dict[str, str], scale: float) -> None:
+def plot_lines(axes: Axes, found: list[tuple[int, dict[str, Any]]], lines: dict[str, str], scale: float) -> None:
     """Lines of one panel with the value at the end of each."""
     for label, key in lines.items():
         known = [(place, row[key] / scale) for place, row in found if row.get(key) is not None]
@@ -59,9 +59,9 @@ def main() -> None:
     results = json.loads(arguments.results.read_text(encoding="utf-8"))["results"]
     figure, panels = plt.subplots(2, 2, figsize=(8, 6), layout="constrained")
     for column, (axis, label) in enumerate((("classes", "classes, batch 32"), ("batch", "batch size, 100 classes"))):
-        found = steps(results, axis)
-        draw(panels[0, column], found, TIMES, 1)
-        draw(panels[1, column], found, MEMORY, GIB)
+        found = select_steps(results, axis)
+        plot_lines(panels[0, column], found, TIMES, 1)
+        plot_lines(panels[1, column], found, MEMORY, GIB)
         panels[1, column].set_xlabel(label)
     panels[0, 0].set_ylabel("milliseconds per step")
     panels[1, 0].set_ylabel("peak memory, GiB")

@@ -39,8 +39,8 @@ def test_a_difference_is_paired_and_its_interval_is_over_images(load: Load) -> N
     theirs = np.array([[True, True, False, True], [True, True, False, True]])
     each = np.array([0.0, 1.0, -0.5, 0.0])  # mean over the two seeds
     half = 1.959963984540054 * np.sqrt(((each - each.mean()) ** 2).sum() / 3) / 2
-    assert paired.difference(ours, theirs) == pytest.approx((12.5, 12.5 - 100 * half, 12.5 + 100 * half))
-    assert paired.accuracy(theirs)[0] == pytest.approx(75)
+    assert paired.mean_difference(ours, theirs) == pytest.approx((12.5, 12.5 - 100 * half, 12.5 + 100 * half))
+    assert paired.mean_accuracy(theirs)[0] == pytest.approx(75)
 
 
 def test_a_generated_part_of_a_page_is_replaced_between_its_marks(load: Load, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_heads_of_the_centre_study_are_what_they_are_called(load: Load, clip
     images = Images((3, 3, 3))
     method = DCA.build(clip, Problem(names=("cat", "dog", "x"), shots=3), DCAOptions())
     method.finish(images)
-    heads = load("centres").heads_of(method.build_head())
+    heads = load("centres").build_heads(method.build_head())
     f = method.encode(torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))).detach()
     for name, options in (
         ("text alone", {"test_metric": "euclidean"}),
@@ -111,7 +111,7 @@ def test_a_study_prints_its_tables_and_writes_its_figures(
 
 def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
     script = load("selection_table")
-    table = script.table(json.loads(script.SELECTION.read_text(encoding="utf-8")))
+    table = script.make_table(json.loads(script.SELECTION.read_text(encoding="utf-8")))
     assert table == load("pages").read_part(script.SCRIPT), "run: python scripts/selection_table.py"
 
 
@@ -131,9 +131,9 @@ def test_the_accuracies_on_real_clip_features_can_be_made_again(load: Load) -> N
     study, recorded = load("clip_features"), json.loads(CLIP_FEATURES.read_text(encoding="utf-8"))
     tensors = load_file(shared("data", "clip_features") / "oxford_pets.safetensors")
     for shots in (1, 16):
-        train, test = study.parts(tensors, shots)
+        train, test = study.split_rows(tensors, shots)
         row = recorded["OxfordPets, no text"]["accuracy"][str(shots)]
-        for head, accuracy in study.of_heads(train, test, shots, 37).items():
+        for head, accuracy in study.measure_heads(train, test, shots, 37).items():
             assert accuracy == pytest.approx(row[head], abs=0.03), (head, shots)  # one of 3,669 test images
 
 

@@ -169,7 +169,7 @@ def test_authors_code_runs_on_the_cpu_in_float64_and_leaves_no_trace(
     before = state()
     for root, factor in zip(roots, (2, 3), strict=True):
         layer, x = nn.Linear(2, 2), torch.ones(1, 2).double()
-        with side.authors.running(root):
+        with side.authors.run_authors_code(root):
             script = importlib.import_module("main")
             y, made, first = script.run(x, layer)
             assert script.Model.__name__ == "Model"

@@ -25,7 +25,18 @@ import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from paired import Right, accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
+from paired import (
+    Right,
+    format_interval,
+    format_table,
+    load_datasets,
+    make_parser,
+    mean_accuracy,
+    mean_difference,
+    print_tables,
+    read_rows,
+    write_rows,
+)
 from torch import Tensor
 
 from dca import Classifier, Session
@@ -48,19 +59,21 @@ HEADS: dict[str, dict[str, Any]] = {
 BATCH = 128
 
 
-def heads_of(method: DCA) -> dict[str, Head]:
+def build_heads(method: DCA) -> dict[str, Head]:
     """The heads to compare, by name."""
     return {name: method.with_options(options).head for name, options in HEADS.items()}
 
 
 @torch.no_grad()
-def predicted(head: Head, features: Tensor) -> NDArray[np.int64]:
+def predict_classes(head: Head, features: Tensor) -> NDArray[np.int64]:
     """The class of each image, (N,), from features (N, D)."""
     parts = torch.split(features, min(BATCH, head.max_batch_size))
     return torch.cat([head(rows).argmax(dim=1).cpu() for rows in parts]).numpy()
 
 
-def measured(dataset: Dataset, shots: int, seed: int, session: Session, chosen: Any) -> dict[str, NDArray[np.bool_]]:
+def measure_heads(
+    dataset: Dataset, shots: int, seed: int, session: Session, chosen: Any
+) -> dict[str, NDArray[np.bool_]]:
     """Train one model; whether each test image is classified correctly under each head, (N,)."""
     options = {} if chosen.epochs is None else {"epochs": chosen.epochs}
     model = Classifier("dca", shots=shots, seed=seed, backbone=chosen.backbone, **options)
@@ -69,46 +82,48 @@ def measured(dataset: Dataset, shots: int, seed: int, session: Session, chosen: 
     (features,) = encode_images([method], [item.image for item in dataset.test], session)
     truth = np.array([item.label for item in dataset.test])
     with torch.no_grad():
-        return {name: predicted(head, features) == truth for name, head in heads_of(method).items()}
+        return {name: predict_classes(head, features) == truth for name, head in build_heads(method).items()}
 
 
-def figures(dataset: Dataset, shots: int, found: Mapping[str, Right], seeds: Sequence[int]) -> dict[str, Any]:
+def make_row(dataset: Dataset, shots: int, found: Mapping[str, Right], seeds: Sequence[int]) -> dict[str, Any]:
     """One row: accuracies and differences to text alone, with intervals; found: (seeds, N) by head."""
     row: dict[str, Any] = {"dataset": dataset.name, "shots": shots, "seeds": list(seeds), "n": len(dataset.test)}
-    row["accuracy"] = {name: accuracy(right) for name, right in found.items()}
-    row["difference"] = {name: difference(found[BASE], right) for name, right in found.items() if name != BASE}
+    row["accuracy"] = {name: mean_accuracy(right) for name, right in found.items()}
+    row["difference"] = {name: mean_difference(found[BASE], right) for name, right in found.items() if name != BASE}
     return row
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     """Accuracies, and differences to text alone, as Markdown."""
     first = ["dataset", "shots", "seeds", "n"]
     left = [[row["dataset"], str(row["shots"]), str(row["seeds"])[1:-1], f"{row['n']:,}"] for row in rows]
-    values = [[cell(row["accuracy"][name]) for name in HEADS] for row in rows]
-    changes = [[cell(row["difference"][name], "+") for name in list(HEADS)[1:]] for row in rows]
+    values = [[format_interval(row["accuracy"][name]) for name in HEADS] for row in rows]
+    changes = [[format_interval(row["difference"][name], "+") for name in list(HEADS)[1:]] for row in rows]
     both = [[*start, *cells] for start, cells in zip(left, values, strict=True)]
     moved = [[*start, *cells] for start, cells in zip(left, changes, strict=True)]
     about = "Accuracy in percent with the 95 % interval over the n test images, mean over the seeds:"
     points = f"Points against {BASE}, image by image:"
-    return "\n\n".join([about, markdown([*first, *HEADS], both), points, markdown([*first, *list(HEADS)[1:]], moved)])
+    return "\n\n".join(
+        [about, format_table([*first, *HEADS], both), points, format_table([*first, *list(HEADS)[1:]], moved)]
+    )
 
 
 def main() -> int:
     """Measure and print."""
-    chosen = parser(__doc__).parse_args()
+    chosen = make_parser(__doc__).parse_args()
     if chosen.show:
-        present(tables(read(chosen.show)), SCRIPT, chosen.page)
+        print_tables(make_tables(read_rows(chosen.show)), SCRIPT, chosen.page)
         return 0
     session, rows = Session(device=chosen.device), list[dict[str, Any]]()
-    for dataset in datasets_of(chosen.data, chosen.test_images):
+    for dataset in load_datasets(chosen.data, chosen.test_images):
         for shots in chosen.shots or (4, 16):
             seeds = chosen.seed or (1, 2, 3)
-            each = [measured(dataset, shots, seed, session, chosen) for seed in seeds]
+            each = [measure_heads(dataset, shots, seed, session, chosen) for seed in seeds]
             found = {name: np.stack([one[name] for one in each]) for name in HEADS}
-            rows.append(figures(dataset, shots, found, seeds))
+            rows.append(make_row(dataset, shots, found, seeds))
             click.echo(f"{dataset.name}, {shots} shots: done", err=True)
-            write(chosen.json, rows)
-    present(tables(rows), SCRIPT, chosen.page)
+            write_rows(chosen.json, rows)
+    print_tables(make_tables(rows), SCRIPT, chosen.page)
     return 0
 
 

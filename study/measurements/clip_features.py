@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from paired import present
+from paired import print_tables
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -100,7 +100,7 @@ class Rows:
         return Rows(self.features[keep], labels)
 
 
-def parts(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = None) -> tuple[Rows, Rows]:
+def split_rows(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = None) -> tuple[Rows, Rows]:
     """Training rows with their few validation rows, and test rows."""
 
     def rows(name: str) -> Rows:
@@ -113,7 +113,7 @@ def parts(tensors: dict[str, Tensor], shots: int, classes: list[int] | None = No
     return train, rows("test")
 
 
-def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Problem, train: Rows, test: Rows) -> float:
+def fit_method(name: str, settings: dict[str, Any], text: Tensor, problem: Problem, train: Rows, test: Rows) -> float:
     """Test accuracy of one method, fitted as `dca fit` fits it."""
     kind = get_method(name)
     method = kind.build(Given(text), problem, kind.Options(**settings))  # type: ignore[arg-type]
@@ -122,15 +122,15 @@ def of_method(name: str, settings: dict[str, Any], text: Tensor, problem: Proble
     method.finish(train)  # type: ignore[arg-type]
     method.build_head()
     with torch.no_grad():
-        return hits(method.classify(method.encode(test.features)), test)
+        return measure_accuracy(method.classify(method.encode(test.features)), test)
 
 
-def hits(scores: Tensor, test: Rows) -> float:
+def measure_accuracy(scores: Tensor, test: Rows) -> float:
     """Percent of rows whose highest score is at their label."""
     return 100 * float((scores.argmax(dim=1) == test.labels).double().mean())
 
 
-def of_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, float]:
+def measure_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, float]:
     """Test accuracy of each Gaussian head; DCA's takes its γ by shots."""
     grouped = ClassFeatures.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
@@ -138,33 +138,33 @@ def of_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str, flo
     heads["DCA (γ 100, 50)"] = gaussian.fecam(*OWN_GAMMAS)
     found = {}
     for name, head in heads.items():
-        found[name] = hits(gaussian.log_likelihoods(test.features.double(), grouped, head), test)
+        found[name] = measure_accuracy(gaussian.log_likelihoods(test.features.double(), grouped, head), test)
     return found
 
 
-def without_text(name: str, tensors: dict[str, Tensor], shots: int) -> dict[str, float]:
+def measure_without_text(name: str, tensors: dict[str, Tensor], shots: int) -> dict[str, float]:
     """All heads and methods on one dataset."""
-    train, test = parts(tensors, shots)
+    train, test = split_rows(tensors, shots)
     classes = int(test.labels.max()) + 1
     problem = Problem(names=tuple(map(str, range(classes))), shots=shots, seed=1, dataset=name)
     nothing = torch.zeros(classes, train.features.shape[1])
-    found = of_heads(train, test, shots, classes)
+    found = measure_heads(train, test, shots, classes)
     for method, settings in METHODS.items():
-        found[method] = of_method(method, settings, nothing, problem, train, test)
+        found[method] = fit_method(method, settings, nothing, problem, train, test)
     return found
 
 
-def with_text(
+def measure_with_text(
     tensors: dict[str, Tensor], names: list[str], text: dict[str, Tensor], classes: list[int], shots: int
 ) -> dict[str, float]:
     """The methods with their text part, on some classes of Caltech101."""
-    train, test = parts(tensors, shots, classes)
+    train, test = split_rows(tensors, shots, classes)
     vectors = torch.stack([text[names[c]] for c in classes])
     problem = Problem(names=tuple(names[c] for c in classes), shots=shots, seed=1, dataset="caltech101")
-    return {name: of_method(name, settings, vectors, problem, train, test) for name, settings in WITH_TEXT.items()}
+    return {name: fit_method(name, settings, vectors, problem, train, test) for name, settings in WITH_TEXT.items()}
 
 
-def by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:
+def index_by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:
     """Vectors by plain names; of "octopus_(animal)" and "octopus_(food)" the animal."""
     found: dict[str, Tensor] = {}
     for name, vector in sorted(zip(names, vectors, strict=True), key=lambda pair: pair[0]):
@@ -172,25 +172,25 @@ def by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def measured(data: Path, shots: list[int]) -> dict[str, Any]:
+def measure_all(data: Path, shots: list[int]) -> dict[str, Any]:
     """All tables: the number of test images, and test accuracies in percent by number of shots and head."""
     about = read_json(data / "meta.json")
     tables = {}
     for name, title in DATASETS.items():
         tensors = load_file(data / f"{name}.safetensors")
-        rows = {str(k): without_text(name, tensors, k) for k in shots}
+        rows = {str(k): measure_without_text(name, tensors, k) for k in shots}
         tables[f"{title}, no text"] = {"test_images": len(tensors["test_labels"]), "accuracy": rows}
     lvis = load_file(data / "text_a_cname_detic.safetensors")["lvis"].float()
-    text = by_name(about["text"]["lvis_names"], F.normalize(lvis, dim=-1))
+    text = index_by_name(about["text"]["lvis_names"], F.normalize(lvis, dim=-1))
     tensors, names = load_file(data / "caltech101.safetensors"), about["caltech101"]["classnames"]
     classes = [c for c, name in enumerate(names) if name in text]
-    rows = {str(k): with_text(tensors, names, text, classes, k) for k in shots}
-    images = len(parts(tensors, shots[0], classes)[1].labels)
+    rows = {str(k): measure_with_text(tensors, names, text, classes, k) for k in shots}
+    images = len(split_rows(tensors, shots[0], classes)[1].labels)
     tables[f"Caltech101, {len(classes)} classes, with text"] = {"test_images": images, "accuracy": rows}
     return tables
 
 
-def markdown(title: str, table: dict[str, Any]) -> str:
+def format_table(title: str, table: dict[str, Any]) -> str:
     """A table: one row per head, one column per number of shots."""
     found = table["accuracy"]
     columns = " | ".join(f"{k} shots" if int(k) > 1 else "1 shot" for k in found)
@@ -209,10 +209,10 @@ def main() -> None:
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
     chosen = parser.parse_args()
-    tables = read_json(chosen.show) if chosen.show else measured(chosen.data, chosen.shots)
+    tables = read_json(chosen.show) if chosen.show else measure_all(chosen.data, chosen.shots)
     if chosen.json:
         write_json(chosen.json, tables)
-    present("\n\n".join(markdown(title, table) for title, table in tables.items()), SCRIPT, chosen.page)
+    print_tables("\n\n".join(format_table(title, table) for title, table in tables.items()), SCRIPT, chosen.page)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ from dca.model.findings import doubtful_labels
 SEEDS = (1, 2, 3)
 
 
-def here(items: Sequence[Item]) -> tuple[Item, ...]:
+def existing_items(items: Sequence[Item]) -> tuple[Item, ...]:
     """The images that exist on this machine."""
     return tuple(item for item in items if not isinstance(item.image, Path) or item.image.is_file())
 
 
-def some_classes(dataset: Dataset, classes: Sequence[int], train: Sequence[Item], test: Sequence[Item]) -> Dataset:
+def select_classes(dataset: Dataset, classes: Sequence[int], train: Sequence[Item], test: Sequence[Item]) -> Dataset:
     """A dataset of these classes, renumbered."""
     place = {c: n for n, c in enumerate(classes)}
     parts = [tuple(Item(i.image, place[i.label]) for i in part if i.label in place) for part in (train, test)]
@@ -45,25 +45,25 @@ def some_classes(dataset: Dataset, classes: Sequence[int], train: Sequence[Item]
     return dataclasses.replace(dataset, labels=labels, names=names, train=parts[0], val=(), test=parts[1])
 
 
-def random_task(datasets: Sequence[Dataset], number: int, classes: int = 6, shots: int = 8) -> Dataset:
+def draw_task(datasets: Sequence[Dataset], number: int, classes: int = 6, shots: int = 8) -> Dataset:
     """A few classes of a dataset: `shots` images of each for training, all others for testing."""
     rng = np.random.default_rng(number)
     dataset = datasets[number % len(datasets)]
     images: dict[int, list[Item]] = {}
-    for item in here((*dataset.train, *dataset.val, *dataset.test)):
+    for item in existing_items((*dataset.train, *dataset.val, *dataset.test)):
         images.setdefault(item.label, []).append(item)
     able = [c for c, own in images.items() if len(own) >= 2 * shots]
     chosen = sorted(rng.choice(able, classes, replace=False).tolist())
     shuffled = {c: [images[c][i] for i in rng.permutation(len(images[c]))] for c in chosen}
     train = [item for own in shuffled.values() for item in own[:shots]]
-    return some_classes(dataset, chosen, train, [item for own in shuffled.values() for item in own[shots:]])
+    return select_classes(dataset, chosen, train, [item for own in shuffled.values() for item in own[shots:]])
 
 
-def intervals(datasets: Sequence[Dataset], session: Session, tasks: int) -> None:
+def measure_intervals(datasets: Sequence[Dataset], session: Session, tasks: int) -> None:
     """How often the printed 95 % interval holds the accuracy on the other images of the classes."""
     covered, macro_covered, widths, errors = 0, 0, [], []
     for number in range(tasks):
-        task = random_task(datasets, number)
+        task = draw_task(datasets, number)
         model = Classifier("closed_form").fit(task, session=session)
         found, report = model.estimate_, model.evaluate(task)
         assert found is not None
@@ -77,7 +77,7 @@ def intervals(datasets: Sequence[Dataset], session: Session, tasks: int) -> None
           f"mean of estimate minus accuracy {100 * statistics.mean(errors):+.1f}")  # fmt: skip
 
 
-def calibration(
+def measure_calibration(
     datasets: Sequence[Dataset],
     session: Session,
     methods: Sequence[str],
@@ -105,7 +105,7 @@ def calibration(
             click.echo(f"| {method} | {K} | {cells} |")
 
 
-def area(unknown: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+def area_under_curve(unknown: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
     """AUROC in percent of scores that should be larger for unknown images; equal scores count half."""
     _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
     rank = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -113,7 +113,7 @@ def area(unknown: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
     return float(100 * (rank[unknown].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int]) -> None:
+def measure_unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int]) -> None:
     """AUROC of known against unknown test images, with half of the classes unknown."""
     for dataset in datasets:
         for K in shots:
@@ -121,7 +121,7 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
             for seed in SEEDS:
                 order = torch.randperm(len(dataset.names), generator=seeds.generator(seed, "known classes")).tolist()
                 known = sorted(order[: len(order) // 2])
-                task = some_classes(dataset, known, here(dataset.train), dataset.test)
+                task = select_classes(dataset, known, existing_items(dataset.train), dataset.test)
                 source, _ = training_part(task, K, seed, rules="strict", validation="none")
                 model = Classifier("closed_form", seed=seed).fit(source, session=session)
                 test = [item.image for item in dataset.test]
@@ -138,12 +138,12 @@ def unknown(datasets: Sequence[Dataset], session: Session, shots: Sequence[int])
                     "MCM": 1 - cosines.softmax(dim=-1).amax(dim=-1).double().cpu().numpy(),
                 }
                 for name, score in scores.items():
-                    found.setdefault(name, []).append(area(new, score))
+                    found.setdefault(name, []).append(area_under_curve(new, score))
             areas = {name: round(statistics.mean(values), 1) for name, values in found.items()}
             click.echo(f"{dataset.name}, {K} shots: AUROC {areas}")
 
 
-def labels(datasets: Sequence[Dataset], session: Session) -> None:
+def measure_labels(datasets: Sequence[Dataset], session: Session) -> None:
     """Share of flipped labels among the twice as many most suspicious images, 5 % flipped, 16 shots."""
     for dataset in datasets:
         shares = []
@@ -177,15 +177,15 @@ def main() -> None:
     chosen = parser.parse_args()
     datasets, session = [load_dataset(place) for place in chosen.data], Session(device=chosen.device)
     if chosen.study == "intervals":
-        intervals(datasets, session, chosen.tasks)
+        measure_intervals(datasets, session, chosen.tasks)
     elif chosen.study == "calibration":
-        calibration(
+        measure_calibration(
             datasets, session, chosen.method or ["closed_form"], chosen.shots or [4, 8, 16], chosen.seed or SEEDS
         )
     elif chosen.study == "unknown":
-        unknown(datasets, session, chosen.shots or [4, 16])
+        measure_unknown(datasets, session, chosen.shots or [4, 16])
     else:
-        labels(datasets, session)
+        measure_labels(datasets, session)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from side_by_side.cases import CASES
-from side_by_side.report import Outcome, as_json, exit_code, missing, outcome, table
+from side_by_side.report import Outcome, as_json, compare_case, exit_code, format_table, missing_case
 from side_by_side.setting import Setting, make_setting
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repos", type=Path, required=True, help="folder with clones, named owner+name or name")
@@ -43,10 +43,10 @@ def compare_all(folder: Path) -> list[Outcome]:
     for case in CASES:
         tree = case.repository.find(folder)
         if tree is None:
-            outcomes.append(missing(case, folder))
+            outcomes.append(missing_case(case, folder))
             continue
         setting, begin = setting or make_setting(), time.perf_counter()
-        outcomes.append(outcome(case, tree, setting))
+        outcomes.append(compare_case(case, tree, setting))
         seconds = time.perf_counter() - begin
         print(f"{case.method}: {outcomes[-1].verdict} ({seconds:.0f} s)", file=sys.stderr, flush=True)
     return outcomes
@@ -54,9 +54,9 @@ def compare_all(folder: Path) -> list[Outcome]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, and return the exit code."""
-    chosen = parsed(arguments)
+    chosen = parse_arguments(arguments)
     outcomes = compare_all(chosen.repos)
-    print(as_json(outcomes) if chosen.json else table(outcomes))
+    print(as_json(outcomes) if chosen.json else format_table(outcomes))
     return exit_code(outcomes)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import click
 import numpy as np
 import torch
-from closed_form import here, some_classes
+from closed_form import existing_items, select_classes
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,11 +39,11 @@ from dca.methods.shared.pool import Experts, Numbers, PooledHead, choose, left_o
 from dca.stats.intervals import macro_accuracy
 
 
-def drawn(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw: int, neighbours: bool) -> Dataset:
+def draw_task(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw: int, neighbours: bool) -> Dataset:
     """`shots` images per class for training, all others for testing; neighbours: by file name, not at random."""
     rng = np.random.default_rng(draw)
     images: dict[int, list[Item]] = {}
-    for item in here([item for part in parts for item in getattr(dataset, part)]):
+    for item in existing_items([item for part in parts for item in getattr(dataset, part)]):
         images.setdefault(item.label, []).append(item)
     able = sorted(c for c, own in images.items() if len(own) >= shots + 4)
     chosen = sorted(rng.choice(able, min(classes, len(able)), replace=False).tolist())
@@ -57,10 +57,10 @@ def drawn(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw
             own = [own[i] for i in rng.permutation(len(own))]
         train += own[:shots]
         rest += own[shots:]
-    return some_classes(dataset, chosen, train, rest)
+    return select_classes(dataset, chosen, train, rest)
 
 
-def only(experts: Experts, rows: Tensor) -> Experts:
+def select_rows(experts: Experts, rows: Tensor) -> Experts:
     """The same experts for some of the training images."""
     g, kernel = experts.gaussian, experts.kernel
     part = TextGaussian.of(g.x[rows], g.labels[rows], g.text, torch.unique(g.groups[rows], return_inverse=True)[1])
@@ -68,19 +68,19 @@ def only(experts: Experts, rows: Tensor) -> Experts:
     return Experts.of(part, experts.tau, experts.fixed, width=width, most=0 if kernel is None else len(g.x))
 
 
-def right_in_folds(experts: Experts, folds: Tensor, numbers: Numbers | None) -> NDArray[np.bool_]:
+def classify_in_folds(experts: Experts, folds: Tensor, numbers: Numbers | None) -> NDArray[np.bool_]:
     """Whether each training image is predicted correctly by the fit without its fold; numbers None: chosen per fold."""
     x, labels = experts.gaussian.x, experts.labels
     right = torch.zeros(len(labels), dtype=torch.bool)
     for fold in folds.unique():
-        rest = only(experts, (folds != fold).nonzero()[:, 0])
+        rest = select_rows(experts, (folds != fold).nonzero()[:, 0])
         head = PooledHead.of_experts(rest, numbers or choose(rest))
         own = folds == fold
         right[own] = head(x[own].float()).argmax(dim=-1) == labels[own]
     return right.numpy()
 
 
-def folds_of(experts: Experts, shots: int) -> Tensor:
+def assign_folds(experts: Experts, shots: int) -> Tensor:
     """A fold (N,) for every image: one image per class in each; copies share the fold of the first of them."""
     labels, groups = experts.labels, experts.gaussian.groups
     place = torch.stack([(labels[:n] == labels[n]).sum() for n in range(len(labels))]) % shots
@@ -88,7 +88,7 @@ def folds_of(experts: Experts, shots: int) -> Tensor:
     return torch.tensor([first[int(g)] for g in groups])
 
 
-def accuracies(task: Dataset, session: Session, shots: int) -> dict[str, float]:
+def measure_accuracies(task: Dataset, session: Session, shots: int) -> dict[str, float]:
     """All accuracies of one draw."""
     model = Classifier("closed_form").fit(task, session=session)
     found, report = model.estimate_, model.evaluate(task)
@@ -97,32 +97,32 @@ def accuracies(task: Dataset, session: Session, shots: int) -> dict[str, float]:
     experts, numbers = model.method_.experts, model.method_.chosen
     labels, known = experts.labels.numpy(), experts.gaussian.fellows.numpy()
     plain = left_out_logits(experts, numbers, repaired=False).argmax(dim=-1).numpy() == labels
-    folds = folds_of(experts, shots)
+    folds = assign_folds(experts, shots)
     return {
         "macro": float(np.mean(list(report.per_class.values()))),
         "micro": report.accuracy,
         "estimate": found.accuracy,
         "not repaired": macro_accuracy(plain[known], labels[known])[0],
-        "fixed numbers": macro_accuracy(right_in_folds(experts, folds, numbers), labels)[0],
-        "nested": macro_accuracy(right_in_folds(experts, folds, None), labels)[0],
+        "fixed numbers": macro_accuracy(classify_in_folds(experts, folds, numbers), labels)[0],
+        "nested": macro_accuracy(classify_in_folds(experts, folds, None), labels)[0],
         "inside": float(found.low <= np.mean(list(report.per_class.values())) <= found.high),
     }
 
 
-def table(rows: Sequence[dict[str, float]]) -> str:
+def make_table(rows: Sequence[dict[str, float]]) -> str:
     """Means over draws, and their differences to the accuracy on other images with 95 % intervals."""
     found = {name: 100 * np.array([row[name] for row in rows]) for name in rows[0]}
     inside = found.pop("inside")
     lines = [
-        f"  {name:<14} {values.mean():6.1f}   minus macro {with_interval(values - found['macro'])}"
+        f"  {name:<14} {values.mean():6.1f}   minus macro {format_mean(values - found['macro'])}"
         for name, values in found.items()
     ]
-    optimism = with_interval(found["fixed numbers"] - found["nested"])
+    optimism = format_mean(found["fixed numbers"] - found["nested"])
     covered = f"  macro inside the printed interval: {inside.sum() / 100:.0f} of {len(rows)}"
     return "\n".join([*lines, f"  optimism of the choice {optimism}", covered])
 
 
-def with_interval(values: NDArray[np.float64]) -> str:
+def format_mean(values: NDArray[np.float64]) -> str:
     """The mean of values (n,) and half the width of its 95 % interval (normal)."""
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return f"{values.mean():+5.1f} ± {half:.1f}"
@@ -141,9 +141,11 @@ def main() -> None:
     for place in given.data:
         dataset = load_dataset(place)
         for title, neighbours in (("at random", False), ("neighbours by file name", True)):
-            tasks = [drawn(dataset, parts, given.shots, given.classes, draw, neighbours) for draw in range(given.draws)]
+            tasks = [
+                draw_task(dataset, parts, given.shots, given.classes, draw, neighbours) for draw in range(given.draws)
+            ]
             click.echo(f"{dataset.name}, {given.shots} images per class, {title}")
-            click.echo(table([accuracies(task, session, given.shots) for task in tasks]))
+            click.echo(make_table([measure_accuracies(task, session, given.shots) for task in tasks]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ PLACES = (("cpu", "fp32"), ("cuda", "fp32"), ("cuda", "bf16"))
 Row = dict[str, Any]
 
 
-def specs(given: argparse.Namespace, seed: int, precision: str) -> Iterator[Spec]:
+def iterate_specs(given: argparse.Namespace, seed: int, precision: str) -> Iterator[Spec]:
     """The experiments of one seed."""
     shared = {"data": given.data, "backbone": given.backbone, "shots": given.shots, "seed": seed}
     for method in METHODS:
@@ -39,29 +39,31 @@ def specs(given: argparse.Namespace, seed: int, precision: str) -> Iterator[Spec
         yield Spec(method=method, precision=precision, options=options, **shared)
 
 
-def measured(given: argparse.Namespace, places: Sequence[tuple[str, str]], folder: Path) -> list[Row]:
+def measure(given: argparse.Namespace, places: Sequence[tuple[str, str]], folder: Path) -> list[Row]:
     """One row per method, seed and place."""
     dataset, rows = load_dataset(given.data), list[Row]()
     for device, precision in places:
         session = Session(device=device)
         for seed in given.seeds:
-            for spec in specs(given, seed, precision):
+            for spec in iterate_specs(given, seed, precision):
                 outcome = run(spec, folder / device / spec.id, dataset=dataset, session=session)
                 assert outcome.classifier is not None
                 drawn = json_digest([image.sha256 for image in outcome.classifier.training_images_])
                 result = outcome.result
                 place = f"{device} {precision}"
-                rows.append({"method": spec.method, "seed": seed, "place": place, "draw": drawn, **kept(result)})
+                rows.append(
+                    {"method": spec.method, "seed": seed, "place": place, "draw": drawn, **keep_figures(result)}
+                )
                 click.echo(f"{place:<10} {spec.method:<12} seed {seed}  {100 * result['accuracy']:.2f}", err=True)
     return rows
 
 
-def kept(result: Row) -> Row:
+def keep_figures(result: Row) -> Row:
     """The figures of a result that are compared."""
     return {name: result[name] for name in ("accuracy", "zero_shot_accuracy", "test_images", "seconds")}
 
 
-def differences(rows: Sequence[Row]) -> list[Row]:
+def compute_differences(rows: Sequence[Row]) -> list[Row]:
     """Differences to the CPU in points, one row per method and place."""
     first = " ".join(PLACES[0])
     known = {(row["method"], row["seed"]): row for row in rows if row["place"] == first}
@@ -90,8 +92,8 @@ def main() -> None:
     given = parser.parse_args()
     places = [place for place in PLACES if place[0] == "cpu" or torch.cuda.is_available()]
     with tempfile.TemporaryDirectory() as folder:
-        rows = measured(given, places, Path(folder))
-    found = differences(rows)
+        rows = measure(given, places, Path(folder))
+    found = compute_differences(rows)
     if given.json:
         click.echo(json.dumps({"rows": rows, "differences": found}, indent=1))
         return

@@ -39,12 +39,12 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def accuracy(right: Right) -> tuple[float, float, float]:
+def mean_accuracy(right: Right) -> tuple[float, float, float]:
     """Accuracy in percent and its 95 % interval."""
     return percent(right.astype(np.float64))
 
 
-def difference(ours: Right, theirs: Right) -> tuple[float, float, float]:
+def mean_difference(ours: Right, theirs: Right) -> tuple[float, float, float]:
     """`theirs` minus `ours` in points, image by image, and its 95 % interval."""
     return percent(theirs.astype(np.float64) - ours.astype(np.float64))
 
@@ -55,29 +55,29 @@ def percent(values: NDArray[np.float64]) -> tuple[float, float, float]:
     return 100 * mean, 100 * low, 100 * high
 
 
-def cell(found: Sequence[float], sign: str = "") -> str:
+def format_interval(found: Sequence[float], sign: str = "") -> str:
     """A figure with its interval, for tables.
 
-    >>> cell((1.23, 0.5, 2.0), "+")
+    >>> format_interval((1.23, 0.5, 2.0), "+")
     '+1.2 [+0.5, +2.0]'
     """
     mean, low, high = (f"{value:{sign}.1f}" for value in found)
     return f"{mean} [{low}, {high}]"
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def datasets_of(folders: Sequence[str], most: int) -> list[Dataset]:
+def load_datasets(folders: Sequence[str], most: int) -> list[Dataset]:
     """The datasets with at most so many test images, taken evenly; 0 for all."""
     found = [load_dataset(folder) for folder in folders]
     return [dataclasses.replace(d, test=d.test[:: math.ceil(len(d.test) / most)]) if most else d for d in found]
 
 
-def parser(about: str | None) -> argparse.ArgumentParser:
+def make_parser(about: str | None) -> argparse.ArgumentParser:
     """The arguments that all such measurements have."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("data", nargs="*", help="dataset folders, as `dca fit` takes them")
@@ -93,20 +93,20 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def present(tables: str, script: str, page: Path | None) -> None:
+def print_tables(tables: str, script: str, page: Path | None) -> None:
     """Print the tables, and put them on the page if there is one."""
     click.echo(tables)
     if page is not None:
         write_part(script, tables, page)
 
 
-def read(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path) -> list[dict[str, Any]]:
     """The figures that --json wrote."""
     rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return rows
 
 
-def write(file: Path | None, rows: Sequence[dict[str, Any]]) -> None:
+def write_rows(file: Path | None, rows: Sequence[dict[str, Any]]) -> None:
     """Write the figures so far, if they are to be kept."""
     if file is not None:
         write_json(file, {"rows": list(rows)})

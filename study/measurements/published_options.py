@@ -17,7 +17,17 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from paired import accuracy, cell, datasets_of, difference, markdown, parser, present, read, write
+from paired import (
+    format_interval,
+    format_table,
+    load_datasets,
+    make_parser,
+    mean_accuracy,
+    mean_difference,
+    print_tables,
+    read_rows,
+    write_rows,
+)
 
 from dca import Classifier, Session
 from dca.core.errors import UserError
@@ -82,7 +92,7 @@ class Measurements:
         return self._known[key]
 
 
-def figures(
+def make_row(
     one: Comparison, dataset: Dataset, shots: int, seeds: Sequence[int], source: Measurements
 ) -> dict[str, Any]:
     """One row: both accuracies and their difference, with intervals."""
@@ -92,60 +102,63 @@ def figures(
     )
     row: dict[str, Any] = {"method": one.method, "ours": dict(one.ours), "published": dict(one.published)}
     row |= {"dataset": dataset.name, "shots": shots, "seeds": list(seeds), "n": len(dataset.test)}
-    row |= {"accuracy": {"ours": accuracy(ours), "published": accuracy(theirs)}, "difference": difference(ours, theirs)}
+    row |= {
+        "accuracy": {"ours": mean_accuracy(ours), "published": mean_accuracy(theirs)},
+        "difference": mean_difference(ours, theirs),
+    }
     row["difference_by_seed"] = (100 * (theirs.mean(axis=1) - ours.mean(axis=1))).tolist()
     return row
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     """One row per comparison and number of shots, one column per dataset, as Markdown."""
     names = list(dict.fromkeys(row["dataset"] for row in rows))
     found: dict[tuple[str, str, str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        key = (row["method"], text(row["ours"]), text(row["published"]), row["shots"])
+        key = (row["method"], format_options(row["ours"]), format_options(row["published"]), row["shots"])
         found.setdefault(key, {})[row["dataset"]] = row
     body = []
     for (method, ours, published, shots), by_data in found.items():
-        cells = [cell(by_data[name]["difference"], "+") if name in by_data else "–" for name in names]
+        cells = [format_interval(by_data[name]["difference"], "+") if name in by_data else "–" for name in names]
         body.append([f"`{method}`", ours, published, str(shots), *cells])
     sizes = ", ".join(f"{name} {n:,}" for name, n in {row["dataset"]: row["n"] for row in rows}.items())
     seeds = ", ".join(map(str, rows[0]["seeds"])) if rows else ""
     about = f"Points of the published setting against ours, mean of seeds {seeds}, with the 95 % interval over "
     about += f"the test images ({sizes}):"
-    return f"{about}\n\n{markdown(['method', 'ours', 'published', 'shots', *names], body)}"
+    return f"{about}\n\n{format_table(['method', 'ours', 'published', 'shots', *names], body)}"
 
 
-def text(options: Mapping[str, Any]) -> str:
+def format_options(options: Mapping[str, Any]) -> str:
     """Options as they are typed."""
     return " ".join(f"`{name}={value}`" for name, value in options.items())
 
 
 def main() -> int:
     """Measure and print; returns 2 if a comparison failed."""
-    arguments = parser(__doc__)
+    arguments = make_parser(__doc__)
     arguments.add_argument("--all", action="store_true", help="also methods that run the image tower in every step")
     arguments.add_argument("--method", action="append", help="repeatable; all unless given")
     chosen = arguments.parse_args()
     if chosen.show:
-        present(tables(read(chosen.show)), SCRIPT, chosen.page)
+        print_tables(make_tables(read_rows(chosen.show)), SCRIPT, chosen.page)
         return 0
     source = Measurements(Session(device=chosen.device), chosen.backbone, chosen.epochs)
     able = [one for one in COMPARISONS if chosen.all or not one.images]
     wanted = [one for one in able if one.method in (chosen.method or [one.method])]
     rows, failed = list[dict[str, Any]](), 0
-    for dataset in datasets_of(chosen.data, chosen.test_images):
+    for dataset in load_datasets(chosen.data, chosen.test_images):
         for one in (one for one in wanted if one.applies(dataset)):
             for shots in chosen.shots or (4, 16):
                 place = f"{dataset.name}, {one.method} {dict(one.published)}, {shots} shots"
                 try:
-                    rows.append(figures(one, dataset, shots, chosen.seed or (1, 2, 3), source))
+                    rows.append(make_row(one, dataset, shots, chosen.seed or (1, 2, 3), source))
                 except UserError as error:  # training with the printed sums may diverge
                     click.echo(f"{place}: {error.problem}", err=True)
                     failed += 1
                     continue
                 click.echo(f"{place}: done", err=True)
-                write(chosen.json, rows)
-    present(tables(rows), SCRIPT, chosen.page)
+                write_rows(chosen.json, rows)
+    print_tables(make_tables(rows), SCRIPT, chosen.page)
     return 2 if failed else 0
 
 

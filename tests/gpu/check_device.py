@@ -33,7 +33,7 @@ from dca.training.training_images import TrainingImages
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
 
-def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
+def make_sample(clip: CLIP) -> tuple[Dataset, TrainingImages]:
     """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
     return data, TrainingImages(data.train, Session(device=str(clip.device)), clip, seed=1)
@@ -42,13 +42,13 @@ def sample_of(clip: CLIP) -> tuple[Dataset, TrainingImages]:
 def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
     """DCA on the sample images, prepared, on one device."""
     clip = CLIP.from_pretrained(backbone).to_device(device).with_dtype(dtype)
-    data, images = sample_of(clip)
+    data, images = make_sample(clip)
     method = DCA.build(clip, Problem(names=data.names, shots=8, seed=1), DCAOptions())
     method.prepare(images)
     return method, images
 
 
-def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
+def observe_step(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
     """The values on which both devices must agree, from one augmented batch."""
     generator = seeds.generator(1, "check")
     indices = torch.arange(32)
@@ -70,7 +70,7 @@ def observe(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
     return {name: value.float().cpu() for name, value in seen.items()}
 
 
-def milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
+def measure_milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
     """Time of one training step: batch, forward, backward."""
     generator = seeds.generator(1, "time")
 
@@ -81,10 +81,10 @@ def milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
         )
         torch.stack(list(method.step(batch).terms.values())).sum().backward()
 
-    return _timed(step, steps, images.labels.is_cuda)
+    return _measure(step, steps, images.labels.is_cuda)
 
 
-def _timed(work: Callable[[], object], times: int, cuda: bool) -> float:
+def _measure(work: Callable[[], object], times: int, cuda: bool) -> float:
     for _ in range(2):
         work()
     if cuda:
@@ -97,7 +97,7 @@ def _timed(work: Callable[[], object], times: int, cuda: bool) -> float:
     return 1000 * (time.perf_counter() - began) / times
 
 
-def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tuple[float, float, float | None]:
+def compare_recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tuple[float, float, float | None]:
     """Largest relative gap between gradients of a recorded step and of one as written, without kernels.
 
     Also the milliseconds of both.
@@ -120,19 +120,19 @@ def recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tu
     with without_triton():
         compute_gradients(method, second)
         want = [p.grad.clone() for p in method.parameters() if p.grad is not None]
-        written = _timed(lambda: compute_gradients(method, second), 5, True)
+        written = _measure(lambda: compute_gradients(method, second), 5, True)
     gap = max(float((a - b).norm() / b.norm().clamp_min(1e-12)) for a, b in zip(got, want, strict=True))
-    return gap, written, _timed(lambda: gradients(second), 20, True) if gradients.recorded else None
+    return gap, written, _measure(lambda: gradients(second), 20, True) if gradients.recorded else None
 
 
 def check_recordings(clip: CLIP) -> bool:
     """Whether the recorded gradients of every method that trains on images are within the limit."""
-    data, images = sample_of(clip)
+    data, images = make_sample(clip)
     good = True
     for name, kind in all_methods().items():
         if kind.trains_on != "images":
             continue
-        gap, written, replayed = recorded(name, clip, images, data)
+        gap, written, replayed = compare_recorded(name, clip, images, data)
         good &= gap <= LIMITS["gradients"]
         how = "not recorded" if replayed is None else f"recorded {replayed:.1f}"
         print(f"{name:<10} gradients {gap:.1e} apart; ms per step: written {written:.1f}, {how}")
@@ -151,7 +151,7 @@ class ReadsBack(CoOp):
 
 def check_refusal(clip: CLIP) -> bool:
     """Whether a step that cannot be recorded raises a UserError. Called last: CUDA may be unusable afterwards."""
-    data, images = sample_of(clip)
+    data, images = make_sample(clip)
     method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())
     gradients, generator, rows = StepRunner(method), seeds.generator(1, "refused"), torch.arange(32)
     batch = Batch(images.pixels(rows, generator, augment=True), images.labels[rows.to(clip.device)], generator)
@@ -175,16 +175,16 @@ def main() -> int:
         return 0
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     cpu, gpu = build(backbone, "cpu", torch.float32), build(backbone, "cuda", torch.float32)
-    ours, theirs = observe(*cpu), observe(*gpu)
+    ours, theirs = observe_step(*cpu), observe_step(*gpu)
     failed = False
     for name, limit in LIMITS.items():
         gap = float((ours[name] - theirs[name]).abs().max())
         failed |= gap > limit
         print(f"{name:<16} largest difference {gap:.1e} (limit {limit:.0e})")
     half = build(backbone, "cuda", torch.bfloat16)
-    same = observe(*half)["probabilities"].argmax(-1) == ours["probabilities"].argmax(-1)
+    same = observe_step(*half)["probabilities"].argmax(-1) == ours["probabilities"].argmax(-1)
     print(f"bf16 predictions equal to the CPU's: {float(same.float().mean()):.1%}")
-    times = milliseconds(*cpu, steps=3), milliseconds(*gpu), milliseconds(*half)
+    times = measure_milliseconds(*cpu, steps=3), measure_milliseconds(*gpu), measure_milliseconds(*half)
     print("ms per step as written: cpu {:.0f}, gpu fp32 {:.1f}, gpu bf16 {:.1f}".format(*times))
     failed |= not check_recordings(gpu[0].clip)
     return int(failed | (not check_refusal(gpu[0].clip)))

@@ -22,14 +22,14 @@ def script() -> ModuleType:
 
 
 def test_the_docs_list_the_methods_as_they_are(script: ModuleType) -> None:
-    assert script.method_table() == script.pages.read_part(script.METHODS), "run: python scripts/method_table.py"
+    assert script.make_method_table() == script.pages.read_part(script.METHODS), "run: python scripts/method_table.py"
 
 
 def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> None:
     """The table of the docs and measured.json, made again from the result files."""
     study, results = str(ROOT / "study" / "few-shot.toml"), ROOT / "study" / "results" / "study.jsonl"
     table, command = (
-        script.study_table(study, results),
+        script.make_study_table(study, results),
         "python scripts/method_table.py --results study/results/study.jsonl",
     )
     assert table == script.pages.read_part(script.STUDY), f"run: {command}"

@@ -89,7 +89,7 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextlib.contextmanager
-def importing(root: Path, stubs: Sequence[str] = THIRD_PARTY) -> Iterator[None]:
+def import_from(root: Path, stubs: Sequence[str] = THIRD_PARTY) -> Iterator[None]:
     """Within, modules of the repository at `root` can be imported, and packages named in `stubs` are stubs.
 
     Several repositories have modules of the same name (`clip`, `utils`, `train`): each context has its own. Nothing is
@@ -118,19 +118,19 @@ def importing(root: Path, stubs: Sequence[str] = THIRD_PARTY) -> Iterator[None]:
         sys.dont_write_bytecode = written
 
 
-def _kept(value: Any) -> bool:
+def _should_stay(value: Any) -> bool:
     """Whether an argument of `to` or `type` may stay: it is neither a GPU nor a type of lower precision."""
     if isinstance(value, str | torch.device):
         return not str(value).startswith("cuda")
     return value not in (torch.float16, torch.float32)
 
 
-def _staying(move: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_on_cpu(move: Callable[..., Any]) -> Callable[..., Any]:
     """`to` or `type` of tensors or modules that ignores what is not to change."""
 
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kept = tuple(value for value in args if isinstance(value, Tensor) or _kept(value))
-        named = {name: value for name, value in kwargs.items() if _kept(value)}
+        kept = tuple(value for value in args if isinstance(value, Tensor) or _should_stay(value))
+        named = {name: value for name, value in kwargs.items() if _should_stay(value)}
         # Without arguments `type` gives the name of the type.
         return move(self, *kept, **named) if kept or named or not (args or kwargs) else self
 
@@ -159,12 +159,12 @@ def _itself(self: Any, *args: Any, **kwargs: Any) -> Any:
 def on_cpu() -> Iterator[None]:
     """Within, tensors and modules stay on the CPU, numbers are float64, and nothing is printed or logged."""
     replaced: list[tuple[Any, str, Any]] = [
-        (Tensor, "type", _staying(Tensor.type)),
+        (Tensor, "type", _keep_on_cpu(Tensor.type)),
         (Tensor, "numpy", _number_from_one(Tensor.numpy)),
     ]
     for kind in (Tensor, nn.Module):
         replaced += [(kind, "cuda", _itself), (kind, "half", _to_float64), (kind, "float", _to_float64)]
-        replaced += [(kind, "to", _staying(kind.to))]
+        replaced += [(kind, "to", _keep_on_cpu(kind.to))]
     default, disabled = torch.get_default_dtype(), logging.root.manager.disable
     with contextlib.ExitStack() as stack:
         for kind, name, function in replaced:
@@ -181,9 +181,9 @@ def on_cpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(root: Path, stubs: Sequence[str] = THIRD_PARTY) -> Iterator[None]:
+def run_authors_code(root: Path, stubs: Sequence[str] = THIRD_PARTY) -> Iterator[None]:
     """`importing` and `on_cpu` together."""
-    with importing(root, stubs), on_cpu():
+    with import_from(root, stubs), on_cpu():
         yield
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.clip_svd import CLIPSVD
-from side_by_side.authors import Recorder, Watched, running
-from side_by_side.comparing import Observed, finished_logits, one_step
+from side_by_side.authors import Recorder, Watched, run_authors_code
+from side_by_side.comparing import Observed, finish_and_classify, run_step
 from side_by_side.setting import NAMES, Setting
 
 # Our names of the decomposed matrices, and where the authors' model keeps them in a block.
@@ -61,7 +61,7 @@ def clip_svd(root: Path, setting: Setting) -> tuple[Observed, Observed]:
         lr=0.0, save_path=None, **{f"train_{part}": value for part, value in ON.items()},
     )  # fmt: skip
     data = SimpleNamespace(classnames=NAMES, template=setting.problem().template)
-    with running(root):
+    with run_authors_code(root):
         train = importlib.import_module("train")
         vars(train.clip)["tokenize"] = setting.tokenize
         clip = setting.authors_clip(importlib.import_module("clip.model").build_model)
@@ -72,5 +72,5 @@ def clip_svd(root: Path, setting: Setting) -> tuple[Observed, Observed]:
         train.run_training(args, clip, 100, data, setting.train.loader(), test, test)
     gradients = {name: p.grad for name, p in freezing.trained.items() if p.grad is not None}
     theirs = Observed(accuracy.calls[-1][0][0], loss.calls[0][1], gradients)
-    found, stacked = one_step(ours, setting.batch())
-    return theirs, Observed(finished_logits(ours, setting.train, setting.test), found, as_theirs(stacked))
+    found, stacked = run_step(ours, setting.batch())
+    return theirs, Observed(finish_and_classify(ours, setting.train, setting.test), found, as_theirs(stacked))

@@ -39,7 +39,7 @@ class Difference:
         return all(value is None or value <= limit for value, limit in found)
 
 
-def worst(one: Tensor, other: Tensor) -> float:
+def largest_difference(one: Tensor, other: Tensor) -> float:
     """Largest absolute difference of two tensors of the same shape."""
     if one.shape != other.shape:
         raise ValueError(f"shapes {tuple(one.shape)} and {tuple(other.shape)} differ")
@@ -51,17 +51,17 @@ def difference(theirs: Observed, ours: Observed) -> Difference:
     if theirs.gradients.keys() != ours.gradients.keys():
         raise ValueError(f"gradients of {sorted(theirs.gradients)} and of {sorted(ours.gradients)}")
     relative = [
-        worst(gradient, ours.gradients[name]) / float(gradient.detach().abs().max().clamp_min(1e-30))
+        largest_difference(gradient, ours.gradients[name]) / float(gradient.detach().abs().max().clamp_min(1e-30))
         for name, gradient in theirs.gradients.items()
     ]
     return Difference(
-        logits=worst(theirs.logits, ours.logits),
-        loss=None if theirs.loss is None or ours.loss is None else worst(theirs.loss, ours.loss),
+        logits=largest_difference(theirs.logits, ours.logits),
+        loss=None if theirs.loss is None or ours.loss is None else largest_difference(theirs.loss, ours.loss),
         gradient=max(relative) if relative else None,
     )
 
 
-def one_step(method: TrainedMethod, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def run_step(method: TrainedMethod, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one training step of our method, and the gradients by parameter."""
     loss = torch.stack(list(method.step(batch).terms.values())).sum()
     parameters = dict(method.named_parameters())
@@ -70,7 +70,7 @@ def one_step(method: TrainedMethod, batch: Batch) -> tuple[Tensor, dict[str, Ten
 
 
 @torch.no_grad()
-def finished_logits(method: Any, train: Any, test: Any) -> Tensor:
+def finish_and_classify(method: Any, train: Any, test: Any) -> Tensor:
     """Logits of the test images by our finished method."""
     method.finish(train)
     method.build_head()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dca.backbones.clip.weights import openai_source
 from dca.methods.cross_modal import CrossModal
-from side_by_side.authors import Recorder, running
-from side_by_side.comparing import Observed, finished_logits, one_step
+from side_by_side.authors import Recorder, run_authors_code
+from side_by_side.comparing import Observed, finish_and_classify, run_step
 from side_by_side.setting import BLOCKS, NAMES, Setting
 
 WISE = 0.5
@@ -88,7 +88,7 @@ def as_theirs(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def prepared(setting: Setting, form: str, wise: float, noise: Tensor) -> CrossModal:
+def prepare_method(setting: Setting, form: str, wise: float, noise: Tensor) -> CrossModal:
     """Our method before training, with the noise added to its initial weights."""
     chosen = CrossModal.parse_options({"form": form, "wise": wise, "keep": "last"})
     method = CrossModal.build(setting.clip, setting.problem("imagenet"), chosen)
@@ -101,7 +101,7 @@ def prepared(setting: Setting, form: str, wise: float, noise: Tensor) -> CrossMo
 def compare(root: Path, setting: Setting, form: str, layers: int, logit: float) -> tuple[Observed, Observed]:
     """One training step on all images, their mirror images and all sentences, and the heads after it."""
     labels = setting.train.labels.repeat(2)
-    with running(root):
+    with run_authors_code(root):
         authors = Authors(setting, layers, logit)
         noise = setting.noise(authors.head.weight, 0.02, "head")
         authors.head.weight.data.add_(noise)
@@ -110,11 +110,11 @@ def compare(root: Path, setting: Setting, form: str, layers: int, logit: float) 
         loss = authors.step([(rows, labels)], [(authors.rows(test.pixels), test.labels)])
         theirs = Observed(authors.test_logits(test.pixels), loss, authors.gradients())
 
-    method = prepared(setting, form, 0.0, noise)
+    method = prepare_method(setting, form, 0.0, noise)
     inputs, targets = method.training_rows(setting.train)  # repeated to fill an epoch
-    loss, gradients = one_step(method, setting.batch(inputs[: len(labels)], targets[: len(labels)]))
-    methods = (method, prepared(setting, form, WISE, noise))
-    logits = torch.cat([finished_logits(one, setting.train, setting.test) for one in methods])
+    loss, gradients = run_step(method, setting.batch(inputs[: len(labels)], targets[: len(labels)]))
+    methods = (method, prepare_method(setting, form, WISE, noise))
+    logits = torch.cat([finish_and_classify(one, setting.train, setting.test) for one in methods])
     return theirs, Observed(logits, loss, as_theirs(gradients))
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from dca.methods.gda import GDA, GDAOptions
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions
 from dca.methods.tip_adapter_f import TipAdapterF, TipAdapterFOptions
-from side_by_side.authors import Recorder, Watched, running
-from side_by_side.comparing import Observed, finished_logits, one_step
+from side_by_side.authors import Recorder, Watched, run_authors_code
+from side_by_side.comparing import Observed, finish_and_classify, run_step
 from side_by_side.setting import NAMES, SHOTS, VIEWS, Setting
 
 # The authors' configuration file, with the ranges and starting values that our rules `strict` has.
@@ -56,16 +56,16 @@ def _tip_inputs(script: Script, setting: Setting, config: dict[str, Any]) -> tup
 
 def tip_adapter(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Cache, search of α and β, and test logits."""
-    with running(root), tempfile.TemporaryDirectory() as folder:
+    with run_authors_code(root), tempfile.TemporaryDirectory() as folder:
         script, config = Script("main", setting), {**TIP_CONFIG, "cache_dir": folder}
         script.module.run_tip_adapter(config, *_tip_inputs(script, setting, config), script.text)
     ours = TipAdapter.build(setting.clip, setting.problem("imagenet"), TipAdapterOptions(views=VIEWS))
-    return Observed(script.last_logits), Observed(finished_logits(ours, setting.train, setting.test))
+    return Observed(script.last_logits), Observed(finish_and_classify(ours, setting.train, setting.test))
 
 
 def tip_adapter_f(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """One training step of the keys at learning rate 0, then the search and test logits."""
-    with running(root), tempfile.TemporaryDirectory() as folder:
+    with run_authors_code(root), tempfile.TemporaryDirectory() as folder:
         script, config = Script("main", setting), {**TIP_CONFIG, "cache_dir": folder, "lr": 0.0}
         loss, keys = Recorder(F.cross_entropy), Recorder(nn.Parameter)
         vars(script.module).update(F=Watched(F, cross_entropy=loss), nn=Watched(nn, Parameter=keys))
@@ -77,15 +77,15 @@ def tip_adapter_f(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     chosen = TipAdapterFOptions(views=VIEWS, train_views=1)
     ours = TipAdapterF.build(setting.clip, setting.problem("imagenet"), chosen)
     ours.prepare(setting.train)
-    found, gradients = one_step(ours, setting.batch(*ours.training_rows(setting.train)))
-    return theirs, Observed(finished_logits(ours, setting.train, setting.test), found, gradients)
+    found, gradients = run_step(ours, setting.batch(*ours.training_rows(setting.train)))
+    return theirs, Observed(finish_and_classify(ours, setting.train, setting.test), found, gradients)
 
 
 def gda(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Means, inverse covariance, search of α, and test logits."""
     validation = setting.train.validation
     assert validation is not None
-    with running(root):
+    with run_authors_code(root):
         script = Script("main_few_shots", setting)
         features = [
             script.module.pre_load_features({}, "", script.clip, x.loader()) for x in (validation, setting.test)
@@ -98,4 +98,4 @@ def gda(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     # In float64: the inverse covariance makes weights of several hundreds, and float32 would round at 1e-4.
     exact = setting.exact
     ours = GDA.build(exact.clip, setting.problem("imagenet"), GDAOptions(views=VIEWS))
-    return Observed(script.last_logits), Observed(finished_logits(ours, exact.train, exact.test))
+    return Observed(script.last_logits), Observed(finish_and_classify(ours, exact.train, exact.test))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from dca.methods.gallop import GalLoP, draw_prompts
-from side_by_side.authors import THIRD_PARTY, Recorder, Watched, running
-from side_by_side.comparing import Observed, finished_logits, one_step
+from side_by_side.authors import THIRD_PARTY, Recorder, Watched, run_authors_code
+from side_by_side.comparing import Observed, finish_and_classify, run_step
 from side_by_side.setting import NAMES, Setting
 
 # Our parameters, and the authors' names of them.
@@ -23,7 +23,7 @@ PLACES = {
 }
 
 
-def built(setting: Setting, ours: GalLoP) -> Any:
+def build_authors_model(setting: Setting, ours: GalLoP) -> Any:
     """The authors' model with our values."""
     # OpenAI's package, which this repository does not have a copy of.
     clip = importlib.import_module("clip")
@@ -50,8 +50,8 @@ def gallop(root: Path, setting: Setting) -> tuple[Observed, Observed]:
             tensor.add_(setting.noise(tensor, 0.02, name))
     B, G, batch = len(setting.train.labels), ours.options.global_prompts, setting.batch()
     chosen = draw_prompts(B, G, ours.options.dropout, setting.batch().noise)
-    with running(root, (*THIRD_PARTY, "clip")):
-        model = built(setting, ours)
+    with run_authors_code(root, (*THIRD_PARTY, "clip")):
+        model = build_authors_model(setting, ours)
         parts = importlib.import_module("gallop.vlprompt.tools.global_local_loss")
         vars(parts)["torch"] = Watched(torch, randint=lambda *args, **kwargs: chosen[:, None])
         loss_of = parts.GlobalLocalLoss(topk=list(ours.options.top), global_dropout_p=ours.options.dropout)
@@ -64,5 +64,5 @@ def gallop(root: Path, setting: Setting) -> tuple[Observed, Observed]:
             model.eval().create_prediction_scores(*model(setting.exact.test.pixels, list(NAMES)))
     trained = dict(model.named_parameters())
     theirs = Observed(softmax.calls[-1][0][0], loss, {name: trained[place].grad for name, place in PLACES.items()})
-    loss, gradients = one_step(ours, batch)
-    return theirs, Observed(finished_logits(ours, setting.train, setting.test), loss, gradients)
+    loss, gradients = run_step(ours, batch)
+    return theirs, Observed(finish_and_classify(ours, setting.train, setting.test), loss, gradients)

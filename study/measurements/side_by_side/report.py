@@ -29,7 +29,7 @@ class Outcome:
     problem: str = ""
 
 
-def outcome(case: Case, tree: Path, setting: Setting) -> Outcome:
+def compare_case(case: Case, tree: Path, setting: Setting) -> Outcome:
     """Compare with the repository in folder `tree`."""
     at = commit(tree)
     try:
@@ -39,28 +39,28 @@ def outcome(case: Case, tree: Path, setting: Setting) -> Outcome:
     return Outcome(case, "agrees" if found.agrees else "differs", at, found)
 
 
-def missing(case: Case, folder: Path) -> Outcome:
+def missing_case(case: Case, folder: Path) -> Outcome:
     """The repository is not there."""
     return Outcome(case, "not compared", problem=case.repository.how_to_get(folder))
 
 
-def figure(value: float | None) -> str:
+def format_figure(value: float | None) -> str:
     """A difference in the table."""
     return "" if value is None else f"{value:.1e}"
 
 
-def cells(one: Outcome) -> tuple[str, ...]:
+def format_cells(one: Outcome) -> tuple[str, ...]:
     """The row of an outcome."""
     place = one.case.repository.full_name + (f"@{one.commit}" if one.commit else "")
     found = one.found
-    numbers = ("", "", "") if found is None else tuple(map(figure, (found.logits, found.loss, found.gradient)))
+    numbers = ("", "", "") if found is None else tuple(map(format_figure, (found.logits, found.loss, found.gradient)))
     return (f"`{one.case.method}`", place, *numbers, one.verdict, one.problem or one.case.note)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def format_table(outcomes: Sequence[Outcome]) -> str:
     """All outcomes as a Markdown table."""
     first = [f"| {' | '.join(HEADER)} |", "|---|---|---:|---:|---:|---|---|"]
-    return "\n".join([*first, *(f"| {' | '.join(cells(one))} |" for one in outcomes)])
+    return "\n".join([*first, *(f"| {' | '.join(format_cells(one))} |" for one in outcomes)])
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:

@@ -19,14 +19,14 @@ from torch.nn.modules.utils import _pair
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Residual
 from dca.methods.vpt import VPT
-from side_by_side.authors import extract, running
-from side_by_side.comparing import Observed, finished_logits, one_step
+from side_by_side.authors import extract, run_authors_code
+from side_by_side.comparing import Observed, finish_and_classify, run_step
 from side_by_side.setting import BLOCKS, NAMES, PATCH, SIZE, Setting
 
 TOKENS = 4
 
 
-def prepared(setting: Setting, placement: str, depth: int) -> VPT:
+def prepare_method(setting: Setting, placement: str, depth: int) -> VPT:
     """Our method before training. Its random tokens are copied to the authors' model."""
     chosen = VPT.parse_options({"placement": placement, "tokens": TOKENS, "depth": depth})
     method = VPT.build(setting.clip, setting.problem(), chosen)
@@ -34,10 +34,10 @@ def prepared(setting: Setting, placement: str, depth: int) -> VPT:
     return method
 
 
-def observed(method: VPT, setting: Setting) -> Observed:
+def observe_method(method: VPT, setting: Setting) -> Observed:
     """One training step and the finished model."""
-    loss, gradients = one_step(method, setting.batch())
-    return Observed(finished_logits(method, setting.train, setting.test), loss, gradients)
+    loss, gradients = run_step(method, setting.batch())
+    return Observed(finish_and_classify(method, setting.train, setting.test), loss, gradients)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def shape_of(clip: CLIP) -> SimpleNamespace:
 
 def original(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Tokens of the first repository, in all blocks, on CLIP's tower."""
-    ours, clip = prepared(setting, "original", BLOCKS), setting.exact.clip
+    ours, clip = prepare_method(setting, "original", BLOCKS), setting.exact.clip
     path = root / "src" / "models" / "vit_prompt" / "vit.py"
     names = {"math": math, "torch": torch, "nn": nn, "reduce": reduce, "mul": mul, "_pair": _pair}
     names |= {"Dropout": nn.Dropout, "Transformer": ClipTransformer, "__name__": "vit_prompt"}
@@ -95,18 +95,18 @@ def original(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     loss = F.cross_entropy(logits(setting.exact.train.pixels), setting.train.labels)
     gradient = torch.cat(torch.autograd.grad(loss, [tower.prompt_embeddings, tower.deep_prompt_embeddings]))
     theirs = Observed(logits(setting.exact.test.pixels), loss, {"tokens": gradient})
-    return theirs, observed(ours, setting)
+    return theirs, observe_method(ours, setting)
 
 
 def maple(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Tokens of MaPLe's repository, in all blocks but the last."""
     depth = BLOCKS - 1
-    ours = prepared(setting, "maple", depth)
+    ours = prepare_method(setting, "maple", depth)
     design = {"trainer": "VPT", "vision_depth": depth, "vision_ctx": TOKENS, "language_depth": 0, "language_ctx": 0}
     config = SimpleNamespace(
         TRAINER=SimpleNamespace(VPT=SimpleNamespace(N_CTX_VISION=TOKENS)), INPUT=SimpleNamespace(SIZE=(SIZE, SIZE))
     )
-    with running(root):
+    with run_authors_code(root):
         trainer = importlib.import_module("trainers.vpt")
         vars(trainer.clip)["tokenize"] = setting.tokenize
         clip = setting.authors_clip(importlib.import_module("clip.model").build_model, design)
@@ -118,18 +118,18 @@ def maple(root: Path, setting: Setting) -> tuple[Observed, Observed]:
         loss = model(setting.exact.train.pixels, setting.train.labels, training=True)
         gradient = torch.stack(torch.autograd.grad(loss, tokens))
         found = Observed(model(setting.exact.test.pixels), loss, {"tokens": gradient})
-    return found, observed(ours, setting)
+    return found, observe_method(ours, setting)
 
 
 def dapt(root: Path, setting: Setting) -> tuple[Observed, Observed]:
     """Tokens of DAPT's repository, in front of the first block; its text context holds "a photo of a"."""
-    ours = prepared(setting, "dapt", 1)
+    ours = prepare_method(setting, "dapt", 1)
     words = setting.clip.tokenizer.encode("a photo of a")
     sizes = SimpleNamespace(VIS_NUM_TOKENS=TOKENS, TXT_NUM_TOKENS=len(words), VIS_DROPOUT=0.0)
     config = SimpleNamespace(
         TRAINER=SimpleNamespace(DAPT=sizes), INPUT=SimpleNamespace(SIZE=(SIZE, SIZE)), USE_CUDA=False
     )
-    with running(root):
+    with run_authors_code(root):
         trainer = importlib.import_module("trainers.dapt")
         vars(trainer.clip)["tokenize"] = setting.tokenize
         vars(trainer)["_tokenizer"] = SimpleNamespace(encode=setting.clip.tokenizer.encode)
@@ -141,4 +141,4 @@ def dapt(root: Path, setting: Setting) -> tuple[Observed, Observed]:
         loss = F.cross_entropy(model(setting.exact.train.pixels)[0], setting.train.labels)
         (gradient,) = torch.autograd.grad(loss, [learner.vis_ctx])
         found = Observed(model(setting.exact.test.pixels)[0], loss, {"tokens": gradient})
-    return found, observed(ours, setting)
+    return found, observe_method(ours, setting)

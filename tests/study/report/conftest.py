@@ -56,7 +56,7 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in sorted(script.shipped()):
         for cell in filter(wanted, script.load_specification(name).cells):
             if not (folder / cell.id).exists():
-                script.write_cell(folder, cell, script.result_of(cell))
+                script.write_cell(folder, cell, script.invent_result(cell))
     write_run(folder, 0.75, data="my photos & <more>", method="closed_form", shots=None)
     write_run(folder, 0.99, data="eurosat", method="gda", measured_on="validation")
     spec = Spec(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", rules="paper")
