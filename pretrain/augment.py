@@ -23,7 +23,7 @@ class Mix:
     share: Tensor
 
 
-def styles_of(batch: int, config: AugmentConfig, device: torch.device) -> Tensor:
+def pick_styles(batch: int, config: AugmentConfig, device: torch.device) -> Tensor:
     """A style for each position of the batch: (B,). Batches are in random order, so the positions may be fixed."""
     counts = [round(config.grey * batch), round(config.blurry * batch)]
     styles = torch.zeros(batch, dtype=torch.long, device=device)

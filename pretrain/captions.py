@@ -84,7 +84,7 @@ class Meaning:
     wordings: tuple[tuple[str, ...], ...]
 
 
-def key_of(*parts: str) -> int:
+def hash_key(*parts: str) -> int:
     """Number of a key, in [0, 2**63)."""
     return int.from_bytes(hashlib.blake2b("/".join(parts).encode(), digest_size=8).digest(), "big") >> 1
 
@@ -98,19 +98,19 @@ def with_article(name: str) -> str:
     return ("an " if name[:1].lower() in "aeiou" else "a ") + name
 
 
-def say(templates: Sequence[str], name: str, *more: str, colour: str = "") -> tuple[str, ...]:
+def fill_templates(templates: Sequence[str], name: str, *more: str, colour: str = "") -> tuple[str, ...]:
     """The name in every template."""
     return tuple(t.format(name, *more, a=with_article(name), c=colour) for t in templates)
 
 
-def named(name: str, kind: str, key: int, text: str, extra: Sequence[str] = ()) -> Meaning:
+def meaning_of_name(name: str, kind: str, key: int, text: str, extra: Sequence[str] = ()) -> Meaning:
     """A name as meaning, with the templates of its kind of image."""
-    plain = say(TEMPLATES.get(kind, TEMPLATES["photo"]), name) + tuple(extra)
-    styled = tuple(say(STYLED[s], name) if kind in ("photo", "product") else () for s in STYLES[1:])
+    plain = fill_templates(TEMPLATES.get(kind, TEMPLATES["photo"]), name) + tuple(extra)
+    styled = tuple(fill_templates(STYLED[s], name) if kind in ("photo", "product") else () for s in STYLES[1:])
     return Meaning(key, text, (plain, *styled))
 
 
-def captioned(caption: str, key: int) -> Meaning:
+def meaning_of_caption(caption: str, key: int) -> Meaning:
     """A sentence as meaning, used unchanged."""
     start = caption[:1].lower() + caption[1:]
     grey = (f"a black and white photo of {start}", f"black and white: {start}")
@@ -118,12 +118,12 @@ def captioned(caption: str, key: int) -> Meaning:
     return Meaning(key, caption, ((caption,), grey, blurry))
 
 
-def describe(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> list[Meaning]:
+def find_meanings(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> list[Meaning]:
     """The meanings of an image; one that occurs twice is drawn twice as often.
 
     colour: name of the dominant colour of the image; empty if there is none.
     """
-    found = [captioned(c, key_of("image", record.id)) for c in record.captions]
+    found = [meaning_of_caption(c, hash_key("image", record.id)) for c in record.captions]
     if record.auto:
         return found * 2 + _scene(record)
     if not record.names:
@@ -133,31 +133,31 @@ def describe(record: Record, kind: str, lexicon: Lexicon, colour: str = "") -> l
 
 def _scene(record: Record) -> list[Meaning]:
     """Meanings of an image of several things: all of them, the largest, the two largest."""
-    key = key_of("scene", record.auto)
+    key = hash_key("scene", record.auto)
     wordings = (f"a photo of {record.auto}.", record.auto, f"{record.auto} in a photo")
     whole = Meaning(key, record.auto, (wordings, (), ()))
     largest = record.names[0]
-    meanings = [whole] * 3 + [named(largest, "photo", key_of("name", largest), largest)]
+    meanings = [whole] * 3 + [meaning_of_name(largest, "photo", hash_key("name", largest), largest)]
     if len(record.names) > 1:
         pair = f"{with_article(largest)} and {with_article(record.names[1])}"
-        meanings.append(Meaning(key_of("scene", pair), pair, ((f"a photo of {pair}.", pair), (), ())))
+        meanings.append(Meaning(hash_key("scene", pair), pair, ((f"a photo of {pair}.", pair), (), ())))
     return meanings
 
 
 def _things(record: Record, kind: str, lexicon: Lexicon, colour: str) -> list[Meaning]:
     """Meanings of an image of one thing: name, synonyms, kinds and colour."""
     first = record.names[0]
-    key = key_of("name", first.lower())
+    key = hash_key("name", first.lower())
     noun = lexicon.nouns.get(record.wnid) or (lexicon.find(first) if kind != "aerial" else None)
     text = lexicon.describe(noun) if noun else first
     kinds = lexicon.kinds(noun.wnid) if noun else []
-    extra = [w for k in kinds for w in say(KIND_TEMPLATES, first, k)] if kind == "photo" else []
-    meanings = [named(first, kind, key, text, extra)] * 4
+    extra = [w for k in kinds for w in fill_templates(KIND_TEMPLATES, first, k)] if kind == "photo" else []
+    meanings = [meaning_of_name(first, kind, key, text, extra)] * 4
     for name in (*LAND.get(first, ()), *record.names[1:4]):
-        meanings.append(named(name, kind, key, text if record.wnid else name))
-    meanings += [named(k, kind, key, k) for k in kinds[:2]]
+        meanings.append(meaning_of_name(name, kind, key, text if record.wnid else name))
+    meanings += [meaning_of_name(k, kind, key, k) for k in kinds[:2]]
     if colour and kind in ("photo", "product"):
-        plain = say(COLOUR_TEMPLATES, first, colour=colour)
+        plain = fill_templates(COLOUR_TEMPLATES, first, colour=colour)
         meanings.append(Meaning(key, f"{colour} {first}", (plain, (), ())))
     return meanings
 
@@ -167,6 +167,6 @@ def noun_meaning(noun: Noun, lexicon: Lexicon) -> Meaning:
     kinds = lexicon.kinds(noun.wnid, 2)
     words = noun.lemmas[:3]
     plain = [w for lemma in words for w in (f"a photo of a {lemma}.", lemma)]
-    plain += [w for k in kinds for w in say(KIND_TEMPLATES[:2], words[0], k)]
+    plain += [w for k in kinds for w in fill_templates(KIND_TEMPLATES[:2], words[0], k)]
     plain.append(f"{words[0]}: {noun.gloss.split(';')[0]}")
-    return Meaning(key_of("noun", noun.wnid), lexicon.describe(noun), (tuple(plain), (), ()))
+    return Meaning(hash_key("noun", noun.wnid), lexicon.describe(noun), (tuple(plain), (), ()))

@@ -11,7 +11,7 @@ NAMES = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", 
 SHARE = 0.4
 
 
-def dominant(pixels: NDArray[np.uint8]) -> str:
+def dominant_colour(pixels: NDArray[np.uint8]) -> str:
     """The colour of most of the middle of an image (3, S, S), or "" where none dominates."""
     side = pixels.shape[-1]
     edge = side // 4

@@ -119,7 +119,7 @@ def _phrase(count: int, colour: str, pattern: str, shape: str) -> str:
     return " ".join([COUNTS[count], *adjectives, plural])
 
 
-def draw(rng: random.Random) -> tuple[Image.Image, list[str]]:
+def draw_image(rng: random.Random) -> tuple[Image.Image, list[str]]:
     """One image and its captions, the most exact first."""
     size = SIZE * FINE
     background, first, second = rng.sample(sorted(COLOURS), 3)
@@ -146,7 +146,7 @@ def draw(rng: random.Random) -> tuple[Image.Image, list[str]]:
 def drawn_source(count: int, seed: int) -> tuple[list[Image.Image], list[Record]]:
     """`count` drawn images and their records."""
     rng = random.Random(seed)
-    drawings: Sequence[tuple[Image.Image, list[str]]] = [draw(rng) for _ in range(count)]
+    drawings: Sequence[tuple[Image.Image, list[str]]] = [draw_image(rng) for _ in range(count)]
     records = [
         Record(id=f"drawn/{n}", offset=0, length=0, captions=tuple(captions))
         for n, (_, captions) in enumerate(drawings)

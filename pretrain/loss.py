@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pretrain.augment import Mix
 
 
-def targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: float) -> Tensor:
+def soft_targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: float) -> Tensor:
     """Target probabilities of texts for images: (B, B), rows sum to 1.
 
     keys: (B,); pairs with equal keys share the target evenly. vectors: (B, E) unit vectors of
@@ -23,7 +23,7 @@ def targets(keys: Tensor, vectors: Tensor | None, soft: float, temperature: floa
     return (1 - soft) * hard + soft * similar
 
 
-def mixed(target: Tensor, mix: Mix | None) -> Tensor:
+def mix_targets(target: Tensor, mix: Mix | None) -> Tensor:
     """The target (B, B) of images that contain a rectangle of their partner."""
     if mix is None:
         return target
@@ -31,7 +31,7 @@ def mixed(target: Tensor, mix: Mix | None) -> Tensor:
     return share * target + (1 - share) * target[mix.partner]
 
 
-def same_image(half: int, mix: Mix | None, device: torch.device) -> Tensor:
+def same_image_targets(half: int, mix: Mix | None, device: torch.device) -> Tensor:
     """Which image each of 2·half views shows: (2·half, half). Views i and i + half are of one image."""
     target = torch.eye(half, device=device).repeat(2, 1)
     if mix is None:
@@ -40,7 +40,7 @@ def same_image(half: int, mix: Mix | None, device: torch.device) -> Tensor:
     return share * target + (1 - share) * target[mix.partner]
 
 
-def instance(views: Tensor, target: Tensor, temperature: float) -> Tensor:
+def instance_loss(views: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Cross-entropy of finding the other view of the same image among those of all images.
 
     views: (2·half, P) unit vectors, first all first views, then all second ones.
@@ -53,7 +53,7 @@ def instance(views: Tensor, target: Tensor, temperature: float) -> Tensor:
     return (first + second) / 2
 
 
-def contrastive(image: Tensor, text: Tensor, scale: Tensor, target: Tensor) -> Tensor:
+def contrastive_loss(image: Tensor, text: Tensor, scale: Tensor, target: Tensor) -> Tensor:
     """Mean of image-to-text and text-to-image cross-entropy against a soft target.
 
     image, text: (B, D) unit vectors. target: (B, B), image by text. The second direction uses
@@ -66,7 +66,7 @@ def contrastive(image: Tensor, text: Tensor, scale: Tensor, target: Tensor) -> T
     return (rows + columns) / 2
 
 
-def relation(text: Tensor, scale: Tensor, vectors: Tensor, temperature: float, rows: int) -> Tensor:
+def relation_loss(text: Tensor, scale: Tensor, vectors: Tensor, temperature: float, rows: int) -> Tensor:
     """Cross-entropy between the teacher's and our neighbourhoods of the last `rows` texts.
 
     text: (N, D) and vectors: (N, E), unit vectors of the same texts. A text is not its own

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dca.backbones.clip.tokenizer import Tokenizer, load_tokenizer
 from pretrain import colours, pack, teacher
-from pretrain.captions import describe, noun_meaning
+from pretrain.captions import find_meanings, noun_meaning
 from pretrain.config import PretrainConfig
 from pretrain.drawn import drawn_source
 from pretrain.lexicon import Lexicon, read_lexicon
@@ -70,8 +70,8 @@ def _prepare(name: str, config: PretrainConfig, tokenizer: Tokenizer, lexicon: L
         records, images, aspects = _images(name, config)
         groups = []
         for record, pixels in zip(records, images, strict=True):
-            colour = colours.dominant(pixels) if kind in COLOURED and not record.auto else ""
-            groups.append(table.add(describe(record, kind, lexicon, colour)))
+            colour = colours.dominant_colour(pixels) if kind in COLOURED and not record.auto else ""
+            groups.append(table.add(find_meanings(record, kind, lexicon, colour)))
         known = {
             "images": torch.from_numpy(images),
             "aspects": torch.from_numpy(aspects),

@@ -54,7 +54,7 @@ class State:
         return dict(self.clip.named_parameters()) | dict(self.extras.named_parameters("extras"))
 
     @torch.no_grad()
-    def follow(self, decay: float) -> None:
+    def update_average(self, decay: float) -> None:
         """Move the running average towards the weights; faster in the first steps."""
         decay = min(decay, (1 + self.step) / (10 + self.step))
         own: list[Tensor] = [p for _, p in self.clip.named_parameters()]
@@ -69,7 +69,7 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
     clip = CLIP(config.model.clip(tokenizer.eot_id + 1), tokenizer, transform)
     initialize_weights(clip, generator(config.train.seed, "weights"))
     if config.train.start:
-        take_over(clip, CLIP.from_pretrained(config.train.start))
+        copy_weights(clip, CLIP.from_pretrained(config.train.start))
     extras = Extras(config.model.embed, generator(config.train.seed, "extras")).to(device)
     clip.to(device)
     trained = [*clip.parameters(), *extras.parameters()]
@@ -84,7 +84,7 @@ def new_state(config: PretrainConfig, device: torch.device) -> State:
     return State(clip, extras, optimizer, average)
 
 
-def take_over(clip: CLIP, earlier: CLIP) -> None:
+def copy_weights(clip: CLIP, earlier: CLIP) -> None:
     """Start from the weights of another model, which must have the same sizes and tokenizer."""
     differing = [
         what

@@ -18,7 +18,7 @@ def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.G
     """
     x = tower.embed(pixels)
     batch, rows, width = x.shape
-    kept = kept_patches(rows - 1, keep)
+    kept = count_patches(rows - 1, keep)
     if kept < rows - 1:
         order = torch.rand(batch, rows - 1, generator=rng, device=x.device).argsort(1)[:, :kept]
         chosen = x[:, 1:].gather(1, order[..., None].expand(-1, -1, width))
@@ -31,7 +31,7 @@ def encode_patches(tower: VisionTower, pixels: Tensor, keep: float, rng: torch.G
     return feature.float()
 
 
-def kept_patches(patches: int, keep: float) -> int:
+def count_patches(patches: int, keep: float) -> int:
     """Number of patches used; one fewer than a round number, because CLS adds a row."""
     return patches if keep >= 1 else max(1, round(patches * keep) - 1)
 

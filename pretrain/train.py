@@ -88,7 +88,7 @@ def train_step(config: PretrainConfig, corpus: Corpus, state: State, at: float) 
     with torch.no_grad():
         state.clip.logit_scale.clamp_(max=LARGEST_SCALE)
         state.extras.relation_scale.clamp_(max=LARGEST_SCALE)
-    state.follow(config.train.average)
+    state.update_average(config.train.average)
     return {name: term.detach() for name, term in terms.items()}
 
 
@@ -101,7 +101,7 @@ def draw_batch(
     """
     views = 2 if config.loss.instance else 1
     places = corpus.draw_images(config.train.batch // views, rng).repeat(views)
-    styles = augment.styles_of(len(places), settings, places.device)
+    styles = augment.pick_styles(len(places), settings, places.device)
     size = config.model.image_size
     pixels = augment.crop(
         corpus.images[places], corpus.aspects[places], corpus.turns[places], size, settings.scale, settings.ratio, rng
@@ -132,17 +132,17 @@ def loss_terms(
     settings, batch = config.loss, len(image)
     own = None if texts.vectors is None else texts.vectors[:batch]
     with torch.no_grad():
-        target = loss.targets(texts.keys[:batch], own, settings.soft, settings.soft_temperature)
-        target = loss.mixed(target, mix)
+        target = loss.soft_targets(texts.keys[:batch], own, settings.soft, settings.soft_temperature)
+        target = loss.mix_targets(target, mix)
     unit = F.normalize(image, dim=-1)
-    terms = {"contrastive": loss.contrastive(unit, text[:batch], state.clip.logit_scale.exp(), target)}
+    terms = {"contrastive": loss.contrastive_loss(unit, text[:batch], state.clip.logit_scale.exp(), target)}
     if settings.instance:
         views = F.normalize(state.extras.head(image), dim=-1)
-        same = loss.same_image(batch // 2, mix, image.device)
-        terms["instance"] = settings.instance * loss.instance(views, same, settings.instance_temperature)
+        same = loss.same_image_targets(batch // 2, mix, image.device)
+        terms["instance"] = settings.instance * loss.instance_loss(views, same, settings.instance_temperature)
     if texts.vectors is not None and len(text) > batch:
         scale = state.extras.relation_scale.exp()
-        divergence = loss.relation(text, scale, texts.vectors, settings.relation_temperature, len(text) - batch)
+        divergence = loss.relation_loss(text, scale, texts.vectors, settings.relation_temperature, len(text) - batch)
         terms["relation"] = settings.relation * divergence
     return terms
 

@@ -10,7 +10,7 @@ import pytest
 
 from pretrain import bpe
 from pretrain.config import AugmentConfig, DataConfig, LossConfig, ModelConfig, PretrainConfig, TrainConfig
-from pretrain.drawn import draw
+from pretrain.drawn import draw_image
 from pretrain.pack import pack_folder
 from pretrain.prepare import prepare
 
@@ -39,7 +39,7 @@ def shapes_pack(tmp_path_factory):
     folder, pack = tmp_path_factory.mktemp("pictures"), tmp_path_factory.mktemp("pack")
     rng, rows = random.Random(0), []
     for n in range(24):
-        image, captions = draw(rng)
+        image, captions = draw_image(rng)
         image.resize((90, 80)).save(folder / f"{n}.png")
         rows.append({"file": f"{n}.png", "captions": captions, "split": "val" if n % 4 == 0 else "train"})
     (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

@@ -52,7 +52,7 @@ def test_recolour_is_gain_then_contrast_then_saturation(pixels):
 
 def test_styles_are_done_where_they_are_said(pixels, rng):
     config = AugmentConfig(colour=0.0, balance=0.0, grey=0.25, blurry=0.25)
-    styles = augment.styles_of(8, config, torch.device("cpu"))
+    styles = augment.pick_styles(8, config, torch.device("cpu"))
     assert styles.tolist() == [1, 1, 2, 2, 0, 0, 0, 0]
     seen = augment.blur(augment.recolour(pixels, styles, config, rng), config)
     assert torch.allclose(seen[:2, 0], seen[:2, 2], atol=1e-6)

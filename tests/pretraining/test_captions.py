@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pretrain.captions import STYLES, captioned, describe, named, noun_meaning, say
-from pretrain.colours import dominant
+from pretrain.captions import STYLES, fill_templates, find_meanings, meaning_of_caption, meaning_of_name, noun_meaning
+from pretrain.colours import dominant_colour
 from pretrain.lexicon import Lexicon, read_lexicon
 from pretrain.pack import Record
 
@@ -14,19 +14,19 @@ def record(**known):
 
 
 def test_templates_take_the_article_that_fits():
-    assert say(("a photo of {a}.", "a {}"), "owl") == ("a photo of an owl.", "a owl")
+    assert fill_templates(("a photo of {a}.", "a {}"), "owl") == ("a photo of an owl.", "a owl")
 
 
 def test_every_style_has_its_own_wordings():
-    meaning = named("cat", "photo", 1, "cat")
+    meaning = meaning_of_name("cat", "photo", 1, "cat")
     assert len(meaning.wordings) == len(STYLES)
     assert all("black and white" in w or "greyscale" in w for w in meaning.wordings[STYLES.index("grey")])
-    assert captioned("A dog runs.", 1).wordings[0] == ("A dog runs.",)
+    assert meaning_of_caption("A dog runs.", 1).wordings[0] == ("A dog runs.",)
 
 
 def test_names_kinds_and_colours_become_meanings(lexicon_file):
     lexicon = read_lexicon(str(lexicon_file))
-    meanings = describe(record(names=("daisy", "oxeye"), wnid="n03"), "photo", lexicon, "white")
+    meanings = find_meanings(record(names=("daisy", "oxeye"), wnid="n03"), "photo", lexicon, "white")
     said = {w for m in meanings for w in m.wordings[0]}
     assert {"a photo of a daisy.", "oxeye", "a photo of a daisy, a type of flower.", "a white daisy"} <= said
     assert "a photo of a plant." in said
@@ -34,23 +34,23 @@ def test_names_kinds_and_colours_become_meanings(lexicon_file):
 
 
 def test_equal_names_have_equal_keys_across_sources():
-    a, b = (describe(record(names=("dog",)), kind, EMPTY)[0] for kind in ("photo", "drawing"))
+    a, b = (find_meanings(record(names=("dog",)), kind, EMPTY)[0] for kind in ("photo", "drawing"))
     assert a.key == b.key
 
 
 def test_scenes_tell_their_inventory():
-    meanings = describe(record(names=("person", "dog"), auto="a person and two dogs"), "photo", EMPTY)
+    meanings = find_meanings(record(names=("person", "dog"), auto="a person and two dogs"), "photo", EMPTY)
     texts = {m.text for m in meanings}
     assert texts == {"a person and two dogs", "person", "a person and a dog"}
 
 
 def test_land_seen_from_above_has_synonyms():
-    said = {w for m in describe(record(names=("farmland",)), "aerial", EMPTY) for w in m.wordings[0]}
+    said = {w for m in find_meanings(record(names=("farmland",)), "aerial", EMPTY) for w in m.wordings[0]}
     assert "a centered satellite photo of annual crop land." in said
 
 
 def test_image_without_text_has_no_meaning():
-    assert describe(record(), "photo", EMPTY) == []
+    assert find_meanings(record(), "photo", EMPTY) == []
 
 
 def test_lexicon_knows_what_has_a_body_and_what_is_everyday(lexicon_file):
@@ -73,4 +73,4 @@ def test_ambiguous_words_are_not_looked_up(lexicon_file):
      ((250, 250, 250), "white"), ((5, 5, 5), "black"), ((128, 128, 128), ""), ((245, 130, 180), "pink")],
 )  # fmt: skip
 def test_dominant_colour_has_its_usual_name(rgb, name):
-    assert dominant(np.broadcast_to(np.array(rgb, np.uint8)[:, None, None], (3, 16, 16))) == name
+    assert dominant_colour(np.broadcast_to(np.array(rgb, np.uint8)[:, None, None], (3, 16, 16))) == name
