@@ -46,7 +46,7 @@ def test_the_trained_part_is_stored_and_its_curve_kept(dca: Any, photos: Path, t
     config = json.loads((target / "config.json").read_text())
     assert config["options"]["trained"] == "dca"
     assert "epochs=1" in config["options"]["trained_options"]
-    assert config["given"]["options"]["trained_options"] == ["epochs=1", "warmup_epochs=0"]
+    assert config["fit_arguments"]["options"]["trained_options"] == ["epochs=1", "warmup_epochs=0"]
     assert len((target / "metrics.jsonl").read_text().splitlines()) == 1
     assert not (target / FOLDS).exists()
     assert not (target / STATE).exists()
