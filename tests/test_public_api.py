@@ -47,7 +47,7 @@ RAISES = {
     "Classifier.save_pretrained",
     "Classifier.score",
     "CLIP.from_pretrained",
-    "Method.choose",
+    "Method.parse_options",
     "TrainingOptions",
     "Session",
     "Session.backbone",

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dca.backbones.clip import CLIP
-    from dca.core.errors import UserError
+    from dca.core.errors import NotFittedError, UserError
     from dca.core.options import opt
     from dca.datasets import load_dataset, protocols
     from dca.datasets.dataset import Dataset, Item
     from dca.export.folder import export_onnx
     from dca.methods.base import Method, TrainedMethod, TrainingOptions
     from dca.methods.registry import all_methods as list_methods
-    from dca.model.classifier import Classifier
+    from dca.model.classifier import Classifier, Predictions
+    from dca.model.records import Estimate, HeldOutPrediction, TrainingImage
     from dca.runs.run import FittedRun, run
     from dca.runs.spec import Spec
     from dca.training.evaluate import Evaluation
@@ -22,17 +23,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "CLIP",
     "Classifier",
+    "CLIP",
     "Dataset",
+    "Estimate",
     "Evaluation",
+    "FittedRun",
+    "HeldOutPrediction",
     "Item",
     "Method",
-    "FittedRun",
-    "TrainingOptions",
+    "NotFittedError",
+    "Predictions",
     "Session",
     "Spec",
     "TrainedMethod",
+    "TrainingImage",
+    "TrainingOptions",
     "UserError",
     "__version__",
     "export_onnx",
@@ -45,17 +51,22 @@ __all__ = [
 
 # Public name -> where it is defined.
 _HOMES = {
-    "CLIP": "dca.backbones.clip:CLIP",
     "Classifier": "dca.model.classifier:Classifier",
+    "CLIP": "dca.backbones.clip:CLIP",
     "Dataset": "dca.datasets.dataset:Dataset",
+    "Estimate": "dca.model.records:Estimate",
     "Evaluation": "dca.training.evaluate:Evaluation",
+    "FittedRun": "dca.runs.run:FittedRun",
+    "HeldOutPrediction": "dca.model.records:HeldOutPrediction",
     "Item": "dca.datasets.dataset:Item",
     "Method": "dca.methods.base:Method",
-    "FittedRun": "dca.runs.run:FittedRun",
-    "TrainingOptions": "dca.methods.base:TrainingOptions",
+    "NotFittedError": "dca.core.errors:NotFittedError",
+    "Predictions": "dca.model.classifier:Predictions",
     "Session": "dca.training.session:Session",
     "Spec": "dca.runs.spec:Spec",
     "TrainedMethod": "dca.methods.base:TrainedMethod",
+    "TrainingImage": "dca.model.records:TrainingImage",
+    "TrainingOptions": "dca.methods.base:TrainingOptions",
     "UserError": "dca.core.errors:UserError",
     "export_onnx": "dca.export.folder:export_onnx",
     "list_methods": "dca.methods.registry:all_methods",

@@ -110,7 +110,7 @@ def test_labels_come_back_as_they_were_given(clip: CLIP, tmp_path: Path, labels:
     given = pictures(4)
     model = Classifier("gda", shots=1, backbone=clip, views=0).fit(given, labels)
     assert model.classes_.tolist() == classes
-    assert type(model.predict(given[0])) is type(classes[model.predict_proba(given[0])[0].argmax()])
+    assert type(model.predict(given[0])) is type(classes[model.predict_proba(given[0]).argmax()])
     assert model.predict(given).tolist() == [classes[c] for c in model.predict_proba(given).argmax(axis=1)]
     assert model.score(given, labels) == np.mean([a == b for a, b in zip(model.predict(given), labels, strict=True)])
     model.save_pretrained(tmp_path / "m.dca")

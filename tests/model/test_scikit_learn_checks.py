@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from copy import deepcopy
 
@@ -13,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks, get_tags
 from sklearn.utils.validation import check_is_fitted
 
+import dca
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.model.classifier import Classifier
@@ -83,8 +86,20 @@ def test_before_fit_it_says_so(images: list[Image.Image]) -> None:
     with pytest.raises(NotFittedError):
         check_is_fitted(bare)
     for method in ("predict", "predict_proba", "score"):
-        with pytest.raises(UserError, match="not fitted yet"):
+        with pytest.raises(UserError, match="not fitted yet") as caught:
             getattr(bare, method)(images)
+        assert isinstance(caught.value, NotFittedError | dca.NotFittedError)
+        assert isinstance(caught.value, NotFittedError)
+
+
+def test_before_fit_it_says_so_without_scikit_learn() -> None:
+    code = (
+        "import sys, dca\n"
+        "try:\n    dca.Classifier().predict('x.jpg')\n"
+        "except dca.NotFittedError as error:\n    print(isinstance(error, ValueError), 'sklearn' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "True False\n"
 
 
 def test_fit_is_idempotent_and_changes_no_parameter(clip: CLIP, images: list[Image.Image]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 
 from dca.core.hints import Action, Audience, Hint, render_hint, split_hint
@@ -74,6 +75,39 @@ class UserError(Exception):
 
 class MissingPackageError(UserError, ImportError):
     """A module of this package needs an optional package that is not installed."""
+
+
+class NotFittedError(UserError, ValueError, AttributeError):
+    """A model is used before it is fitted; where scikit-learn is imported, also its error of this name.
+
+    Args:
+        problem: As for `UserError`.
+        details: As for `UserError`.
+        hint: As for `UserError`.
+
+    Attributes:
+        problem: As for `UserError`.
+        details: As for `UserError`.
+        steps: As for `UserError`.
+
+    Example:
+        >>> from dca import Classifier, NotFittedError
+        >>> try:
+        ...     Classifier().predict("new.jpg")
+        ... except NotFittedError as error:
+        ...     print(error.problem)
+        this classifier is not fitted yet
+    """
+
+
+def not_fitted_error(problem: str, *, hint: Hint = "") -> NotFittedError:
+    """The error for a model that is used before it is fitted."""
+    exceptions = sys.modules.get("sklearn.exceptions")  # nobody can catch its error without having imported it
+    if exceptions is None:
+        return NotFittedError(problem, hint=hint)
+    both = type("NotFittedError", (NotFittedError, exceptions.NotFittedError), {"__module__": __name__})
+    error: NotFittedError = both(problem, hint=hint)
+    return error
 
 
 def _rebuild(problem: str, details: Sequence[str], hint: Sequence[str | Action]) -> UserError:

@@ -122,7 +122,7 @@ def export_onnx(
         >>> export_onnx(Classifier(), "out")
         Traceback (most recent call last):
         ...
-        dca.core.errors.UserError: this classifier is not fitted yet
+        dca.core.errors.NotFittedError: this classifier is not fitted yet
           fix: call fit(...) or Classifier.from_pretrained(...)
     """
     require_onnx()

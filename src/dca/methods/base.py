@@ -803,11 +803,26 @@ class Method(nn.Module, ABC):
         return self._retarget_to_names(self.names_with(index, name), range(len(self.problem.names)))
 
     def names_with(self, index: int, name: str) -> list[str]:
-        """The names of all classes, with another one for class `index`."""
+        """List the names of all classes, with another one for one of them.
+
+        Args:
+            index: The class.
+            name: Its other name.
+
+        Returns:
+            The names, in order.
+        """
         return [name if c == index else old for c, old in enumerate(self.problem.names)]
 
     def other_classes(self, index: int) -> list[int]:
-        """Indices of all classes but `index`, in order."""
+        """List all classes but one.
+
+        Args:
+            index: The class to leave out.
+
+        Returns:
+            Indices of the others, in order.
+        """
         return [c for c in range(len(self.problem.names)) if c != index]
 
     def renaming_error(self) -> UserError:

@@ -20,7 +20,7 @@ from torch import Tensor
 import dca
 from dca.backbones.clip import CLIP
 from dca.core.device import require_device
-from dca.core.errors import UserError, unknown_name
+from dca.core.errors import UserError, not_fitted_error, unknown_name
 from dca.core.hints import fit_estimate
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
@@ -98,6 +98,12 @@ class Predictions:
         probabilities: (n, C), columns in the order of `classes_`.
         p_values: (n,), small for images of none of the classes; None if the model cannot tell.
         sets: One list of labels per image, the most probable first; None unless asked for.
+
+    Example:
+        >>> import numpy as np
+        >>> from dca import Predictions
+        >>> Predictions(np.array([[0.9, 0.1]]), None, None).probabilities.shape
+        (1, 2)
     """
 
     probabilities: NDArray[np.float64]
@@ -336,12 +342,14 @@ class Classifier:
             progress: Receives the progress; None shows it where there are many images.
 
         Returns:
-            Probabilities (n, C), columns in the order of `classes_`; every row sums to one.
+            Probabilities (n, C), or (C,) for a single image that is not in a list; columns in the order of
+            `classes_`; every row sums to one.
 
         Raises:
             UserError: If the classifier is not fitted, or an image cannot be read.
         """
-        return classify_features(self._require_fitted(), self._encode(X, progress))
+        probabilities = classify_features(self._require_fitted(), self._encode(X, progress))
+        return probabilities[0] if is_single_image(X) else probabilities
 
     def predict(self, X: Images, *, reject: float | None = None) -> Any:
         """The label of the most probable class.
@@ -357,15 +365,15 @@ class Classifier:
             UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
         """
         if reject is None:
-            best = self.predict_proba(X).argmax(axis=1)
-            found = self.classes_[best]
+            probabilities = classify_features(self._require_fitted(), self._encode(X, None))
+            found = self.classes_[probabilities.argmax(axis=1)]
         else:
             predictions = self.predict_details(X)
             found = self.classes_[predictions.probabilities.argmax(axis=1)].astype(object)
             found[self._require_p_values(predictions) < reject] = NONE_OF_THESE
         return found.tolist()[0] if is_single_image(X) else found
 
-    def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
+    def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64] | float:
         """How usual images are among the training images; small values mean "none of these classes".
 
         If images are like the training images of their classes, a share P of them has a p-value of at most P.
@@ -375,7 +383,7 @@ class Classifier:
             progress: As for `predict_proba`.
 
         Returns:
-            p-values (n,), from 1 / (training images + 1) to 1.
+            p-values (n,), or one number for a single image; from 1 / (training images + 1) to 1.
 
         Raises:
             UserError: If the model was fitted without held-out predictions, or an image cannot be read.
@@ -385,12 +393,15 @@ class Classifier:
             >>> from dca.datasets.sample import load_sample
             >>> sample = load_sample(per_class_train=4, per_class_test=1)
             >>> model = Classifier("closed_form", device="cpu").fit(sample)
-            >>> bool(0 < model.p_values(sample.test[0].image)[0] <= 1)
+            >>> bool(0 < model.p_values(sample.test[0].image) <= 1)
             True
         """
-        return self._require_p_values(self.predict_details(X, progress=progress))
+        p_values = self._require_p_values(self.predict_details(X, progress=progress))
+        return float(p_values[0]) if is_single_image(X) else p_values
 
-    def prediction_sets(self, X: Images, *, coverage: float = 0.9, progress: Progress | None = None) -> list[list[Any]]:
+    def prediction_sets(
+        self, X: Images, *, coverage: float = 0.9, progress: Progress | None = None
+    ) -> list[list[Any]] | list[Any]:
         """Sets of labels that contain the right one with a stated probability.
 
         Args:
@@ -400,7 +411,7 @@ class Classifier:
             progress: As for `predict_proba`.
 
         Returns:
-            One list of labels per image, the most probable first; never empty.
+            One list of labels per image, the most probable first; never empty. For a single image its list.
 
         Raises:
             UserError: As for `p_values`, or if there are too few training images for this coverage.
@@ -415,7 +426,7 @@ class Classifier:
         """
         sets = self.predict_details(X, coverage=coverage, progress=progress).sets
         assert sets is not None
-        return sets
+        return sets[0] if is_single_image(X) else sets
 
     def predict_details(
         self, X: Images, *, coverage: float | None = None, progress: Progress | None = None
@@ -864,9 +875,8 @@ class Classifier:
 
     def _require_fitted(self) -> Method:
         if not hasattr(self, "method_"):
-            raise UserError(
-                "this classifier is not fitted yet", hint="call fit(...) or Classifier.from_pretrained(...)"
-            )
+            hint = "call fit(...) or Classifier.from_pretrained(...)"
+            raise not_fitted_error("this classifier is not fitted yet", hint=hint)
         return self.method_
 
     def _copy_with(

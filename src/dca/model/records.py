@@ -45,6 +45,11 @@ class HeldOutPrediction:
         predicted: Index of the most probable class.
         probability: Its probability.
         own: Probability of the image's own class.
+
+    Example:
+        >>> from dca import HeldOutPrediction
+        >>> HeldOutPrediction(predicted=1, probability=0.9, own=0.1).predicted
+        1
     """
 
     predicted: int
@@ -69,6 +74,11 @@ class TrainingImage:
         name: Short name, the last two parts of its path.
         sha256: Hash of its content.
         held_out: The prediction by a model that has not seen it; None where there is none.
+
+    Example:
+        >>> from dca import TrainingImage
+        >>> TrainingImage(label=0, name="cat/1.jpg", sha256="0a" * 32).held_out is None
+        True
     """
 
     label: int
@@ -83,7 +93,14 @@ class TrainingImage:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """The training image of `to_dict`."""
+        """Read a training image.
+
+        Args:
+            row: The values of `to_dict`.
+
+        Returns:
+            The training image.
+        """
         held = row.get("held_out")
         prediction = None if held is None else HeldOutPrediction(held["predicted"], held["probability"], held["own"])
         return cls(row["label"], row["name"], row["sha256"], prediction)
@@ -121,6 +138,11 @@ class Estimate:
         high: Upper end.
         n: Number of images with a prediction.
         zero_shot_accuracy: That of zero-shot CLIP on the same images; None for zero-shot CLIP itself.
+
+    Example:
+        >>> from dca import Estimate
+        >>> print(Estimate("leave-one-out", accuracy=0.9, low=0.8, high=0.95, n=48))
+        90.0 % (95 % interval 80.0 to 95.0; leave-one-out on 48 training images)
     """
 
     how: str
@@ -136,7 +158,14 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The estimate of `to_dict`."""
+        """Read an estimate.
+
+        Args:
+            values: The values of `to_dict`.
+
+        Returns:
+            The estimate.
+        """
         return cls(**values)
 
     def __str__(self) -> str:
