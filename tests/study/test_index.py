@@ -149,7 +149,7 @@ def test_a_results_file_gives_what_its_folder_gave(tmp_path: Path):
     identity = {"device": "cuda", "options": {"epochs": 5, "gamma1": 1.0}}
     (fit / "spec.json").write_text(json.dumps({**spec, "identity": identity}))
     write_cell(runs, "b-head", {"gamma1": 5.0}, fit="b", accuracy=0.25)
-    write_cell(runs, "a", accuracy=None)
+    write_cell(runs, "a", accuracy=None, findings={"doubtful_labels": ["photos/cat/someone.jpg"]})
     write_failure(runs, "c")
     assert collect([runs], file) == CollectCounts(added=4, changed=0, finished=3, failed=1)
     found = read_results(file)

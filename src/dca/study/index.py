@@ -2,7 +2,8 @@
 
 A folder of runs is what a sweep leaves: per finished cell a folder with `spec.json` and `result.json`, per failed cell
 `failed/ID.json`. A results file holds the same as JSON lines, one cell per line, sorted by id: what both files of a
-finished cell hold, or the record of a failure. `collect` makes and extends it, `read_results` reads either.
+finished cell hold, without findings about single images, or the record of a failure. `collect` makes and extends it,
+`read_results` reads either.
 
 `RunIndex` keeps the records of a folder in SQLite, so that 100,000 runs are quick to ask. The files stay the truth:
 `refresh` reads those whose time or size has changed, and the database is made again where it is missing, damaged or of
@@ -232,8 +233,8 @@ def _spec_record(folder: Path) -> dict[str, Any]:
 
 
 def _finished_line(folder: Path) -> dict[str, Any]:
-    """What a results file holds of a finished cell, from its folder."""
-    result = read_json(folder / RESULT)
+    """What a results file holds of a finished cell, from its folder: all but what is said of single images."""
+    result = {name: value for name, value in read_json(folder / RESULT).items() if name != "findings"}
     return {"id": folder.name, **read_json(folder / SPEC), "result": result}
 
 
