@@ -1,16 +1,25 @@
+"""Device and precision, threads, freed memory, and libraries of a GPU that start in the background."""
+
 from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dca.core import device
 from dca.core.device import SHARED_FROM, compute_dtype, limit_threads, require_device, resolve_device
 from dca.core.errors import UserError
 
 
 def test_auto_is_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch):
-    for there, device, dtype in ((True, "cuda", torch.bfloat16), (False, "cpu", torch.float32)):
+    for there, kind, dtype in ((True, "cuda", torch.bfloat16), (False, "cpu", torch.float32)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert resolve_device("auto").type == device
+        assert resolve_device("auto").type == kind
         assert compute_dtype(resolve_device("auto"), "auto") == dtype
 
 
@@ -41,3 +50,114 @@ def test_small_products_take_one_thread(multiplications: int, expected: int) -> 
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# Memory
+
+# Six blocks of 8 MB, allocated and freed ten times: pages that the system had to map, without the first time.
+PROGRAM = """
+import resource, sys
+import numpy as np
+from dca.core.device import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+faults = []
+for _ in range(11):
+    blocks = [np.ones(10**6) for _ in range(6)]
+    del blocks
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[0])
+"""
+
+
+# 200 MB in small blocks below one that stays: resident megabytes that are given back.
+TRIMMED = """
+import os
+from pathlib import Path
+from dca.core.device import return_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+blocks = [os.urandom(10_000) for _ in range(20_000)]
+last = blocks.pop()
+blocks.clear()
+before = resident()
+assert return_freed_memory()
+print(before - resident())
+"""
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
+
+
+def printed(program: str, *arguments: str) -> int:
+    run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    return int(run.stdout)
+
+
+@needs_glibc
+def test_kept_memory_is_not_mapped_again():
+    assert printed(PROGRAM, "keep") < printed(PROGRAM, "return") / 5
+
+
+@needs_glibc
+def test_memory_below_a_block_that_stays_is_given_back():
+    assert printed(TRIMMED) > 100
+
+
+@pytest.mark.parametrize("library", [object(), None])
+def test_other_systems_keep_what_they_like(monkeypatch: pytest.MonkeyPatch, library: object):
+    if library is None:
+        monkeypatch.setattr(device.sys, "platform", "darwin")
+    else:
+        monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
+    assert device.keep_freed_memory() is False
+    assert device.return_freed_memory() is False
+
+
+# Libraries of a GPU
+
+
+@pytest.fixture
+def not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_starting", None)
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_cpu_has_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "call_gpu_libraries", lambda gpu: pytest.fail("called"))
+    device.start_gpu_libraries(torch.device("cpu"))
+    device.wait_for_gpu_libraries()
+
+
+@pytest.mark.usefixtures("not_started")
+def test_a_gpu_starts_once_in_the_background_and_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, go = SimpleNamespace(type="cuda"), Event()
+    seen: list[object] = []
+
+    def first_calls(gpu: object) -> None:
+        go.wait(5)
+        seen.append(gpu)
+
+    monkeypatch.setattr(device, "call_gpu_libraries", first_calls)
+    device.start_gpu_libraries(gpu)  # type: ignore[arg-type]
+    device.start_gpu_libraries(gpu)  # type: ignore[arg-type]
+    assert not seen
+    go.set()
+    device.wait_for_gpu_libraries()
+    assert seen == [gpu]
+
+
+@pytest.mark.usefixtures("not_started")
+def test_the_calls_exist_and_errors_are_left_to_those_who_need_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[bool] = []
+
+    def installed() -> bool:
+        called.append(True)
+        return False
+
+    monkeypatch.setattr(device, "triton_installed", installed)
+    device.call_gpu_libraries(torch.device("cpu"))
+    assert called  # every call before it succeeded
+    monkeypatch.setattr(torch, "eye", lambda *_, **__: 1 / 0)
+    device.call_gpu_libraries(torch.device("cpu"))

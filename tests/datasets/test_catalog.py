@@ -14,7 +14,7 @@ from dca.datasets import catalog, load_dataset
 from dca.datasets.catalog import CatalogEntry
 from dca.datasets.check import check_public
 from dca.datasets.protocols import domain_shift
-from helpers.miniatures import PER_CLASS, SPLIT_FILES, WNID_FOLDERS, miniature, split_path
+from helpers.miniatures import PER_CLASS, WNID_FOLDERS, miniature
 from helpers.small_images import make_folder
 
 
@@ -87,13 +87,6 @@ def test_every_entry_is_found_by_name_under_a_root(minis, monkeypatch, name):
     assert load_dataset(catalog.get(name).title).name == name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_check_of_a_miniature_finds_only_the_sizes_wrong(minis, name):
-    report = check_public(catalog.get(name), minis(name))
-    assert [f.what for f in report.findings] == ["the split sizes differ from the official ones"]
-    assert report.ok
-
-
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [
@@ -109,14 +102,6 @@ def test_check_of_a_miniature_finds_only_the_sizes_wrong(minis, name):
 )  # fmt: skip
 def test_a_dataset_is_found_by_its_usual_spellings(spelling, name):
     assert catalog.get(spelling).name == name
-
-
-@pytest.mark.parametrize("name", ["eurosat", "dtd", "stanford_cars"])
-def test_a_folder_with_the_name_of_a_public_dataset_is_not_that_dataset(tmp_path, name):
-    folder = make_folder(tmp_path / name, {"cat": 2, "dog": 2})
-    dataset = load_dataset(folder)
-    assert (dataset.name, dataset.public, dataset.template) == (name, "", "a photo of a {}.")
-    assert dataset.keys == ()
 
 
 def test_two_classes_of_imagenet_that_share_a_name_have_two_labels(minis):
@@ -155,98 +140,9 @@ def test_shifted_versions_of_imagenet_find_their_classes_by_wordnet_id(minis):
         assert target.names == tuple(source.names[y] for y in target.from_source)
 
 
-def test_the_sample_is_found_by_name(monkeypatch):
-    monkeypatch.setattr("dca.datasets.sample.load_sample", lambda: "the sample")
-    assert load_dataset("sample") == "the sample"
-
-
-# What check names
-
-
 @pytest.fixture
 def mini(tmp_path):
     return lambda name: miniature(name, tmp_path)
-
-
-@pytest.mark.parametrize("name", sorted(SPLIT_FILES))
-def test_check_names_a_deleted_file(mini, name):
-    folder = mini(name)
-    key, _ = catalog.get(name).class_list()[1]
-    gone = split_path(name, 1, key, "test", 0)
-    (folder / SPLIT_FILES[name][1] / gone).unlink()
-    report = check_public(catalog.get(name), folder)
-    finding = next(f for f in report.findings if "missing" in f.what)
-    assert finding.what == f"1 of {catalog.get(name).classes:,} test images is missing"
-    assert finding.examples == (gone,)
-    assert not report.ok
-
-
-@pytest.mark.parametrize("name", sorted(SPLIT_FILES))
-def test_check_names_a_missing_split_and_a_wrong_class(mini, name):
-    folder = mini(name)
-    file = folder / SPLIT_FILES[name][0]
-    split = json.loads(file.read_text())
-    for rows in split.values():
-        for row in rows:
-            row[2] = "teapot" if row[1] == 2 else row[2]
-    file.write_text(json.dumps(split))
-    wrong = next(f for f in check_public(catalog.get(name), folder).findings if "wrong" in f.what)
-    assert wrong.examples == (f"label 2: 'teapot', expected '{catalog.get(name).class_list()[2][1]}'",)
-    file.unlink()
-    missing = check_public(catalog.get(name), folder)
-    assert file.name in missing.findings[0].what
-    assert not missing.ok
-
-
-def test_check_of_aircraft(mini):
-    folder, entry = mini("fgvc_aircraft"), catalog.get("fgvc_aircraft")
-    (folder / "images/train10.jpg").unlink()
-    report = check_public(entry, folder)
-    assert "images/train10.jpg" in next(f for f in report.findings if "missing" in f.what).examples
-    (folder / "variants.txt").write_text((folder / "variants.txt").read_text().replace("727-200", "727-201"))
-    assert "'727-200' is not in variants.txt" in str(check_public(entry, folder).findings[0])
-    (folder / "images_variant_val.txt").unlink()
-    assert "images_variant_val.txt is missing" in check_public(entry, folder).findings[0].what
-
-
-@pytest.mark.parametrize("name", sorted(WNID_FOLDERS))
-def test_check_names_missing_class_folders_and_parts(mini, name):
-    folder, entry = mini(name), catalog.get(name)
-    part = WNID_FOLDERS[name][-1]
-    first = folder / part / ("0" if name == "imagenetv2" else entry.class_list()[0][0])
-    shutil.rmtree(first)
-    key, words = entry.class_list()[0]
-    finding = next(f for f in check_public(entry, folder).findings if "no test images" in f.what)
-    assert finding.examples == (f"{key} ({words})",)
-    (folder / part).rename(folder / "elsewhere")
-    report = check_public(entry, folder)
-    assert not report.ok
-    assert "are not in it" in report.findings[0].what
-
-
-def test_check_names_the_class_that_lacks_an_image(mini):
-    folder, entry = mini("imagenetv2"), catalog.get("imagenetv2")
-    base = folder / WNID_FOLDERS["imagenetv2"][0]
-    for y in range(1000):
-        for i in range(9 if y != 7 else 8):
-            (base / str(y) / f"{i}.jpeg").symlink_to(folder.parent / "one.jpg")
-    report = check_public(entry, folder)
-    key, words = entry.class_list()[7]
-    assert report.findings[0].examples == (
-        "test: 9,999 listed, 10,000 official",
-        f"test, {key} ({words}): 9 of 10",
-    )
-
-
-def test_check_can_open_the_images(mini):
-    folder = mini("eurosat")
-    bad = folder / "2750/Forest/train0.jpg"
-    bad.unlink()
-    bad.write_text("not an image")
-    entry = catalog.get("eurosat")
-    assert check_public(entry, folder).ok
-    report = check_public(entry, folder, open_images=True)
-    assert any("Forest/train0.jpg: not an image" in line for f in report.findings for line in f.examples)
 
 
 # Copies in other layouts
@@ -328,51 +224,7 @@ def test_kaggle_imagenet_with_a_flat_validation_folder(mini):
     assert dataset.test[3].label == 3
 
 
-def test_own_folders_are_not_mistaken_for_public_ones(tmp_path):
-    make_folder(tmp_path / "a/train", {"x": 1, "y": 1})
-    make_folder(tmp_path / "a/val", {"x": 1, "y": 1})
-    make_folder(tmp_path / "b/images", {"x": 1, "y": 1})
-    assert load_dataset(tmp_path / "a").name == "a"
-    assert load_dataset(tmp_path / "b/images").name == "images"
-
-
 # Names
-
-
-def test_unknown_and_unplaced_names(monkeypatch, tmp_path):
-    monkeypatch.delenv("DCA_DATA", raising=False)
-    with pytest.raises(UserError, match="Did you mean 'eurosat'"):
-        load_dataset("eurosatt")
-    with pytest.raises(UserError, match="where is EuroSAT") as error:
-        load_dataset("eurosat")
-    assert "path of its folder" in error.value.hint
-    assert "DCA_DATA=DIR, the folder that holds eurosat/" in error.value.hint
-    with pytest.raises(UserError, match="no folder eurosat/ here"):
-        load_dataset("eurosat", root=tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        load_dataset(tmp_path / "none")
-
-
-def test_a_mistyped_folder_is_answered_with_the_one_beside_it(tmp_path, monkeypatch):
-    for name in ("photos", "zebra", *(f"{n:02}" for n in range(9))):
-        (tmp_path / name).mkdir()
-    (tmp_path / "labels.csv").touch()
-    monkeypatch.chdir(tmp_path)
-    for typed, meant in (
-        ("photoz", "photos"),
-        ("./photoz", "photos"),
-        ("photoz/", "photos"),
-        ("label.csv", "labels.csv"),
-    ):
-        with pytest.raises(UserError, match=f"Did you mean '{meant}'"):
-            load_dataset(typed)
-    with pytest.raises(UserError, match=f"Did you mean '{tmp_path / 'photos'}'"):
-        load_dataset(tmp_path / "photso")
-    for typed in ("nofolder", "./nofolder"):
-        with pytest.raises(UserError) as error:
-            load_dataset(typed)
-        assert "Did you mean" not in str(error.value)
-    assert error.value.details == ("beside it: 00, 01, 02, 03, 04, 05, 06, 07 ...",)
 
 
 @pytest.mark.parametrize("spelling", ["Flowers102", "oxford-flowers", "OxfordFlowers", "flowers"])
@@ -420,20 +272,3 @@ def test_real_datasets_load_whole(shared, folder, name):
     entry = catalog.get(name)
     assert tuple(dataset.counts().values()) == entry.sizes
     assert dataset.names == tuple(words for _, words in entry.class_list())
-
-
-@pytest.mark.parametrize(("folder", "name"), [("caltech-101", "caltech101"), ("oxford_flowers", "oxford_flowers")])
-def test_check_finds_nothing_wrong_with_whole_datasets(shared, folder, name):
-    report = check_public(catalog.get(name), shared / "images" / folder)
-    assert report.findings == ()
-    assert report.facts["present"] == report.facts["official"]
-
-
-def test_check_says_what_is_there_of_eurosat(shared):
-    report = check_public(catalog.get("eurosat"), shared / "images/eurosat")
-    assert report.facts["present"]["test"] == 8100
-    assert sum(report.facts["present"].values()) == 9394
-    assert len(report.facts["complete_draws"]) == 15
-    assert report.ok
-    assert [f.level for f in report.findings] == ["warning", "warning"]
-    assert all("every image that the public draws" in f.advice for f in report.findings)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dca.core.errors import UserError
-from dca.datasets.classes import label_to_name
 from dca.datasets.folder import load_folder
 from dca.datasets.walk import list_images
 from helpers.small_images import make_folder, photo
@@ -48,14 +47,14 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load_folder(tmp_path).names == ("plane", "test", "train")
 
 
-def test_a_class_called_test_is_no_part_when_measuring(tmp_path):
+def test_a_class_called_test_is_no_part_for_evaluation(tmp_path):
     make_folder(tmp_path, {"test": 2})
     dataset = load_folder(tmp_path, for_evaluation=True)
     assert dataset.names == ("test",)
     assert len(dataset.train) == 2
 
 
-def test_a_part_with_metadata_alone_is_enough_for_measuring(tmp_path):
+def test_a_part_with_metadata_alone_is_enough_for_evaluation(tmp_path):
     make_folder(tmp_path / "test", {"a": 2})
     (tmp_path / "test" / "metadata.csv").write_text("file_name,label\na/0.png,cat\na/1.png,dog\n")
     dataset = load_folder(tmp_path, for_evaluation=True)
@@ -63,7 +62,7 @@ def test_a_part_with_metadata_alone_is_enough_for_measuring(tmp_path):
     assert dataset.counts() == {"train": 0, "val": 0, "test": 2}
 
 
-def test_measuring_takes_the_test_part_and_the_names_of_all(tmp_path):
+def test_evaluation_takes_the_test_part_and_the_names_of_all(tmp_path):
     make_folder(tmp_path / "train", {"a": 1, "b": 1})
     make_folder(tmp_path / "test", {"a": 2, "c": 1})
     dataset = load_folder(tmp_path, for_evaluation=True)
@@ -453,10 +452,3 @@ def test_any_bytes_as_a_list_give_a_user_error_or_rows(tmp_path_factory, content
         (folder / name).write_bytes(content)
         with pytest.raises(UserError):
             load_folder(folder / name)
-
-
-@given(st.text(max_size=30))
-def test_words_have_no_underscores_and_single_spaces(key):
-    words = label_to_name(key)
-    assert "_" not in words
-    assert words == " ".join(words.split())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dca.core import text as wording
+from dca.core import text
 from dca.core.text import format_bytes, format_seconds, normalize_name, pluralize
 
 
@@ -81,4 +81,4 @@ def test_folding_twice_changes_nothing(name):
 
 
 def test_the_examples_are_true():
-    assert doctest.testmod(wording).failed == 0
+    assert doctest.testmod(text).failed == 0

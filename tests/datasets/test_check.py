@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from conftest import shared as shared_folder
-from dca.datasets import load_dataset
-from dca.datasets.check import check_folder
-from dca.datasets.classes import odd_name
+from dca.datasets import catalog, load_dataset
+from dca.datasets.check import check_folder, check_public
 from dca.images.hashing import near_copies, thumbnail
+from helpers.miniatures import SPLIT_FILES, WNID_FOLDERS, miniature, split_path
 from helpers.small_images import make_folder, photo
 
 
@@ -169,20 +169,6 @@ def test_images_that_metadata_name_are_used(tmp_path):
     assert check_folder(tmp_path).findings == ()
 
 
-WORDS = "cat|sea lake|737-800|Boeing 737-800|BMW X5|café|2012 Audi TTS|hard-leaved pocket orchid|Yak-42|A320|rhythm"
-CODES = "3|0017|n01440764|bkr|class 3|label 7|x|犬|кошка|IMG 0001|C10"
-
-
-@pytest.mark.parametrize("name", WORDS.split("|"))
-def test_words_pass(name):
-    assert odd_name(name) == ""
-
-
-@pytest.mark.parametrize("name", CODES.split("|"))
-def test_codes_do_not(name):
-    assert odd_name(name)
-
-
 def test_no_near_copies_among_different_or_flat_pictures():
     different = [thumbnail(busy(k)) for k in range(60)]
     flat = [thumbnail(Image.new("RGB", (40, 40), (0, 30, 90 + k))) for k in range(20)]
@@ -246,3 +232,116 @@ def test_a_zoo_of_odd_files_is_read_or_listed_with_the_reason(tmp_path):
         ["cat/text.jpg", "not an image, or a format Pillow does not know"],
     ]
     assert [finding.level for finding in report.findings[1:]] == []
+
+
+# Public datasets
+
+
+@pytest.fixture
+def mini(tmp_path):
+    return lambda name: miniature(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", tuple(catalog.entries()))
+def test_check_of_a_miniature_finds_only_the_sizes_wrong(mini, name):
+    report = check_public(catalog.get(name), mini(name))
+    assert [f.what for f in report.findings] == ["the split sizes differ from the official ones"]
+    assert report.ok
+
+
+@pytest.mark.parametrize("name", sorted(SPLIT_FILES))
+def test_check_names_a_deleted_file(mini, name):
+    folder = mini(name)
+    key, _ = catalog.get(name).class_list()[1]
+    gone = split_path(name, 1, key, "test", 0)
+    (folder / SPLIT_FILES[name][1] / gone).unlink()
+    report = check_public(catalog.get(name), folder)
+    finding = next(f for f in report.findings if "missing" in f.what)
+    assert finding.what == f"1 of {catalog.get(name).classes:,} test images is missing"
+    assert finding.examples == (gone,)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("name", sorted(SPLIT_FILES))
+def test_check_names_a_missing_split_and_a_wrong_class(mini, name):
+    folder = mini(name)
+    file = folder / SPLIT_FILES[name][0]
+    split = json.loads(file.read_text())
+    for rows in split.values():
+        for row in rows:
+            row[2] = "teapot" if row[1] == 2 else row[2]
+    file.write_text(json.dumps(split))
+    wrong = next(f for f in check_public(catalog.get(name), folder).findings if "wrong" in f.what)
+    assert wrong.examples == (f"label 2: 'teapot', expected '{catalog.get(name).class_list()[2][1]}'",)
+    file.unlink()
+    missing = check_public(catalog.get(name), folder)
+    assert file.name in missing.findings[0].what
+    assert not missing.ok
+
+
+def test_check_of_aircraft(mini):
+    folder, entry = mini("fgvc_aircraft"), catalog.get("fgvc_aircraft")
+    (folder / "images/train10.jpg").unlink()
+    report = check_public(entry, folder)
+    assert "images/train10.jpg" in next(f for f in report.findings if "missing" in f.what).examples
+    (folder / "variants.txt").write_text((folder / "variants.txt").read_text().replace("727-200", "727-201"))
+    assert "'727-200' is not in variants.txt" in str(check_public(entry, folder).findings[0])
+    (folder / "images_variant_val.txt").unlink()
+    assert "images_variant_val.txt is missing" in check_public(entry, folder).findings[0].what
+
+
+@pytest.mark.parametrize("name", sorted(WNID_FOLDERS))
+def test_check_names_missing_class_folders_and_parts(mini, name):
+    folder, entry = mini(name), catalog.get(name)
+    part = WNID_FOLDERS[name][-1]
+    first = folder / part / ("0" if name == "imagenetv2" else entry.class_list()[0][0])
+    shutil.rmtree(first)
+    key, words = entry.class_list()[0]
+    finding = next(f for f in check_public(entry, folder).findings if "no test images" in f.what)
+    assert finding.examples == (f"{key} ({words})",)
+    (folder / part).rename(folder / "elsewhere")
+    report = check_public(entry, folder)
+    assert not report.ok
+    assert "are not in it" in report.findings[0].what
+
+
+def test_check_names_the_class_that_lacks_an_image(mini):
+    folder, entry = mini("imagenetv2"), catalog.get("imagenetv2")
+    base = folder / WNID_FOLDERS["imagenetv2"][0]
+    for y in range(1000):
+        for i in range(9 if y != 7 else 8):
+            (base / str(y) / f"{i}.jpeg").symlink_to(folder.parent / "one.jpg")
+    report = check_public(entry, folder)
+    key, words = entry.class_list()[7]
+    assert report.findings[0].examples == (
+        "test: 9,999 listed, 10,000 official",
+        f"test, {key} ({words}): 9 of 10",
+    )
+
+
+def test_check_can_open_the_images(mini):
+    folder = mini("eurosat")
+    bad = folder / "2750/Forest/train0.jpg"
+    bad.unlink()
+    bad.write_text("not an image")
+    entry = catalog.get("eurosat")
+    assert check_public(entry, folder).ok
+    report = check_public(entry, folder, open_images=True)
+    assert any("Forest/train0.jpg: not an image" in line for f in report.findings for line in f.examples)
+
+
+@pytest.mark.parametrize(("folder", "name"), [("caltech-101", "caltech101"), ("oxford_flowers", "oxford_flowers")])
+def test_check_finds_nothing_wrong_with_whole_datasets(shared, folder, name):
+    report = check_public(catalog.get(name), shared / "images" / folder)
+    assert report.findings == ()
+    assert report.facts["present"] == report.facts["official"]
+
+
+def test_check_says_what_is_there_of_eurosat(shared):
+    report = check_public(catalog.get("eurosat"), shared / "images/eurosat")
+    assert report.facts["present"]["test"] == 8100
+    assert sum(report.facts["present"].values()) == 9394
+    assert len(report.facts["complete_draws"]) == 15
+    assert report.ok
+    assert [f.level for f in report.findings] == ["warning", "warning"]
+    assert all("every image that the public draws" in f.advice for f in report.findings)
