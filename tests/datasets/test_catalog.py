@@ -11,7 +11,7 @@ from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.core.text import normalize_name
 from dca.datasets import catalog, load_dataset
-from dca.datasets.catalog import CatalogEntry
+from dca.datasets.catalog import CatalogEntry, ClassFolders
 from dca.datasets.check import check_public
 from dca.datasets.protocols import domain_shift
 from helpers.miniatures import PER_CLASS, WNID_FOLDERS, miniature
@@ -232,20 +232,55 @@ def test_spellings(spelling):
     assert catalog.get(spelling).name == "oxford_flowers"
 
 
-def test_an_outside_package_can_add_a_dataset(monkeypatch):
-    mine = CatalogEntry(
-        name="mine", title="Mine", folder="mine", layout=catalog.get("dtd").layout, classes=47, sizes=(1, 1, 1),
-        split="s", home="h", licence="l", citation="c",
-    )  # fmt: skip
-    monkeypatch.setattr(EntryPoint, "load", lambda self: mine)
-    points = [EntryPoint("mine", "somewhere:ENTRY", "dca.datasets")]
-    monkeypatch.setattr(catalog, "entry_points", lambda group: points)
-    catalog.entries.cache_clear()
-    try:
-        assert catalog.get("Mine") is mine
-        assert len(catalog.entries()) == 16
-    finally:
+FACTS = {"classes": 2, "sizes": (2, 0, 2), "split": "s", "home": "h", "licence": "l", "citation": "c"}
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """Lets another package offer this object as a dataset."""
+
+    def offer(entry):
+        monkeypatch.setattr(EntryPoint, "load", lambda self: entry)
+        points = [EntryPoint("mine", "somewhere:ENTRY", "dca.datasets")]
+        monkeypatch.setattr(catalog, "entry_points", lambda group: points)
         catalog.entries.cache_clear()
+
+    yield offer
+    catalog.entries.cache_clear()
+
+
+def test_an_outside_package_can_add_a_dataset(outside):
+    mine = CatalogEntry(name="mine", title="Mine", folder="mine", layout=catalog.get("dtd").layout, **FACTS)
+    outside(mine)
+    assert catalog.get("Mine") is mine
+    assert len(catalog.entries()) == 16
+
+
+def test_a_dataset_of_an_outside_package_may_have_class_names_of_its_own(outside, tmp_path):
+    class Birds(CatalogEntry):
+        def class_list(self):
+            return (("n1", "robin"), ("n2", "wren"))
+
+    outside(Birds(name="birds", title="Birds", folder="birds", layout=ClassFolders(("test",), ("train",)), **FACTS))
+    for part in ("train", "test"):
+        make_folder(tmp_path / "any name" / part, {"n1": 1, "n2": 1})
+    dataset = load_dataset(tmp_path / "any name")
+    assert (dataset.public, dataset.names, dataset.keys) == ("birds", ("robin", "wren"), ("n1", "n2"))
+    assert dataset.counts() == {"train": 2, "val": 0, "test": 2}
+
+
+def test_without_class_names_no_folder_is_taken_for_the_dataset(outside, tmp_path):
+    layout = ClassFolders(("test",), ("train",))
+    outside(CatalogEntry(name="mine", title="Mine", folder="mine", layout=layout, **FACTS))
+    for part in ("train", "test"):
+        make_folder(tmp_path / part, {"cat": 1, "dog": 1})
+    assert load_dataset(tmp_path).public == ""
+
+
+def test_an_entry_point_to_something_else_is_named(outside):
+    outside("no entry")
+    with pytest.raises(UserError, match="'mine' is not a CatalogEntry but a str"):
+        catalog.entries()
 
 
 @pytest.mark.parametrize(
