@@ -19,7 +19,7 @@ import torch
 
 from dca import Classifier
 from dca.images.decode import open_image
-from dca.model.explain import patch_relevance
+from dca.model.explain import measure_relevance
 from dca.model.inputs import as_images
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -42,7 +42,7 @@ def main() -> None:
         with torch.no_grad():
             target = int(method.classify(method.encode(pixels)).argmax())
         times = [time.perf_counter()]
-        fast = patch_relevance(method, pixels, target)
+        fast = measure_relevance(method, pixels, target)
         times.append(time.perf_counter())
         slow = occlusion(method, pixels, target)
         times.append(time.perf_counter())

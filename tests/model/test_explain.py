@@ -8,7 +8,7 @@ from PIL import Image
 from dca import Classifier, Dataset, UserError
 from dca.backbones.clip import CLIP
 from dca.methods.base import Method
-from dca.model.explain import explain, interpolate, patch_relevance, patches_per_side, window_centers, window_weights
+from dca.model.explain import explain, interpolate, measure_relevance, patches_per_side, window_centers, window_weights
 from oracles.explain import occlusion, rank_correlation
 
 # Rank correlation with occlusion on the images of the sample, and the least that a single image may have.
@@ -31,7 +31,7 @@ def test_relevance_agrees_with_occlusion(model: Classifier, sample: Dataset) -> 
         pixels = pixels_of(method, item.image)
         with torch.no_grad():
             target = int(method.classify(method.encode(pixels)).argmax())
-        fast, slow = patch_relevance(method, pixels, target), occlusion(method, pixels, target)
+        fast, slow = measure_relevance(method, pixels, target), occlusion(method, pixels, target)
         middles = torch.tensor(window_centers(patches_per_side(method)))
         torch.testing.assert_close(fast[middles][:, middles], slow[middles][:, middles], atol=2e-3, rtol=1e-3)
         found.append(rank_correlation(fast, slow))
@@ -78,10 +78,10 @@ def test_a_part_that_decides_is_relevant(clip: CLIP) -> None:
     weight[:, : size // side, : size // side] = 1
     pixels = torch.zeros(1, 3, size, size)
     pixels[..., : size // side, : size // side] = 1
-    found = patch_relevance(Painted(clip, weight), pixels, 1)
+    found = measure_relevance(Painted(clip, weight), pixels, 1)
     assert int(found.argmax()) == 0
     assert float(found[-1, -1]) == pytest.approx(0, abs=1e-6)
-    against = patch_relevance(Painted(clip, weight), pixels, 0)
+    against = measure_relevance(Painted(clip, weight), pixels, 0)
     torch.testing.assert_close(found, -against, atol=1e-6, rtol=1e-6)
 
 

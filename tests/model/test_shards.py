@@ -38,7 +38,7 @@ def test_shards_one_after_the_other_are_the_rows_of_one_file(model: Classifier, 
     wanted = PredictionOptions(top=2, reject=0.1, coverage=0.8)
     predict_to_file(model, images, tmp_path / "whole.csv", wanted)
     shards = opened(tmp_path / "parts", images)
-    tallies = [predict_shard(model, shards.images[n], shards.part(n), wanted) for n in shards.left()]
+    tallies = [predict_shard(model, shards.images[n], shards.shard_path(n), wanted) for n in shards.unfinished()]
     header, *rows = (tmp_path / "whole.csv").read_text().splitlines()
     texts = [path.read_text().splitlines() for path in sorted((tmp_path / "parts").glob("part-*"))]
     assert {text[0] for text in texts} == {header}
@@ -50,8 +50,8 @@ def test_shards_one_after_the_other_are_the_rows_of_one_file(model: Classifier, 
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
 def test_finished_shards_are_counted_as_they_were(model: Classifier, images: list[str], tmp_path: Path, kind: str):
     shards = opened(tmp_path / "parts", images, kind=kind)
-    made = predict_shard(model, shards.images[1], shards.part(1), PredictionOptions())
-    assert shards.left() == [0, 2, 3]
+    made = predict_shard(model, shards.images[1], shards.shard_path(1), PredictionOptions())
+    assert shards.unfinished() == [0, 2, 3]
     found = opened(tmp_path / "parts", images, kind=kind).tally([1])
     assert (found.rows, found.unreadable) == (made.rows, made.unreadable) == (8, 1)
     assert found.listed == made.listed
@@ -62,8 +62,8 @@ def test_parquet_shards_are_read_as_one_table(model: Classifier, images: list[st
     from pyarrow import parquet
 
     shards = opened(tmp_path / "parts", images, kind=".parquet")
-    for n in shards.left():
-        predict_shard(model, shards.images[n], shards.part(n), PredictionOptions())
+    for n in shards.unfinished():
+        predict_shard(model, shards.images[n], shards.shard_path(n), PredictionOptions())
     assert parquet.read_table(tmp_path / "parts").column("path").to_pylist() == images
 
 
@@ -93,15 +93,15 @@ def test_a_name_that_is_not_valid_text_stays_as_it_is(tmp_path: Path):
 )
 def test_shards_of_another_command_are_not_continued(images: list[str], tmp_path: Path, change: Any, words: str):
     shards = opened(tmp_path / "parts", images)
-    shards.part(0).write_text("path,label\n")
+    shards.shard_path(0).write_text("path,label\n")
     others, identity = change(images)
     with pytest.raises(UserError, match="holds predictions of another command") as raised:
         opened(tmp_path / "parts", others, **identity)
     assert any(words in line for line in raised.value.details)
-    assert shards.part(0).exists()
+    assert shards.shard_path(0).exists()
     again = opened(tmp_path / "parts", others, **identity, overwrite=True)
-    assert again.left() == list(range(len(again.images)))
-    assert not shards.part(0).exists()
+    assert again.unfinished() == list(range(len(again.images)))
+    assert not shards.shard_path(0).exists()
 
 
 def test_a_damaged_manifest_is_not_continued(images: list[str], tmp_path: Path):
@@ -124,7 +124,7 @@ def test_a_folder_of_other_files_is_left_alone(images: list[str], tmp_path: Path
 def test_what_a_killed_process_left_is_removed(images: list[str], tmp_path: Path):
     shards = opened(tmp_path / "parts", images)
     (tmp_path / "parts" / ".part-00000.csv.abc").write_text("half")
-    assert shards.left() == [0, 1, 2, 3]
+    assert shards.unfinished() == [0, 1, 2, 3]
     shards.clean()
     assert [path.name for path in (tmp_path / "parts").iterdir()] == [MANIFEST]
 
@@ -132,14 +132,14 @@ def test_what_a_killed_process_left_is_removed(images: list[str], tmp_path: Path
 def test_a_shard_that_fails_leaves_no_file(model: Classifier, images: list[str], tmp_path: Path):
     shards = opened(tmp_path / "parts", images)
     with pytest.raises(UserError, match="coverage"):
-        predict_shard(model, shards.images[0], shards.part(0), PredictionOptions(coverage=2.0))
-    assert shards.left() == [0, 1, 2, 3]
+        predict_shard(model, shards.images[0], shards.shard_path(0), PredictionOptions(coverage=2.0))
+    assert shards.unfinished() == [0, 1, 2, 3]
     assert [path.name for path in (tmp_path / "parts").iterdir()] == [MANIFEST]
 
 
 def test_the_rows_can_be_read_by_name(model: Classifier, images: list[str], tmp_path: Path):
     shards = opened(tmp_path / "parts", images)
-    predict_shard(model, shards.images[3], shards.part(3), PredictionOptions())
-    with shards.part(3).open(newline="", encoding="utf-8") as file:
+    predict_shard(model, shards.images[3], shards.shard_path(3), PredictionOptions())
+    with shards.shard_path(3).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == shards.images[3]

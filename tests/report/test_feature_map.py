@@ -10,10 +10,10 @@ from dca.report.sections.feature_map import (
     REACH,
     Cloud,
     draw_plane,
+    find_confused_pair,
     find_main_directions,
     find_pair_plane,
     make_ellipse,
-    most_confused_pair,
 )
 
 
@@ -73,7 +73,7 @@ def test_everything_is_drawn_inside_the_frame() -> None:
 
 def test_the_most_confused_classes_are_taken(tested: ReportedModel) -> None:
     names = list(map(str, tested.model.classes_.tolist()))
-    a, b = most_confused_pair(tested, Cloud(*cloud_of_ten(), names))
+    a, b = find_confused_pair(tested, Cloud(*cloud_of_ten(), names))
     assert tested.predictions is not None
     counts = tested.predictions.confusion(10)
     both = counts + counts.T

@@ -235,7 +235,7 @@ def test_a_missing_jinja2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UserError, match="jinja2"):
-        page.need_jinja()
+        page.require_jinja()
 
 
 def test_models_without_held_out_predictions_have_none(model: Classifier) -> None:

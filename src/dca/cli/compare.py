@@ -60,9 +60,9 @@ def command(
     if len(models) < 2:
         raise UserError("two models and labelled images are needed", hint="dca compare MODEL MODEL DATA")
     if output is not None:
-        from dca.report.page import need_jinja
+        from dca.report.page import require_jinja
 
-        need_jinja()
+        require_jinja()
     dataset = as_dataset(data, None, for_evaluation=True)
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)

@@ -165,9 +165,9 @@ def _points(fraction: float) -> str:
 def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
     """Raise before the fit if a page is asked for and cannot be made."""
     if value:
-        from dca.report.page import need_jinja
+        from dca.report.page import require_jinja
 
-        need_jinja()
+        require_jinja()
     return value
 
 

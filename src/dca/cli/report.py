@@ -70,10 +70,10 @@ def command(
     dca report photos.dca more_photos/ -o test-report.html
     dca report runs/ -o report/ --spec my.toml
     """
-    from dca.report.page import need_jinja
+    from dca.report.page import require_jinja
     from dca.study.index import is_results_file, is_runs_folder
 
-    need_jinja()
+    require_jinja()
     if is_results_file(model) or is_runs_folder(model):
         _refuse({"DATA": data, "--backbone": backbone}, f"{model} is a folder of runs")
         page = write_runs(model, output, specifications, selection)

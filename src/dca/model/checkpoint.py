@@ -142,7 +142,7 @@ def read_record(folder: Path) -> ModelRecord:
     raw = _read_config(folder)
     if problems := record_problems(raw):
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")
-    kind = _method_of(folder, raw)
+    kind = _find_method(folder, raw)
     try:
         for values in (raw["options"], raw["fit_arguments"]["options"]):
             options.from_dict(kind.Options, values)
@@ -158,7 +158,7 @@ def _changed_error(path: Path, what: str) -> UserError:
     return UserError(f"{path}: {what} has changed since it was written", hint=hint)
 
 
-def _method_of(folder: Path, raw: dict[str, Any]) -> type[Method]:
+def _find_method(folder: Path, raw: dict[str, Any]) -> type[Method]:
     """The model's method, which may come from another package."""
     try:
         return get_method(raw["method"])
@@ -201,7 +201,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def require_whole(folder: Path, record: ModelRecord) -> None:
+def require_intact_weights(folder: Path, record: ModelRecord) -> None:
     """Raise if the weights are not, byte for byte, those that were written with the record."""
     with (folder / WEIGHTS).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -221,7 +221,7 @@ def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
     method.temperature = record.temperature
-    require_whole(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
+    require_intact_weights(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
     return method
 
 

@@ -67,7 +67,7 @@ from dca.model.records import (
     unreadable_names,
 )
 from dca.stats.calibration import FLOOR
-from dca.stats.conformal import add_best, min_images, p_values, threshold_sets
+from dca.stats.conformal import add_best, conformal_p_values, min_images, threshold_sets
 from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
@@ -356,13 +356,13 @@ class Classifier:
 
         Args:
             X: As for `predict_proba`.
-            reject: Answer "none of these" for images whose p-value is below this; see `p_values`.
+            reject: Answer "none of these" for images whose p-value is below this; see `conformal_p_values`.
 
         Returns:
             One label for one image, an array (n,) for several.
 
         Raises:
-            UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
+            UserError: As for `predict_proba`, and for `conformal_p_values` if `reject` is given.
         """
         if reject is None:
             probabilities = classify_features(self._require_fitted(), self._encode(X, None))
@@ -414,7 +414,7 @@ class Classifier:
             One list of labels per image, the most probable first; never empty. For a single image its list.
 
         Raises:
-            UserError: As for `p_values`, or if there are too few training images for this coverage.
+            UserError: As for `conformal_p_values`, or if there are too few training images for this coverage.
 
         Example:
             >>> from dca import Classifier
@@ -975,7 +975,7 @@ class Classifier:
         own = self._require_fitted().p_values(features)
         if own is None:
             held = torch.tensor([one.probability for one in self._held_out()], dtype=torch.float64)
-            own = p_values(-held, -torch.from_numpy(probs).amax(dim=-1))
+            own = conformal_p_values(-held, -torch.from_numpy(probs).amax(dim=-1))
         found: NDArray[np.float64] = own.cpu().double().numpy()
         return found
 

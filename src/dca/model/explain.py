@@ -134,7 +134,7 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
         tuple(labels),
         probabilities,
         chosen,
-        patch_relevance(method, pixels, chosen).numpy(),
+        measure_relevance(method, pixels, chosen).numpy(),
         Image.fromarray(np.ascontiguousarray(crop.transpose(1, 2, 0))),
         find_nearest(model, pixels, neighbours),
     )
@@ -155,7 +155,7 @@ def find_nearest(model: Classifier, pixels: Tensor, k: int) -> tuple[Neighbour, 
 
 
 @torch.no_grad()
-def patch_relevance(method: Method, pixels: Tensor, target: int) -> Tensor:
+def measure_relevance(method: Method, pixels: Tensor, target: int) -> Tensor:
     """Relevance (G, G) of the patches of an image for a class.
 
     method: finished. pixels: normalised (1, 3, S, S). target: index of the class.

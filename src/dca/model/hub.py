@@ -73,7 +73,7 @@ def push_folder(
     from huggingface_hub import CommitOperationAdd, HfApi
 
     record, card = checkpoint.read_record(folder), folder / checkpoint.CARD
-    checkpoint.require_whole(folder, record)
+    checkpoint.require_intact_weights(folder, record)
     text = card.read_text(encoding="utf-8") if card.is_file() else model_card(record)
     contents: dict[str, Path | bytes] = {name: folder / name for name in WANTED}
     contents[checkpoint.CARD] = encode_utf8(text.replace(PLACEHOLDER, repo_id))

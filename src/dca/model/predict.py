@@ -71,7 +71,7 @@ def predict_stream(
         size=batch,
     )
     for done in batches:
-        rows = iter(() if done.result is None else _split(done.result))
+        rows = iter(() if done.result is None else _split_predictions(done.result))
         yield [
             outcome if isinstance(outcome, Unreadable) else ImagePrediction(image, *next(rows))
             for image, outcome in zip(islice(listed, len(done.outcomes)), done.outcomes, strict=True)
@@ -95,7 +95,10 @@ def predict_features(model: Classifier, features: Tensor, *, coverage: float | N
     return model._predict_features(features, coverage)
 
 
-def _split(predictions: Predictions) -> Iterator[tuple[NDArray[np.float64], float | None, list[Any] | None]]:
+_ImageParts = tuple[NDArray[np.float64], float | None, list[Any] | None]
+
+
+def _split_predictions(predictions: Predictions) -> Iterator[_ImageParts]:
     """Probabilities, p-value and set of each image."""
     n = len(predictions.probabilities)
     p_values: list[float | None] = [None] * n if predictions.p_values is None else predictions.p_values.tolist()
@@ -159,7 +162,7 @@ def predict_to_file(
     model: Classifier,
     images: Sequence[str],
     output: Path,
-    wanted: PredictionOptions | None = None,
+    options: PredictionOptions | None = None,
     *,
     copy_to: Path | None = None,
     overwrite: bool = False,
@@ -174,7 +177,7 @@ def predict_to_file(
         model: A fitted classifier.
         images: Paths of files; one that is given twice has one row.
         output: A .csv, .jsonl or .parquet file.
-        wanted: What is to be known of every image.
+        options: What is to be known of every image.
         copy_to: Folder where images are copied into one folder per predicted class.
         overwrite: Replace an existing file, and drop unfinished predictions of another call.
         progress: Receives the progress, with the rate.
@@ -185,23 +188,23 @@ def predict_to_file(
     Raises:
         UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
     """
-    wanted = wanted or PredictionOptions()
+    options = options or PredictionOptions()
     kind = _require_writable_output(output, overwrite)
-    require_p_values(model, wanted.reject)
+    require_p_values(model, options.reject)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
-    identity = prediction_identity(model, wanted, copy_to)
+    identity = prediction_identity(model, options, copy_to)
     with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
-        folders = None if copy_to is None else _folders(copy_to, model, journal)
+        folders = None if copy_to is None else _open_image_folders(copy_to, model, journal)
         before, now, began = len(journal.paths.intersection(paths)), 0, time.monotonic()
-        for rows in predict_rows(model, paths, wanted, journal.paths, folders):
+        for rows in predict_rows(model, paths, options, journal.paths, folders):
             journal.append(rows)
             now += len(rows)
             progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
         seconds = time.monotonic() - began
-        found = _write_output(
-            journal, set(paths), output, kind, table_columns(model, wanted, copies=copy_to is not None)
+        tally = _write_output(
+            journal, set(paths), output, kind, table_columns(model, options, copies=copy_to is not None)
         )
-    return found.done(found.rows - before, seconds)
+    return tally.summarize(tally.rows - before, seconds)
 
 
 def _require_writable_output(output: Path, overwrite: bool) -> str:
@@ -212,9 +215,9 @@ def _require_writable_output(output: Path, overwrite: bool) -> str:
     return kind
 
 
-def table_columns(model: Classifier, wanted: PredictionOptions, *, copies: bool = False) -> Columns:
-    """The columns of a table with what is wanted."""
-    return Columns(min(wanted.top, len(model.classes_)), model.has_p_values, wanted.coverage is not None, copies)
+def table_columns(model: Classifier, options: PredictionOptions, *, copies: bool = False) -> Columns:
+    """The columns of a table with these options."""
+    return Columns(min(options.top, len(model.classes_)), model.has_p_values, options.coverage is not None, copies)
 
 
 def require_p_values(model: Classifier, reject: float | None) -> None:
@@ -223,21 +226,21 @@ def require_p_values(model: Classifier, reject: float | None) -> None:
         raise UserError("the model cannot tell images of none of its classes", hint=fit_estimate())
 
 
-def prediction_identity(model: Classifier, wanted: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
+def prediction_identity(model: Classifier, options: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
     """Plain values that decide the rows."""
     method = model.method_
     weights, labels = hash_weights(method), list(map(str, model.classes_.tolist()))
     facts = [weights, labels, method.temperature, str(method.options), method.clip.digest, str(method.clip.dtype)]
     return {
         "model": json_digest(facts)[:16],
-        "top": wanted.top,
-        "reject": wanted.reject,
-        "set_coverage": wanted.coverage,
+        "top": options.top,
+        "reject": options.reject,
+        "set_coverage": options.coverage,
         "copy_to": None if copy_to is None else os.path.abspath(copy_to),
     }
 
 
-def _folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders:
+def _open_image_folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders:
     labels = [*map(str, model.classes_.tolist()), NONE_OF_THESE]
     return ImageFolders(copy_to, labels, (row["copied_to"] for row in journal.rows() if "copied_to" in row))
 
@@ -245,7 +248,7 @@ def _folders(copy_to: Path, model: Classifier, journal: Journal) -> ImageFolders
 def predict_rows(
     model: Classifier,
     paths: Sequence[str],
-    wanted: PredictionOptions,
+    options: PredictionOptions,
     known: Collection[str] = (),
     folders: ImageFolders | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
@@ -253,8 +256,8 @@ def predict_rows(
     classes = model.classes_.tolist()
     # A list of its own: `known` grows while the images are predicted.
     new = [path for path in paths if path not in known]
-    for outcomes in predict_stream(model, map(Path, new), coverage=wanted.coverage):
-        rows = [prediction_row(outcome, classes, wanted.top, wanted.reject) for outcome in outcomes]
+    for outcomes in predict_stream(model, map(Path, new), coverage=options.coverage):
+        rows = [prediction_row(outcome, classes, options.top, options.reject) for outcome in outcomes]
         for row, outcome in zip(rows, outcomes, strict=True):
             if folders is not None and isinstance(outcome, ImagePrediction):
                 row["copied_to"] = folders.copy(Path(str(outcome.image)), row["label"])
@@ -273,8 +276,8 @@ class Tally:
     def __init__(self) -> None:
         self.rows, self.unreadable, self.listed = 0, 0, list[str]()
 
-    def counting(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The rows as they are."""
+    def count(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Pass rows on and count them."""
         for row in rows:
             self.rows += 1
             if row.get("error"):
@@ -288,7 +291,7 @@ class Tally:
         self.rows, self.unreadable = self.rows + other.rows, self.unreadable + other.unreadable
         self.listed = (self.listed + other.listed)[:MOST_LISTED]
 
-    def done(self, predicted: int, seconds: float) -> PredictionSummary:
+    def summarize(self, predicted: int, seconds: float) -> PredictionSummary:
         """What was written, all rows counted."""
         return PredictionSummary(self.rows, predicted, seconds, self.unreadable, tuple(self.listed))
 
@@ -298,6 +301,6 @@ def _write_output(journal: Journal, wanted: set[str], output: Path, kind: str, c
     tally = Tally()
     rows = (row for row in journal.rows() if row["path"] in wanted)
     with atomic_write(output) as unfinished:
-        WRITERS[kind](tally.counting(rows), columns, unfinished)
+        WRITERS[kind](tally.count(rows), columns, unfinished)
     journal.remove()
     return tally

@@ -78,7 +78,7 @@ def predict_on_ray(
     source: SharedModel,
     images: Sequence[str],
     folder: Path,
-    wanted: PredictionOptions | None = None,
+    options: PredictionOptions | None = None,
     *,
     kind: str = ".csv",
     per_shard: int = PER_SHARD,
@@ -94,7 +94,7 @@ def predict_on_ray(
         source: The model.
         images: Paths of files; one that is given twice has one row.
         folder: Where part-00000, part-00001, ... are written.
-        wanted: What is to be known of every image.
+        options: What is to be known of every image.
         kind: ".csv", ".jsonl" or ".parquet".
         per_shard: Images per shard.
         overwrite: Drop shards of another call that are in the folder.
@@ -107,20 +107,20 @@ def predict_on_ray(
         UserError: If Ray is not installed, there is no cluster, the folder holds something else or cannot be written,
             the model has no p-values or sets that were asked for, or a task was lost more often than Ray restarts it.
     """
-    wanted = wanted or PredictionOptions()
+    options = options or PredictionOptions()
     require_writer_package(kind)
     ray = connect_ray()
     try:
         model = source.load("cpu")
-        require_p_values(model, wanted.reject)
+        require_p_values(model, options.reject)
         at_once, gpus = share_resources(ray.cluster_resources(), source.device)
         device = "auto" if gpus else "cpu"
-        facts = {**prediction_identity(model, wanted), "device": device, "precision": source.precision}
+        facts = {**prediction_identity(model, options), "device": device, "precision": source.precision}
         paths = list(dict.fromkeys(str(Path(image)) for image in images))
         with exclusive_lock(folder, "prediction"):
             shards = open_shards(folder, paths, kind, facts, per_shard=per_shard, overwrite=overwrite)
             task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_predict_shard_task)
-            context = _TaskContext(source, device, wanted)
+            context = _TaskContext(source, device, options)
             return _predict_left(shards, _iterate_tallies(ray, task, shards, context, at_once), progress)
     finally:
         ray.shutdown()  # cancels what this call has submitted; the cluster goes on
@@ -132,14 +132,14 @@ class _TaskContext:
 
     source: SharedModel
     device: str
-    wanted: PredictionOptions
+    options: PredictionOptions
     folder: str = field(default_factory=os.getcwd)
     most_pixels: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
 
 
 def _predict_left(shards: Shards, tallies: Iterator[Tally | None], progress: Progress) -> PredictionSummary:
     """Make the shards that are left, and count the rows of all."""
-    left = shards.left()
+    left = shards.unfinished()
     total = shards.tally(sorted(set(range(len(shards.images))) - set(left)))
     images, now, began = sum(map(len, shards.images)), 0, time.monotonic()
     for tally in tallies:
@@ -148,22 +148,22 @@ def _predict_left(shards: Shards, tallies: Iterator[Tally | None], progress: Pro
             total.add(tally)
         progress("images", total.rows, images, f"{now / (time.monotonic() - began):.1f} images/s")
     shards.clean()
-    return total.done(now, time.monotonic() - began)
+    return total.summarize(now, time.monotonic() - began)
 
 
 def _iterate_tallies(
     ray: Any, task: Any, shards: Shards, context: _TaskContext, at_once: int
 ) -> Iterator[Tally | None]:
     """The tally of each shard as it is finished, and None when a second has passed without one."""
-    left, running = shards.left()[::-1], dict[Any, int]()
+    left, running = shards.unfinished()[::-1], dict[Any, int]()
     while left or running:
         # A second task per worker waits on its node, so that none is idle between two shards.
         while left and len(running) < 2 * at_once:
             number = left.pop()
-            running[task.remote(shards.images[number], str(shards.part(number)), context)] = number
+            running[task.remote(shards.images[number], str(shards.shard_path(number)), context)] = number
         ended, _ = ray.wait(list(running), timeout=PULSE)
         for reference in ended:
-            yield _fetch_tally(ray, reference, shards.part(running.pop(reference)))
+            yield _fetch_tally(ray, reference, shards.shard_path(running.pop(reference)))
         if not ended:
             yield None
 
@@ -182,7 +182,7 @@ def _fetch_tally(ray: Any, reference: Any, part: Path) -> Tally:
 
 def _predict_shard_task(images: Sequence[str], output: str, context: _TaskContext) -> Tally:
     """The task: one shard."""
-    return predict_shard(_load_model(context), images, Path(output), context.wanted)
+    return predict_shard(_load_model(context), images, Path(output), context.options)
 
 
 @cache
@@ -254,13 +254,13 @@ class Shards:
     kind: str
     images: Sequence[Sequence[str]]
 
-    def part(self, number: int) -> Path:
+    def shard_path(self, number: int) -> Path:
         """The file of a shard."""
         return self.folder / f"part-{number:05d}{self.kind}"
 
-    def left(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """Numbers of the shards that are not finished."""
-        return [number for number in range(len(self.images)) if not self.part(number).is_file()]
+        return [number for number in range(len(self.images)) if not self.shard_path(number).is_file()]
 
     def clean(self) -> None:
         """Remove what killed processes have left of shards that others have made again."""
@@ -269,10 +269,10 @@ class Shards:
 
     def tally(self, numbers: Sequence[int]) -> Tally:
         """Count the rows of finished shards."""
-        found = Tally()
-        for _ in found.counting(chain.from_iterable(_read_rows(self.part(number)) for number in numbers)):
+        tally = Tally()
+        for _ in tally.count(chain.from_iterable(_read_rows(self.shard_path(number)) for number in numbers)):
             pass
-        return found
+        return tally
 
 
 def open_shards(
@@ -313,14 +313,14 @@ def open_shards(
     return shards
 
 
-def predict_shard(model: Classifier, images: Sequence[str], output: Path, wanted: PredictionOptions) -> Tally:
+def predict_shard(model: Classifier, images: Sequence[str], output: Path, options: PredictionOptions) -> Tally:
     """Predict the images of one shard; its file appears when it is complete.
 
     Args:
         model: A fitted classifier.
         images: Paths of the images.
         output: The file of the shard.
-        wanted: What is to be known of every image.
+        options: What is to be known of every image.
 
     Returns:
         The rows, counted.
@@ -329,9 +329,9 @@ def predict_shard(model: Classifier, images: Sequence[str], output: Path, wanted
         UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
     """
     tally = Tally()
-    rows = chain.from_iterable(predict_rows(model, images, wanted))
+    rows = chain.from_iterable(predict_rows(model, images, options))
     with atomic_write(output) as unfinished:
-        WRITERS[output.suffix](tally.counting(rows), table_columns(model, wanted), unfinished)
+        WRITERS[output.suffix](tally.count(rows), table_columns(model, options), unfinished)
     return tally
 
 

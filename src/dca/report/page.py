@@ -58,7 +58,7 @@ def format_points(points: float) -> str:
     return f"{100 * points:+.1f}".replace("-", "−")
 
 
-def need_jinja() -> None:
+def require_jinja() -> None:
     """Raise a UserError if jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401

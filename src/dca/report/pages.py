@@ -46,7 +46,7 @@ def model_page(
     Raises:
         UserError: If a class of the data is not one of the model's, an image cannot be read, or jinja2 is missing.
     """
-    page.need_jinja()
+    page.require_jinja()
     reported = prepare_report(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
     below = f"{model.method_.name} on {model.method_.clip.source}, {pluralize(len(model.classes_), 'class')}"
     return page.render(SECTIONS, reported, title=name, about=below)
@@ -67,7 +67,7 @@ def comparison_page(comparison: Comparison) -> str:
     Raises:
         UserError: If jinja2 is missing.
     """
-    page.need_jinja()
+    page.require_jinja()
     title = " and ".join(model.name for model in comparison.models)
     about = f"{pluralize(len(comparison.models), 'model')} on {pluralize(len(comparison.images), 'image')}"
     return page.render(COMPARISON_SECTIONS, comparison, title=title, about=f"{about} of {comparison.data}")

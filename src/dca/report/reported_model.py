@@ -241,7 +241,7 @@ def list_held_out(model: Classifier) -> UnseenPredictions | None:
     )
 
 
-def training_features(reported: ReportedModel) -> tuple[Tensor, list[int]] | None:
+def collect_training_features(reported: ReportedModel) -> tuple[Tensor, list[int]] | None:
     """Features (n, D) of training images as the head sees them, and their classes; None where none are kept.
 
     Methods that change the image tower have stored theirs; others make them from the gallery. Some heads take further

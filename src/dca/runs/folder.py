@@ -143,7 +143,7 @@ class RunFolder:
             if not differing:
                 record = checkpoint.read_record(self.target)
                 checkpoint.read_tensors(self.target)
-                checkpoint.require_whole(self.target, record)
+                checkpoint.require_intact_weights(self.target, record)
                 result = read_json(self.target / RESULT)
         except UserError as error:
             hint: Hint = ["copy it again from where it was whole", allow_overwrite()]

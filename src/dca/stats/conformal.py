@@ -39,7 +39,7 @@ def add_best(sets: Tensor, probabilities: Tensor) -> Tensor:
     return sets | best
 
 
-def p_values(held: Tensor, found: Tensor) -> Tensor:
+def conformal_p_values(held: Tensor, found: Tensor) -> Tensor:
     """p-values (B,) of distances `found` (B,) among those of left-out images `held` (n,)."""
     smaller = torch.searchsorted(held.sort().values.contiguous(), found.contiguous())
     return (1 + len(held) - smaller) / (1 + len(held))

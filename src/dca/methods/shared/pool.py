@@ -44,7 +44,7 @@ from torch.nn import functional as F
 
 from dca.methods.base import CurvePoint, Head
 from dca.methods.shared.experts import KernelRidge, TextGaussian, has_fellows
-from dca.stats.conformal import add_best, jackknife_plus, p_values
+from dca.stats.conformal import add_best, conformal_p_values, jackknife_plus
 
 ITERATIONS, TOLERANCE = 60, 1e-10
 
@@ -420,7 +420,7 @@ class LeftOutAnswers:
     def p_values(self, f: Tensor) -> Tensor:
         """p-value of each image f (B, D) under "it is of one of the classes": (B,)."""
         found = (self.kernel.kernel(f) @ self._coefficients).amax(dim=-1)
-        return p_values(-self._familiar, -found)
+        return conformal_p_values(-self._familiar, -found)
 
     @cached_property
     def _rows(self) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.report.page import Section
-from dca.report.reported_model import ReportedModel, training_features
+from dca.report.reported_model import ReportedModel, collect_training_features
 from dca.report.svg import Scale, drawing, element
 from dca.stats.confusion import order_by_error
 
@@ -53,7 +53,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     cloud = make_cloud(reported)
     if cloud is None:
         return "The model has kept no features of its training images (--no-gallery)."
-    a, b = most_confused_pair(reported, cloud)
+    a, b = find_confused_pair(reported, cloud)
     pair, spread = find_pair_plane(cloud, a, b), find_main_plane(cloud)
     first = [a, b]
     second = _choose_coloured(reported, cloud, first)
@@ -75,7 +75,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
 
 def make_cloud(reported: ReportedModel) -> Cloud | None:
     """Features of the training images and of the texts, each about the mean of the classes."""
-    known = training_features(reported)
+    known = collect_training_features(reported)
     if known is None:
         return None
     images, classes = F.normalize(known[0].double(), dim=-1), torch.tensor(known[1])
@@ -90,7 +90,7 @@ def make_cloud(reported: ReportedModel) -> Cloud | None:
     return Cloud(images - means.mean(dim=0), classes, texts - texts.mean(dim=(0, 1)), names)
 
 
-def most_confused_pair(reported: ReportedModel, cloud: Cloud) -> tuple[int, int]:
+def find_confused_pair(reported: ReportedModel, cloud: Cloud) -> tuple[int, int]:
     """The two classes that are confused most often; if none are, those whose means are nearest."""
     found, index = reported.predictions, {name: c for c, name in enumerate(cloud.names)}
     present = sorted(set(cloud.classes.tolist()))

@@ -77,7 +77,7 @@ def write_runs_report(subject: Subject, folder: Path, *, text_only: bool = False
     if text_only:
         files = text_files(subject, built)
     else:
-        page.need_jinja()
+        page.require_jinja()
         files = all_files(subject, built, _relative(subject.runs, folder))
     with explain_write_errors(folder):
         for name in {str(Path(file).parent) for file in files}:

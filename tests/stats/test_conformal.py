@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.pool import Experts, LeftOutAnswers, Numbers
-from dca.stats.conformal import add_best, jackknife_plus, min_images, p_values, threshold_sets
+from dca.stats.conformal import add_best, conformal_p_values, jackknife_plus, min_images, threshold_sets
 
 NUMBERS = Numbers(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
 
@@ -37,7 +37,7 @@ def test_the_best_class_is_always_in_the_set() -> None:
 def test_p_values_count_the_left_out_images_that_are_as_far() -> None:
     held, found = torch.tensor([1.0, 2.0, 2.0, 4.0]), torch.tensor([0.5, 2.0, 3.0, 9.0])
     expected = [(1 + sum(h >= f for h in held.tolist())) / 5 for f in found.tolist()]
-    assert p_values(held, found).tolist() == pytest.approx(expected)
+    assert conformal_p_values(held, found).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
