@@ -36,6 +36,7 @@ SIDE = 240
     type=click.FloatRange(min=1),
     default=10.0,
     show_default=True,
+    metavar="N",
     help="Show images for which another class is at least this many times as probable as the given one.",
 )
 @click.option(

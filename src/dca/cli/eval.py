@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     "--min-accuracy",
     type=click.FloatRange(0, 1),
     default=None,
+    metavar="SHARE",
     help="Exit with code 3 if the accuracy is below this fraction.",
 )
 @click.option(

@@ -26,7 +26,9 @@ TOP, NEAREST = 5, 5
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("image", type=click.Path(path_type=Path), required=False)
 @click.option("--prompts", is_flag=True, help="Print the learned prompts in words instead; takes no image.")
-@click.option("--class", "target", default=None, metavar="NAME", help="Explain this class.  [the most probable one]")
+@click.option(
+    "--class", "target", default=None, metavar="NAME", help="Explain this class.  [default: the most probable one]"
+)
 @click.option(
     "-o",
     "--output",

@@ -59,7 +59,9 @@ class OutputOptions:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("images", nargs=-1, required=True, type=click.Path())
-@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes to print per image.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Classes to print per image."
+)
 @click.option(
     "-o",
     "--output",

@@ -51,6 +51,7 @@ class Millions(click.FloatRange):
     type=Millions(min=0.001),
     default=20,
     show_default=True,
+    metavar="N",
     help="Largest image file in megabytes.",
 )
 @click.option(
@@ -59,6 +60,7 @@ class Millions(click.FloatRange):
     type=Millions(min=0.001),
     default=50,
     show_default=True,
+    metavar="N",
     help="Largest image in million pixels.",
 )
 @click.option(
