@@ -31,7 +31,7 @@ from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
 from dca.training.loop import Trainer
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 PHOTO = (500, 375)
 SHOTS, CLASSES, STORED = 16, 10, 224
@@ -96,7 +96,7 @@ def measure_training(backbone: str) -> dict[str, float]:
     clip = CLIP.from_pretrained(backbone).freeze()
     photos = [draw_photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
     items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
-    images = TrainingImages(items, Session(device="cpu"), clip, seed=1)
+    images = ImageSupport(items, Session(device="cpu"), clip, seed=1)
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
     options = DCAOptions(epochs=1, batch_size=32, learning_rate=0.01)
     trainer = Trainer(DCA.build(clip, problem, options), images, options, 1)

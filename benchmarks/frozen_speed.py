@@ -34,7 +34,7 @@ METHODS = ("linear_probe", "cross_modal")
 
 def measure_fit_seconds(kind: type[Method], dataset: Dataset, session: Session, backbone: str, seed: int) -> float:
     """Time of one fit with default options."""
-    clip = session.backbone(backbone)
+    clip = session.load_backbone(backbone)
     began = time.perf_counter()
     fit(kind, kind.parse_options({}), dataset, FitContext(session=session, clip=clip, seed=seed))
     if clip.device.type == "cuda":

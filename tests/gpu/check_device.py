@@ -28,18 +28,18 @@ from dca.methods.dca import DCA, DCAOptions
 from dca.methods.registry import all_methods, get_method
 from dca.training.loop import StepRunner, compute_gradients
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
 
-def make_sample(clip: CLIP) -> tuple[Dataset, TrainingImages]:
+def make_sample(clip: CLIP) -> tuple[Dataset, ImageSupport]:
     """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
-    return data, TrainingImages(data.train, Session(device=str(clip.device)), clip, seed=1)
+    return data, ImageSupport(data.train, Session(device=str(clip.device)), clip, seed=1)
 
 
-def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, TrainingImages]:
+def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, ImageSupport]:
     """DCA on the sample images, prepared, on one device."""
     clip = CLIP.from_pretrained(backbone).to_device(device).with_dtype(dtype)
     data, images = make_sample(clip)
@@ -48,7 +48,7 @@ def build(backbone: str, device: str, dtype: torch.dtype) -> tuple[DCA, Training
     return method, images
 
 
-def observe_step(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]:
+def observe_step(method: DCA, images: ImageSupport) -> dict[str, torch.Tensor]:
     """The values on which both devices must agree, from one augmented batch."""
     generator = seeds.generator(1, "check")
     indices = torch.arange(32)
@@ -70,7 +70,7 @@ def observe_step(method: DCA, images: TrainingImages) -> dict[str, torch.Tensor]
     return {name: value.float().cpu() for name, value in seen.items()}
 
 
-def measure_milliseconds(method: DCA, images: TrainingImages, steps: int = 10) -> float:
+def measure_milliseconds(method: DCA, images: ImageSupport, steps: int = 10) -> float:
     """Time of one training step: batch, forward, backward."""
     generator = seeds.generator(1, "time")
 
@@ -97,7 +97,7 @@ def _measure(work: Callable[[], object], times: int, cuda: bool) -> float:
     return 1000 * (time.perf_counter() - began) / times
 
 
-def compare_recorded(name: str, clip: CLIP, images: TrainingImages, data: Dataset) -> tuple[float, float, float | None]:
+def compare_recorded(name: str, clip: CLIP, images: ImageSupport, data: Dataset) -> tuple[float, float, float | None]:
     """Largest relative gap between gradients of a recorded step and of one as written, without kernels.
 
     Also the milliseconds of both.

@@ -28,7 +28,7 @@ from dca.study.specification import Cell, jobs_of, load_specification
 from dca.study.sweep import plan
 from dca.study.worker import CellResult, Worker
 from dca.training.loop import Trainer
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 from helpers.miniatures import Size, miniature
 
 BACKBONE = "vit-b-16"
@@ -69,7 +69,7 @@ def short_fits() -> Iterator[None]:
 
     The specs, and with them the ids, stay those of the specification.
     """
-    init, order, encoded = Trainer.__init__, Trainer._order, TrainingImages.map
+    init, order, encoded = Trainer.__init__, Trainer._order, ImageSupport.map
 
     def one_view(self, encode, *, views=0, **more):  # type: ignore[no-untyped-def]
         return torch.cat([encoded(self, encode, views=min(views, 1), **more)] * max(views, 1))
@@ -78,11 +78,11 @@ def short_fits() -> Iterator[None]:
         init(self, method, images, dataclasses.replace(recipe, epochs=1, warmup_epochs=0), *more)
 
     Trainer.__init__, Trainer._order = short_init, lambda self, generator: order(self, generator)[:1]  # type: ignore
-    TrainingImages.map = one_view  # type: ignore[method-assign]
+    ImageSupport.map = one_view  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Trainer.__init__, Trainer._order, TrainingImages.map = init, order, encoded  # type: ignore[method-assign]
+        Trainer.__init__, Trainer._order, ImageSupport.map = init, order, encoded  # type: ignore[method-assign]
 
 
 def cells_of(studies: Iterable[str], backbone: Path, wanted: Wanted = lambda cell: True) -> list[Cell]:

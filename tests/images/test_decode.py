@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from dca.core.errors import UserError
-from dca.images.crops import DecodedImages, batch_crops
+from dca.images.crops import DecodedImages
 from dca.images.decode import (
     Unreadable,
     center_crop,
     decode_all,
     is_image,
-    iter_decoded,
     may_have_rotation,
     open_image,
     pixel_limit,
@@ -234,7 +233,6 @@ def test_each_unreadable_file_is_an_error_with_its_reason(broken):
 
 @pytest.mark.parametrize("run", [
     lambda images: decode_all(images, crop8),
-    lambda images: list(batch_crops(iter_decoded(images, crop8_row, ahead=4), len(images), 2)),
     lambda images: DecodedImages(images, 8, crop8),
 ])  # fmt: skip
 def test_all_unreadable_files_come_in_one_error(tmp_path, broken, run):

@@ -21,7 +21,7 @@ from dca.methods.base import HeldOutPredictions, Problem
 from dca.methods.blend import Blend, Worth
 from dca.model.classifier import Classifier
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 from oracles.images import Images
 
 SHORT = {"epochs": 2, "folds": 2, "trained_options": ["warmup_epochs=0", "batch_size=8"]}
@@ -179,7 +179,7 @@ def test_classes_change_in_both_parts(sample: Dataset, tiny: CLIP) -> None:
     data = dataclasses.replace(sample, labels=sample.labels[:5], names=sample.names[:5], train=five, test=(), val=())
     method: Any = fitted(data, tiny).method_
     new = [Item(item.image, 5) for item in sample.train if item.label == 5]
-    support = TrainingImages(new, Session(device="cpu"), tiny, 3)
+    support = ImageSupport(new, Session(device="cpu"), tiny, 3)
     f = F.normalize(torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)), dim=-1).flatten(1)
     for changed, closed, trained in (
         (

@@ -19,7 +19,7 @@ from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 from oracles.dca import dense_covariance, dense_distance
 
 CLASSES = 5
@@ -57,8 +57,8 @@ def fitted(name: str, data: Dataset, clip: CLIP, **more: Any) -> Method:
     return Classifier(name, seed=3, backbone=clip, device="cpu", **settings).fit(data).method_
 
 
-def support(items: Any, clip: CLIP) -> TrainingImages:
-    return TrainingImages(list(items), Session(device="cpu"), clip, 3)
+def support(items: Any, clip: CLIP) -> ImageSupport:
+    return ImageSupport(list(items), Session(device="cpu"), clip, 3)
 
 
 def features(rows: int = 6, seed: int = 0) -> Tensor:

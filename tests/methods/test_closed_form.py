@@ -31,7 +31,7 @@ from dca.methods.shared.pool import (
 )
 from dca.model.classifier import Classifier
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 C, D, TAU = 4, 24, 100.0
 
@@ -197,10 +197,10 @@ def same(one: ClosedForm, other: ClosedForm) -> None:
 def test_a_class_added_is_a_fit_of_all_classes_with_the_same_numbers(sample: Dataset, tiny: CLIP) -> None:
     method = fitted(part(sample, [0, 1, 2, 3, 4]), tiny, **GIVEN)
     more = part(sample, [0, 1, 2, 3, 4, 5])
-    images = TrainingImages([i for i in more.train if i.label == 5], Session(device="cpu"), tiny, 1)
+    images = ImageSupport([i for i in more.train if i.label == 5], Session(device="cpu"), tiny, 1)
     same(method.with_class(sample.names[5], images), fitted(more, tiny, **GIVEN))
     with pytest.raises(UserError, match="needs images of a new class"):
-        method.with_class("zebra", TrainingImages([], Session(device="cpu"), tiny, 1))
+        method.with_class("zebra", ImageSupport([], Session(device="cpu"), tiny, 1))
 
 
 def test_a_class_removed_or_renamed_is_a_fit_of_the_others_with_the_same_numbers(sample: Dataset, tiny: CLIP) -> None:
@@ -215,7 +215,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Datas
     """Through the whole library: unlike in the equations, r, x̄ and λ change, so this is close, not exact."""
     five = part(sample, [0, 1, 2, 3, 4])
     method = fitted(five, tiny, **GIVEN)
-    images = TrainingImages(five.train, Session(device="cpu"), tiny, 1)
+    images = ImageSupport(five.train, Session(device="cpu"), tiny, 1)
     held = method.predict_held_out(images)
     rest = dataclasses.replace(five, train=five.train[1:])
     again = fitted(rest, tiny, **GIVEN).classify(method.image_features[:1]).double().numpy()

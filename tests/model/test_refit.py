@@ -32,7 +32,7 @@ def loaded(drawn: Dataset, tiny: Path, folder: Path, method: str, **settings: ob
 def examples_of(model: Classifier, items: list[tuple[Item, str]]) -> list[LabelledFeatures]:
     session, clip = Session(device="cpu"), model.method_.clip
     images = [item.image for item, _ in items]
-    features, hashes = session.frozen_features(clip, images), session.sha256_all(images)
+    features, hashes = session.frozen_features(clip, images), session.hash_images(images)
     rows = zip(items, hashes, features, strict=True)
     return [
         LabelledFeatures(StoredImage(sha256, "x", encode_jpeg(open_image(item.image))), label, row)
@@ -91,7 +91,7 @@ def test_a_model_without_its_features_says_so(drawn: Dataset, tiny_folder: Path,
 def test_stored_images_cannot_be_opened(tiny_folder: Path):
     session = Session(device="cpu")
     image = StoredImage("0a" * 32, "cat/1.jpg", b"")
-    assert session.sha256(image) == "0a" * 32
+    assert session.hash_image(image) == "0a" * 32
     with pytest.raises(UserError, match="1 image cannot be read") as caught:
-        session.require_readable(session.backbone(str(tiny_folder)), [image])
+        session.require_readable(session.load_backbone(str(tiny_folder)), [image])
     assert caught.value.details == ("cat/1.jpg: its pixels are not stored with the model",)

@@ -89,14 +89,14 @@ def test_stored_features_of_both_readings_do_not_mix(sample: Dataset, session: S
     turned(open_image(sample.train[0].image), tmp_path / "turned.png")
     as_stored(open_image(sample.train[0].image), tmp_path / "plain.png")
     images, plain = [tmp_path / "turned.png"], [tmp_path / "plain.png"]
-    stored = session.reading("eurosat", "paper")
+    stored = session.for_dataset("eurosat", "paper")
     for _ in range(2):  # computed, then read
         ours, theirs = (each.frozen_features(clip, images) for each in (session, stored))
         assert not np.allclose(ours, theirs, atol=1e-3)
         np.testing.assert_allclose(theirs, session.frozen_features(clip, plain), atol=1e-6)
-    for views in (stored.image_store(images, clip), session.image_store(images, clip)):
+    for views in (stored.decode_images(images, clip), session.decode_images(images, clip)):
         assert views.crops.shape[0] == 1
-    assert not np.array_equal(stored.image_store(images, clip).crops, session.image_store(images, clip).crops)
+    assert not np.array_equal(stored.decode_images(images, clip).crops, session.decode_images(images, clip).crops)
     assert not np.array_equal(stored.thumbnails(images), session.thumbnails(images))
 
 
@@ -104,8 +104,8 @@ def test_a_jpeg_without_a_rotation_is_the_same_content_in_both(
     sample: Dataset, session: Session, tmp_path: Path
 ) -> None:
     open_image(sample.train[0].image).save(tmp_path / "plain.jpg")
-    stored = session.reading("eurosat", "paper")
-    assert stored.content(tmp_path / "plain.jpg") == session.content(tmp_path / "plain.jpg")
+    stored = session.for_dataset("eurosat", "paper")
+    assert stored.content_key(tmp_path / "plain.jpg") == session.content_key(tmp_path / "plain.jpg")
 
 
 def test_the_identity_of_a_run_tells_the_readings_apart(sample: Dataset, session: Session, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from dca.training.fit import fit
 from dca.training.held_out import PREDICTED, NothingHeldOutError, assign_folds, held_out, number_of_folds
 from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 # Label and group of each image; groups may span classes.
 IMAGES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 15)), min_size=1, max_size=60)
@@ -146,7 +146,7 @@ def test_near_copies_are_never_on_both_sides(session: Session, clip: CLIP, monke
     copies = tuple(Item(one.resize((size, size)), 0) for size in (40, 38, 36, 34))
     others = tuple(Item(pattern(9 + n), n % 2) for n in range(6))
     source = dataclasses.replace(drawn((1, 1)), train=(*copies, *others))
-    images = TrainingImages(source.train, session, clip, 1)
+    images = ImageSupport(source.train, session, clip, 1)
     assert images.groups.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6]
     trained: list[set[int]] = []
 
@@ -162,9 +162,9 @@ def test_near_copies_are_never_on_both_sides(session: Session, clip: CLIP, monke
 
 def test_thumbnails_are_decoded_once_per_session(session: Session, clip: CLIP, monkeypatch: pytest.MonkeyPatch):
     source = drawn((2, 2))
-    first = TrainingImages(source.train, session, clip, 1).groups
+    first = ImageSupport(source.train, session, clip, 1).groups
     monkeypatch.setattr(decode, "_open", lambda image: pytest.fail("decoded"))
-    assert TrainingImages(source.train, session, clip, 1).groups.tolist() == first.tolist()
+    assert ImageSupport(source.train, session, clip, 1).groups.tolist() == first.tolist()
 
 
 @pytest.mark.parametrize("name", ["gda", "linear_probe", "tip_adapter"])

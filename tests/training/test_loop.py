@@ -23,21 +23,21 @@ from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import STATE, read_metrics
 from dca.training.schedule import batches, rate_at
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 from oracles.images import Images
 
 
 @pytest.fixture(scope="module")
-def images(sample: Dataset, clip: CLIP) -> TrainingImages:
-    return TrainingImages(draw_few_shot(sample, 2, 1).train, Session(device="cpu"), clip, 1)
+def images(sample: Dataset, clip: CLIP) -> ImageSupport:
+    return ImageSupport(draw_few_shot(sample, 2, 1).train, Session(device="cpu"), clip, 1)
 
 
 @pytest.fixture
-def trainer(sample: Dataset, clip: CLIP, images: TrainingImages) -> Trainer:
+def trainer(sample: Dataset, clip: CLIP, images: ImageSupport) -> Trainer:
     return make(sample, clip, images)
 
 
-def make(sample: Dataset, clip: CLIP, images: TrainingImages, **options: Any) -> Trainer:
+def make(sample: Dataset, clip: CLIP, images: ImageSupport, **options: Any) -> Trainer:
     problem = make_problem(draw_few_shot(sample, 2, 1), 1, "strict")
     chosen = DCAOptions(**{"epochs": 3, "batch_size": 8, "warmup_epochs": 1, **options})
     method = DCA.build(clip, problem, chosen)
@@ -73,7 +73,7 @@ def test_a_short_last_batch_is_kept_where_asked_for(count: int, size: int, sizes
 
 
 def test_every_image_counts_once_an_epoch_if_the_short_last_batch_is_kept(
-    sample: Dataset, clip: CLIP, images: TrainingImages, monkeypatch: pytest.MonkeyPatch
+    sample: Dataset, clip: CLIP, images: ImageSupport, monkeypatch: pytest.MonkeyPatch
 ):
     size = len(images) - 3  # the last batch has three images
     seen: list[int] = []
@@ -130,12 +130,12 @@ def test_the_progress_counts_every_step_to_the_end(trainer: Trainer):
     assert all(math.isfinite(tick.loss) for tick in ticks)
 
 
-def test_training_lowers_the_loss(sample: Dataset, clip: CLIP, images: TrainingImages):
+def test_training_lowers_the_loss(sample: Dataset, clip: CLIP, images: ImageSupport):
     rows = make(sample, clip, images, epochs=12, augment=False).run()
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
-def test_momentum_is_part_of_the_state(trainer: Trainer, sample: Dataset, clip: CLIP, images: TrainingImages):
+def test_momentum_is_part_of_the_state(trainer: Trainer, sample: Dataset, clip: CLIP, images: ImageSupport):
     """Without it, a resumed run would differ: the second run starts from the parameters alone."""
     trainer.run()
     first = make(sample, clip, images)
@@ -151,7 +151,7 @@ def test_momentum_is_part_of_the_state(trainer: Trainer, sample: Dataset, clip: 
 
 
 def test_a_state_taken_up_is_the_state_that_was_saved(
-    trainer: Trainer, sample: Dataset, clip: CLIP, images: TrainingImages, tmp_path: Path
+    trainer: Trainer, sample: Dataset, clip: CLIP, images: ImageSupport, tmp_path: Path
 ):
     trainer.run(tmp_path)
     other = make(sample, clip, images, epochs=5)
@@ -218,7 +218,7 @@ def test_parameters_that_leave_the_numbers_stop_the_run_in_that_epoch(
 
 
 def test_the_probed_rate_moves_the_tokens_by_the_stated_share(
-    trainer: Trainer, sample: Dataset, clip: CLIP, images: TrainingImages
+    trainer: Trainer, sample: Dataset, clip: CLIP, images: ImageSupport
 ):
     parameters = list(trainer.method.parameters())
     size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
@@ -239,7 +239,7 @@ def test_no_rows_where_nothing_was_saved_and_a_bad_row_is_named(tmp_path: Path):
             read_metrics(tmp_path)
 
 
-def test_a_recipe_left_open_is_our_own_mistake(trainer: Trainer, images: TrainingImages):
+def test_a_recipe_left_open_is_our_own_mistake(trainer: Trainer, images: ImageSupport):
     with pytest.raises(ValueError, match="settled"):
         Trainer(trainer.method, images, dataclasses.replace(trainer.recipe, epochs=None), 1)
 
@@ -251,7 +251,7 @@ def test_a_finished_state_is_left_as_it_is(trainer: Trainer, tmp_path: Path):
     assert (tmp_path / STATE).stat().st_mtime_ns == before
 
 
-def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CLIP, images: TrainingImages) -> None:
+def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CLIP, images: ImageSupport) -> None:
     """Against two optimisers and two of torch's schedules, one after the other."""
     problem = make_problem(draw_few_shot(sample, 2, 1), 1, "strict")
     chosen = TwoSFSOptions(epochs=4, batch_size=8, first_share=0.5, learning_rate=1e-3)

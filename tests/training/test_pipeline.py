@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from dca.backbones.clip import CLIP
+from dca.images.crops import view_crops
 from dca.images.decode import Unreadable, open_image
+from dca.images.hashing import sha256_of
 from dca.training import pipeline
 from dca.training.pipeline import Source, batch_size, encode_batches
 
@@ -73,6 +76,44 @@ def test_a_gpu_is_given_the_same_crops_as_a_cpu(clip: CLIP, images: list[Path], 
     assert ahead[3] is not None
     for one, other in zip(ahead, here, strict=True):
         assert one == other if isinstance(one, Unreadable) else torch.equal(one, torch.as_tensor(other))
+
+
+def test_only_a_few_images_are_decoded_ahead(clip: CLIP, images: list[Path]) -> None:
+    opened = list[int]()
+
+    def crop(image: Any) -> Any:
+        opened.append(1)
+        return clip.preprocess.crop(image)
+
+    batches = encode_batches([Source(images[0], crop)] * 400, clip.encode_image, clip, size=4)
+    next(batches)
+    assert len(opened) <= 4 * (2 + 2 * (torch.get_num_threads() + 1) + 1)
+    batches.close()
+
+
+def test_an_error_of_the_crop_is_not_hidden(clip: CLIP, images: list[Path]) -> None:
+    def crop(image: Any) -> Any:
+        raise RuntimeError("our bug")
+
+    for count in (1, 40):
+        with pytest.raises(RuntimeError, match="our bug"):
+            list(encode_batches([Source(images[0], crop)] * count, clip.encode_image, clip, size=4))
+
+
+def test_a_batch_holds_all_views_of_its_images(clip: CLIP, images: list[Path]) -> None:
+    opened = [(image, open_image(image)) for image in images if image.name != "bad.jpg"][:5]
+    crops = [partial(view_crops, size=32, views=range(3), content=sha256_of(image)) for image, _ in opened]
+    sources = [Source(image, crop) for (image, _), crop in zip(opened, crops, strict=True)]
+    batches = list(encode_batches(sources, lambda pixels: pixels, clip, size=2))
+    assert [tuple(batch.result.shape) for batch in batches if batch.result is not None] == [
+        (6, 3, 32, 32),
+        (6, 3, 32, 32),
+        (3, 3, 32, 32),
+    ]
+    expected = torch.cat([view_crops(image, 32, range(3), sha256_of(path)) for path, image in opened])
+    assert torch.equal(
+        torch.cat([batch.result for batch in batches if batch.result is not None]), clip.preprocess.normalize(expected)
+    )
 
 
 def test_bits_do_not_depend_on_the_number_of_cores(clip: CLIP, images: list[Path]) -> None:

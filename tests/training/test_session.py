@@ -131,7 +131,7 @@ def _view(clip: CLIP, image: Image.Image, session: Session, number: int | None, 
     if number is None:
         crop = torch.from_numpy(clip.preprocess.crop(image))[None]
     else:
-        crop = view_crops(image, clip.preprocess.size, [number], session.sha256(image))
+        crop = view_crops(image, clip.preprocess.size, [number], session.hash_image(image))
     return crop.flip(-1) if mirrored else crop
 
 
@@ -158,7 +158,7 @@ def test_views_of_another_crop_range_are_stored_apart(sample: Dataset, session: 
     ]
     usual = session.frozen_features(clip, images, views=2)
     rows = [
-        clip.encode_image(clip.preprocess.normalize(view_crops(image, size, [view], session.sha256(image), 0.5)))
+        clip.encode_image(clip.preprocess.normalize(view_crops(image, size, [view], session.hash_image(image), 0.5)))
         for view in range(2)
         for image in map(decode.open_image, images)
         for size in [clip.preprocess.size]
@@ -186,18 +186,18 @@ def test_a_backbone_by_name_and_by_path_shares_its_features(
 ) -> None:
     monkeypatch.setattr("dca.backbones.sources.mini_folder", lambda: tiny_folder)
     images = [item.image for item in sample.test[:3]]
-    session.frozen_features(session.backbone("mini"), images)
+    session.frozen_features(session.load_backbone("mini"), images)
     counted.clear()
-    session.frozen_features(session.backbone(str(tiny_folder)), images)
+    session.frozen_features(session.load_backbone(str(tiny_folder)), images)
     assert counted["encoded"] == 0
 
 
 def test_a_changed_file_is_hashed_again(tmp_path: Path, session: Session) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(b"one")
-    first = session.sha256(path)
+    first = session.hash_image(path)
     path.write_bytes(b"other")
-    assert session.sha256(path) != first
+    assert session.hash_image(path) != first
 
 
 def test_a_thousand_predictions_from_eight_threads_equal_those_of_one(sample: Dataset) -> None:
@@ -225,18 +225,18 @@ def test_fitting_in_another_precision_moves_no_other_model(sample: Dataset) -> N
 def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_path: Path, monkeypatch):
     seen: list[tuple[str, int, int]] = []
     session = Session(device="cpu", progress=lambda stage, done, total, note: seen.append((stage, done, total)))
-    session.backbone(tiny_folder)
-    session.backbone(tiny_folder)
+    session.load_backbone(tiny_folder)
+    session.load_backbone(tiny_folder)
     assert seen == [("backbone", 0, 1), ("backbone", 1, 1)]
     (tmp_path / "a.jpg").write_bytes(b"x")
-    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    session.hash_images([tmp_path / "a.jpg"] * 3)
     assert len(seen) == 2
     monkeypatch.setattr("dca.training.session.SLOW", -1.0)
-    session.sha256_all([tmp_path / "a.jpg"] * 3)
+    session.hash_images([tmp_path / "a.jpg"] * 3)
     assert len(seen) == 2  # known already
     for name in ("b.jpg", "c.jpg"):
         (tmp_path / name).write_bytes(name.encode())
-    session.sha256_all([tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"])
+    session.hash_images([tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"])
     assert seen[2:] == [("hashing", n, 2) for n in (1, 2)]
 
 
@@ -245,6 +245,6 @@ def test_images_that_were_checked_are_not_decoded_again(clip: CLIP, sample: Data
     session.require_readable(clip, images)
     for module in ("dca.images.decode", "dca.training.pipeline"):
         monkeypatch.setattr(f"{module}.decode_image", lambda *_, **__: pytest.fail("decoded again"))
-    kept = torch.cat([source.crops for source in session.sources(images, clip)])
+    kept = torch.cat([source.crops for source in session.crop_sources(images, clip)])
     assert torch.equal(kept, torch.from_numpy(np.stack([clip.preprocess.crop(image) for image in images])))
     assert session.frozen_features(clip, images).shape == (4, clip.config.embed_dim)

@@ -88,7 +88,7 @@ def demo(
 def fit_default(spec: Spec, task: Task, session: Session) -> tuple[Evaluation, float]:
     """Fit the default method on the same images; returns its evaluation and the seconds of the fit."""
     model = Classifier(DEFAULT_METHOD, seed=spec.seed, backbone=spec.backbone, precision=spec.precision)
-    session.backbone(spec.backbone, spec.precision)  # loading it does not count
+    session.load_backbone(spec.backbone, spec.precision)  # loading it does not count
     began = time.monotonic()
     model.learn(task.source, session)
     seconds = time.monotonic() - began

@@ -1,1 +1,1 @@
-"""TODO features."""
+"""Stores of image features, on disk and in memory. They know no model and open no image."""

@@ -9,7 +9,7 @@ again, and writes in short transactions: a killed process leaves a whole databas
 checksum, and a damaged one is computed again. A store that cannot be read or written costs time, never a
 result: features are then computed, and a warning is logged.
 
-Features in memory, for a model that is served: nothing is written and nothing is ever removed.
+`MemoryStore` holds features without a file, for a model that is served: nothing is written or ever removed.
 """
 
 from __future__ import annotations

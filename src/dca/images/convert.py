@@ -1,7 +1,4 @@
-"""Arrays and tensors of pixels -> images in memory.
-
-The forms of one image: a path, a PIL image, an array, a tensor, bytes, or an open file.
-"""
+"""The forms in which a caller may hold one image: a path, a PIL image, an array, a tensor, bytes, or an open file."""
 
 from __future__ import annotations
 

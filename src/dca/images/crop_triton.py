@@ -1,4 +1,4 @@
-"""Kernels of `augment.crop_resize`: the weights of Pillow's bicubic filter are computed where they are used."""
+"""Triton kernels of `crops.crop_resize`: the weights of Pillow's bicubic filter are computed where they are used."""
 
 from __future__ import annotations
 

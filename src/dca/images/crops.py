@@ -1,16 +1,14 @@
-"""Random resized crops of many images at once, on any device, equal to Pillow's.
+"""Random crops of images, and a few-shot set of images in memory.
 
-A crop followed by Pillow's bicubic resize is linear in the pixels along each axis, so a batch
-is two batched matrix products; the matrices hold Pillow's own antialiased weights. All random
-numbers come from a CPU generator: the same seed gives the same crops on every device.
-
-Images as tensors: a few-shot set in memory, augmented views of one image, batches of a large set.
+Random resized crops of many images at once, on any device, equal Pillow's: a crop followed by Pillow's bicubic resize
+is linear in the pixels along each axis, so a batch is two batched matrix products; the matrices hold Pillow's own
+antialiased weights. All random numbers come from a CPU generator: the same seed gives the same crops on every device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.device import to_device, triton_usable
-from dca.images.decode import Count, ImageLike, Unreadable, decode_all, unreadable_error
+from dca.images.decode import Count, ImageLike, decode_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +27,10 @@ if TYPE_CHECKING:
 LOW = 0.08  # smallest share of the image that a crop covers; the largest is 1
 RATIO = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
+# Bytes of a decoded set.
+BUDGET = 4 * 2**30
+# Short side of a stored image, in multiples of the model's image size.
+_LARGEST, _SMALLEST = 4.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -166,53 +168,6 @@ def _bicubic(x: Tensor) -> Tensor:
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-BUDGET = 4 * 2**30
-# Short side of a stored image, in multiples of the model's image size.
-_LARGEST, _SMALLEST = 4.0, 2.0
-
-
-def batch_crops(
-    outcomes: Iterable[Tensor | Unreadable],
-    total: int,
-    batch_size: int,
-    progress: Count | None = None,
-    *,
-    pin: bool = False,
-) -> Iterator[Tensor]:
-    """Batches of crops of any number of images that are being decoded.
-
-    After the first unreadable file nothing more is yielded; the other files are only checked, and one UserError lists
-    all that cannot be read.
-
-    Args:
-        outcomes: Per image its crops, uint8 (V, 3, S, S), or why it cannot be read.
-        total: Number of images.
-        batch_size: Least number of crops per batch; the last one may have fewer.
-        progress: Called with (images done, images in all).
-        pin: Put the batches in page-locked memory, for faster copies to a GPU.
-
-    Yields:
-        uint8 (B, 3, S, S).
-    """
-    faults: list[Unreadable] = []
-    batch: list[Tensor] = []
-    crops = 0
-    for done, outcome in enumerate(outcomes, 1):
-        if progress is not None:
-            progress(done, total)
-        if isinstance(outcome, Unreadable):
-            faults.append(outcome)
-        elif not faults:
-            batch.append(outcome)
-            crops += len(batch[-1])
-        if batch and not faults and (crops >= batch_size or done == total):
-            pixels = torch.cat(batch)
-            yield pixels.pin_memory() if pin else pixels
-            batch, crops = [], 0
-    if faults:
-        raise unreadable_error(faults, total)
 
 
 def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str, low: float = LOW) -> Tensor:

@@ -1,14 +1,10 @@
-"""What holds an image.
+"""Open image files and decode them as RGB, one or many; the reason where one cannot be read.
 
-An image file -> an RGB image, and the reason where it cannot be read; `decode_many` reads many at a time.
+This is the only module that opens or converts images, so that all code sees the same pixels.
 
-The only module that opens or converts images, so that all code sees the same pixels.
-
-Many images -> what is wanted of each, in order: in threads, or in processes where there are many files.
-
-Much of the time that Pillow takes for a small file is Python's own, so threads wait for each other: sixteen cores read
-no faster than two. Forked processes do not, and begin at once, since nothing is imported or sent to them. Systems that
-cannot fork use threads.
+Many images are decoded in threads, or in processes where there are many files: much of the time that Pillow takes for a
+small file is Python's own, so threads wait for each other, and sixteen cores read no faster than two. Forked processes
+do not, and begin at once, since nothing is imported or sent to them. Systems that cannot fork use threads.
 """
 
 from __future__ import annotations

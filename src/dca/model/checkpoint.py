@@ -245,10 +245,10 @@ def load_backbone(
         UserError: If it cannot be loaded.
     """
     if given is not None:
-        return given, session.backbone(given, precision)
+        return given, session.load_backbone(given, precision)
     source = find_backbone(source=record.backbone.source, digest=record.backbone.digest)
     try:
-        return source, session.backbone(source, precision)
+        return source, session.load_backbone(source, precision)
     except UserError as error:
         problem = f"the backbone of {folder} cannot be loaded: {error.problem}"
         raise UserError(problem, details=error.details, hint=choose_backbone()) from None

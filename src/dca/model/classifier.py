@@ -80,7 +80,7 @@ from dca.training.fit import fit
 from dca.training.held_out import NestedFits, count_fits
 from dca.training.resume import EpochCallback
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 # Parameters of every classifier; the others belong to its method.
 CLASSIFIER_PARAMETERS = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
@@ -311,8 +311,8 @@ class Classifier:
         require_learnable(source)
         kind = get_method(self.method)
         options, estimate = kind.parse_options(self.settings), bool(self.estimate)
-        own, session = session, session.reading(source.public, rules)
-        clip = session.backbone(self.backbone, self.precision)
+        own, session = session, session.for_dataset(source.public, rules)
+        clip = session.load_backbone(self.backbone, self.precision)
         images = [item.image for item in (*source.train, *source.val)]
         session.require_readable(clip, images, summaries=estimate or kind.has_cheap_held_out)
         context = FitContext(
@@ -493,7 +493,7 @@ class Classifier:
         competing = _choose_competing(matched, dataset, method, classes)
         small = None if competing is None else _restrict_method(method, competing, dataset)
         with default_progress(progress, len(images)) as receiver:
-            session = self._session.with_progress(receiver).reading(dataset.public, method.problem.rules)
+            session = self._session.with_progress(receiver).for_dataset(dataset.public, method.problem.rules)
             (probs,) = predict_probabilities([small or method], images, session)
         if competing is not None:
             probs = probs if small else _restrict_probabilities(probs, competing)
@@ -553,7 +553,7 @@ class Classifier:
         session = self._session.with_progress(progress)
         items = [Item(image, index) for image in as_images(images)]
         session.require_readable(method.clip, [item.image for item in items])
-        changed = method.with_class(words, TrainingImages(items, session, method.clip, method.problem.seed))
+        changed = method.with_class(words, ImageSupport(items, session, method.clip, method.problem.seed))
         added = record_training_images(items, session)
         known = self.gallery()
         other = self._copy_with(
@@ -943,7 +943,7 @@ class Classifier:
     def _count_seen(self, images: Sequence[ImageLike]) -> int:
         """How many of the images the model was trained on, compared by content."""
         known = {image.sha256 for image in self.training_images_}
-        return sum(sha256 in known for sha256 in self._session.sha256_all(images)) if known else 0
+        return sum(sha256 in known for sha256 in self._session.hash_images(images)) if known else 0
 
     def _predict_features(self, features: Tensor, coverage: float | None = None) -> Predictions:
         """Everything that the model says of encoded images; features: (n, D) of `method_.encode`."""

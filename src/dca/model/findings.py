@@ -225,7 +225,7 @@ def check_labels(
 def _find_conflicts(source: Dataset, paths: Sequence[str], session: Session) -> tuple[LabelConflict, ...]:
     """Copies and near-copies under two labels."""
     images, labels = [item.image for item in source.train], [item.label for item in source.train]
-    exact, near = copy_pairs(session.sha256_all(images), session.thumbnails(images))
+    exact, near = copy_pairs(session.hash_images(images), session.thumbnails(images))
     return tuple(
         LabelConflict((paths[a], paths[b]), (str(source.labels[labels[a]]), str(source.labels[labels[b]])))
         for a, b in (*exact, *near)

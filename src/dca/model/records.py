@@ -114,7 +114,7 @@ def record_training_images(
     predictions = [None] * len(items) if held_out is None else held_out
     return tuple(
         TrainingImage(item.label, _short_name(item.image), sha256, prediction)
-        for item, sha256, prediction in zip(items, session.sha256_all(images), predictions, strict=True)
+        for item, sha256, prediction in zip(items, session.hash_images(images), predictions, strict=True)
     )
 
 

@@ -74,7 +74,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
-    session = session.reading(target.dataset, method.problem.rules)
+    session = session.for_dataset(target.dataset, method.problem.rules)
     zero_shot = ZeroShot.of(moved.clip, moved.problem)
     if features is None or moved.has_frozen_image_tower:
         plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)

@@ -36,7 +36,7 @@ TEST = "test images"
 def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
-    session = session.reading(source.public, spec.rules)
+    session = session.for_dataset(source.public, spec.rules)
     problem = make_problem(source, spec.seed, spec.rules)
     resolved = kind.resolve(kind.parse_options(spec.settings), problem)
     return {
@@ -64,7 +64,7 @@ def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, 
 def _content(session: Session, image: ImageLike) -> str:
     """Key of an image's content; empty where it cannot be read, which is reported before training."""
     try:
-        return session.content(image)
+        return session.content_key(image)
     except UserError:
         return ""
 
@@ -73,7 +73,7 @@ def _marks(session: Session, items: Iterable[Item]) -> Iterable[list[Any]]:
     """Label, name, size and time of test images: shows whether one has changed without reading its file."""
     for item in items:
         if not isinstance(item.image, Path):
-            yield [item.label, session.sha256(item.image)]
+            yield [item.label, session.hash_image(item.image)]
             continue
         try:
             stat = item.image.stat()

@@ -202,7 +202,7 @@ def _finished_or_fitted(
     """The finished run that is at `place`, or a new fit."""
     if overwrite or not checkpoint.holds_model(place.target):  # a new fit: one pass hashes and decodes its images
         _read_images(spec, task, session, summaries=spec.estimate or leave.gallery)
-    identity = identify(spec, task, session, session.backbone(spec.backbone, spec.precision))
+    identity = identify(spec, task, session, session.load_backbone(spec.backbone, spec.precision))
     if not overwrite and (result := place.finished(identity)):
         return FittedRun(place.target, result)
     with exclusive_lock(place.target):
@@ -235,7 +235,7 @@ def _task(
     if not skip_bad:
         return task_of(spec, dataset, targets), []
     dataset, targets = _loaded(spec, dataset, targets)
-    clip = session.backbone(spec.backbone, spec.precision)
+    clip = session.load_backbone(spec.backbone, spec.precision)
     return readable_task(partial(_task_of, spec), dataset, targets, session, clip, summaries=spec.estimate)
 
 
@@ -360,17 +360,17 @@ def _fit(
 
 def _read_images(spec: Spec, task: Task, session: Session, *, summaries: bool) -> None:
     """Read the images of a task, each once; raises if some cannot be read."""
-    clip = session.backbone(spec.backbone, spec.precision)
+    clip = session.load_backbone(spec.backbone, spec.precision)
     if faults := unreadable_images(task, session, clip, summaries=summaries):
         raise unreadable_error(faults, len(images_of(task)))
 
 
 def _decode_test_images_ahead(spec: Spec, task: Task, session: Session) -> None:
     """Decode test images during training on a GPU, where they must pass the trained tower."""
-    clip = session.backbone(spec.backbone, spec.precision)
+    clip = session.load_backbone(spec.backbone, spec.precision)
     if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
         first = task.targets[0]
-        ahead = session.reading(first.dataset, spec.rules)
+        ahead = session.for_dataset(first.dataset, spec.rules)
         ahead.read_ahead([item.image for item in first.test], clip)
 
 

@@ -35,7 +35,7 @@ def finished_method(spec: Spec, folder: Path, session: Session) -> Method:
         UserError: If the folder holds no complete model, or one of another backbone.
     """
     record = checkpoint.read_record(folder)
-    return checkpoint.load_model(folder, record, session.backbone(spec.backbone, spec.precision))
+    return checkpoint.load_model(folder, record, session.load_backbone(spec.backbone, spec.precision))
 
 
 def run_finished(

@@ -1,4 +1,4 @@
-"""What the parts of one fit share, as one value."""
+"""What the parts of one fit share, as one value instead of six arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dca.datasets.dataset import Dataset
 from dca.methods.base import Fitter, Problem
 from dca.training.resume import FOLDS, EpochCallback
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class FitContext:
         """The problem that a drawn dataset poses."""
         return make_problem(dataset, self.seed, self.rules)
 
-    def support(self, dataset: Dataset, fitter: Fitter | None = None) -> TrainingImages:
+    def support(self, dataset: Dataset, fitter: Fitter | None = None) -> ImageSupport:
         """The training images of a drawn dataset, with its validation images, as methods see them."""
-        validation = TrainingImages(dataset.val, self.session, self.clip, self.seed) if dataset.val else None
-        return TrainingImages(dataset.train, self.session, self.clip, self.seed, validation, fitter)
+        validation = ImageSupport(dataset.val, self.session, self.clip, self.seed) if dataset.val else None
+        return ImageSupport(dataset.train, self.session, self.clip, self.seed, validation, fitter)
 
 
 def make_problem(dataset: Dataset, seed: int, rules: Rules) -> Problem:

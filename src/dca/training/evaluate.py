@@ -1,4 +1,4 @@
-"""Probabilities of many images, and the accuracy that follows from them."""
+"""Features and probabilities of many images, and the accuracy that follows from them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def _encode_with(
 ) -> list[Tensor]:
     """Features (N, D) of the pixels of images, through the image tower of each method."""
     clip, count = methods[0].clip, stage_progress(session.progress, stage)
-    sources = session.sources(images, clip) if stored else [Source(image, clip.preprocess.crop) for image in images]
+    sources = (
+        session.crop_sources(images, clip) if stored else [Source(image, clip.preprocess.crop) for image in images]
+    )
     faults, done = list[Unreadable](), 0
     parts: list[list[Tensor]] = [[] for _ in methods]
     for batch in encode_batches(
@@ -104,7 +106,7 @@ def _encode_with(
     ):
         faults += [outcome for outcome in batch.outcomes if isinstance(outcome, Unreadable)]
         if stored:
-            session.keep(images[done : done + len(batch.outcomes)], batch.outcomes, clip)
+            session.cache_crops(images[done : done + len(batch.outcomes)], batch.outcomes, clip)
         done += len(batch.outcomes)
         count(done, len(images))
         for part, rows in zip(parts, batch.result or [], strict=bool(batch.result)):

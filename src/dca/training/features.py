@@ -55,7 +55,7 @@ class CropCache:
     def sources(self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess) -> list[Source]:
         """Where the evaluation crop of each image comes from: memory, or the image.
 
-        contents: what decides the pixels of each, `Session.contents`.
+        contents: what decides the pixels of each, `Session.content_keys`.
         """
         self._wait()
         prefix = _prefix(preprocess)
@@ -161,7 +161,7 @@ def load_features(
 ) -> Tensor:
     """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
-    contents: the content key of each image, `Session.contents`. count: called with the images done and their total.
+    contents: the content key of each image, `Session.content_keys`. count: called with the images done and their total.
     upright: apply EXIF rotations. cache: evaluation crops in memory. keep: put those that are made now there.
     """
     keys = [key for content in contents for key in views.keys(content)]

@@ -11,7 +11,7 @@ from dca.methods.base import Fitter, Method, TrainedMethod, TrainingOptions
 from dca.training.context import FitContext, prefix_progress
 from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import STATE, EpochMetrics, write_metrics
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 
 def fit(
@@ -49,7 +49,7 @@ def fit(
 
 
 def _fit_best(
-    methods: Iterator[Method], count: int, support: TrainingImages, context: FitContext
+    methods: Iterator[Method], count: int, support: ImageSupport, context: FitContext
 ) -> tuple[Method, list[EpochMetrics]]:
     """Fit all methods and return the first one with the highest accuracy on the validation images."""
     best: tuple[float, Method, list[EpochMetrics]] | None = None
@@ -66,7 +66,7 @@ def _fit_best(
     return best[1:]
 
 
-def _fit(method: Method, support: TrainingImages, context: FitContext) -> tuple[Method, list[EpochMetrics]]:
+def _fit(method: Method, support: ImageSupport, context: FitContext) -> tuple[Method, list[EpochMetrics]]:
     """Train one method and finish it."""
     metrics = _train(method, support, context)
     context.progress("fitting", 0, 1, method.name)
@@ -75,7 +75,7 @@ def _fit(method: Method, support: TrainingImages, context: FitContext) -> tuple[
     return method.build_head(), metrics
 
 
-def _train(method: Method, support: TrainingImages, context: FitContext) -> list[EpochMetrics]:
+def _train(method: Method, support: ImageSupport, context: FitContext) -> list[EpochMetrics]:
     """Run the training loop, for methods that have steps."""
     if not isinstance(method, TrainedMethod):
         method.prepare(support)

@@ -27,7 +27,7 @@ from dca.training.context import FitContext, fold_progress, prefix_progress
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
 from dca.training.resume import STATE
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 MOST_FOLDS = 5
 # What is kept of a finished fold.
@@ -116,7 +116,7 @@ class Folds:
     dataset: Dataset
     context: FitContext
 
-    def predictions(self, support: TrainingImages, most: int = MOST_FOLDS) -> HeldOutPredictions:
+    def predictions(self, support: ImageSupport, most: int = MOST_FOLDS) -> HeldOutPredictions:
         """Cross-validation of the training images in at most `most` folds."""
         labels, groups = support.labels.cpu().numpy(), support.groups.cpu().numpy()
         K = number_of_folds(labels, groups, most)
@@ -137,7 +137,7 @@ class Folds:
         session, folder = context.session, context.folder
         rest = tuple(item for item, out in zip(self.dataset.train, left_out, strict=True) if not out)
         images = [item.image for item, out in zip(self.dataset.train, left_out, strict=True) if out]
-        content = json_digest([session.sha256_all(images), session.sha256_all([item.image for item in rest])])
+        content = json_digest([session.hash_images(images), session.hash_images([item.image for item in rest])])
         if folder and (folder / PREDICTED).is_file():
             return read_predicted(folder, content, (len(images), len(self.dataset.names)))
         context.progress("fitting", 0, 1, "")
@@ -187,7 +187,7 @@ class NestedFits:
     def predict_held_out(self, kind: type[Method], options: TrainingOptions, folds: int) -> HeldOutPredictions:
         """Predictions by the method's own way where it has one, else by cross-validation in at most `folds` folds."""
         context = self._context_of(kind)
-        support = TrainingImages(self.dataset.train, context.session, context.clip, context.seed)
+        support = ImageSupport(self.dataset.train, context.session, context.clip, context.seed)
         own = (
             None
             if kind.predict_held_out is Method.predict_held_out

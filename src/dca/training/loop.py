@@ -1,12 +1,10 @@
-"""Loss terms and gradients of a step: computed as written, or on a GPU recorded once and replayed.
-
-A step of a small backbone is a thousand kernels of a few microseconds, and starting them one by one
-takes far longer than running them. A CUDA graph starts them all at once, and computes the same.
-
-The only training loop: epochs, steps, metrics.
+"""The only training loop: epochs, steps, metrics.
 
 Every epoch draws its order and its augmentation from its own random stream, so an epoch can be run again without
 those before it: a resumed run needs only the parameters and the optimiser's state (`resume.py`).
+
+A step is computed as written, or on a GPU recorded once as a CUDA graph and replayed: a step of a small backbone is a
+thousand kernels of a few microseconds, and starting them one by one takes far longer than running them.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from dca.core.hints import set_option, show_method
 from dca.methods.base import AnalyticSteps, Batch, Step, TrainedMethod, TrainingOptions
 from dca.training.resume import EpochCallback, EpochMetrics, TrainingState, restore
 from dca.training.schedule import Stage, batches, make_optimizer, optimizer_step, rate_at, stage_at
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
 WARM_UP = 2
@@ -209,7 +207,7 @@ class Trainer:
     def __init__(
         self,
         method: TrainedMethod,
-        images: TrainingImages,
+        images: ImageSupport,
         recipe: TrainingOptions,
         seed: int,
         on_probe: ProbeCallback | None = None,

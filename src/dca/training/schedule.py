@@ -1,4 +1,4 @@
-"""Learning rates, optimisers and batches of a recipe."""
+"""Learning rates, optimisers, batches and stages, from training options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many runs share: backbones, content hashes, decoded images and stored features."""
+"""What many fits share: backbones, content hashes, decoded images and stored features."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Session:
     Example:
         >>> from dca import Session
         >>> session = Session(device="cpu")
-        >>> session.backbone("mini") is session.backbone("mini")
+        >>> session.load_backbone("mini") is session.load_backbone("mini")
         True
     """
 
@@ -164,7 +164,7 @@ class Session:
         other.progress = progress
         return other
 
-    def reading(self, public: str, rules: Rules) -> Self:
+    def for_dataset(self, public: str, rules: Rules) -> Self:
         """The same session for the images of one dataset, with or without their EXIF rotation.
 
         The official loaders of the public datasets ignore it, so those are read as they are stored where an
@@ -181,7 +181,7 @@ class Session:
         other.upright = not (public and rules == "paper")
         return other
 
-    def backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
+    def load_backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
         """The frozen backbone on this session's device.
 
         Args:
@@ -204,7 +204,7 @@ class Session:
         clip = self._backbones[str(source)]
         return clip if clip.dtype == dtype else clip.with_dtype(dtype)
 
-    def sha256(self, image: ImageLike) -> str:
+    def hash_image(self, image: ImageLike) -> str:
         """Hash of an image's content, computed again only if the size or the time of a file has changed.
 
         Args:
@@ -229,8 +229,8 @@ class Session:
             known = self._in_memory[id(image)] = (weakref.ref(image, forget), sha256_of(image))
         return known[1]
 
-    def sha256_all(self, images: Sequence[ImageLike]) -> list[str]:
-        """`sha256` of many images, several files at a time.
+    def hash_images(self, images: Sequence[ImageLike]) -> list[str]:
+        """`hash_image` of many images, several files at a time.
 
         Args:
             images: N files or images in memory.
@@ -243,40 +243,40 @@ class Session:
         """
         began = time.monotonic()
         new = [image for image in images if not self._is_hashed(image)]
-        hashes = map_in_order(self.sha256, new, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash")
+        hashes = map_in_order(self.hash_image, new, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash")
         for done, _ in enumerate(hashes, 1):
             if time.monotonic() - began > SLOW:
                 self.progress("hashing", done, len(new), "")
-        return [self.sha256(image) for image in images]
+        return [self.hash_image(image) for image in images]
 
     def _is_hashed(self, image: ImageLike) -> bool:
-        """Whether a file was hashed before as it is now; images in memory are hashed by `sha256` alone."""
+        """Whether a file was hashed before as it is now; images in memory are hashed by `hash_image` alone."""
         return not isinstance(image, Path) or _file_key(image) in self._hashes
 
-    def content(self, image: ImageLike) -> str:
+    def content_key(self, image: ImageLike) -> str:
         """What decides the pixels of an image as this session reads it, for keys of stored values.
 
         Args:
             image: A file or an image in memory.
 
         Returns:
-            `sha256`, or another 64 digits where an EXIF rotation may be left out.
+            `hash_image`, or another 64 digits where an EXIF rotation may be left out.
 
         Raises:
             UserError: If the file cannot be read.
         """
-        return self._content_of(image, self.sha256(image))
+        return self._content_key_of(image, self.hash_image(image))
 
-    def _content_of(self, image: ImageLike, sha256: str) -> str:
-        """`content` of an image whose hash is known."""
+    def _content_key_of(self, image: ImageLike, sha256: str) -> str:
+        """`content_key` of an image whose hash is known."""
         if self.upright:
             return sha256
         if sha256 not in self._rotated:
             self._rotated[sha256] = may_have_rotation(image)
         return json_digest([sha256, "as stored"]) if self._rotated[sha256] else sha256
 
-    def contents(self, images: Sequence[ImageLike]) -> list[str]:
-        """`content` of many images, several files at a time.
+    def content_keys(self, images: Sequence[ImageLike]) -> list[str]:
+        """`content_key` of many images, several files at a time.
 
         Args:
             images: N files or images in memory.
@@ -288,10 +288,10 @@ class Session:
             UserError: If a file cannot be read.
         """
         if self.upright:
-            return self.sha256_all(images)
-        return list(map_in_order(self.content, images, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash"))
+            return self.hash_images(images)
+        return list(map_in_order(self.content_key, images, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash"))
 
-    def image_store(self, images: Sequence[ImageLike], clip: CLIP) -> DecodedImages:
+    def decode_images(self, images: Sequence[ImageLike], clip: CLIP) -> DecodedImages:
         """Decoded training images; recently used sets stay in memory, up to the budget of one store.
 
         Args:
@@ -304,7 +304,7 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        key = json_digest([self.contents(images), clip.preprocess.to_dict(), str(self.device)])
+        key = json_digest([self.content_keys(images), clip.preprocess.to_dict(), str(self.device)])
         if key not in self._decoded:
             count = stage_progress(self.progress, "reading")
             size, crop = clip.preprocess.size, clip.preprocess.crop
@@ -315,7 +315,7 @@ class Session:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
-    def sources(self, images: Sequence[ImageLike], clip: CLIP) -> list[Source]:
+    def crop_sources(self, images: Sequence[ImageLike], clip: CLIP) -> list[Source]:
         """Where the evaluation crops of images come from: memory, where they are kept, or the images.
 
         Args:
@@ -328,9 +328,9 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
-        return self._crops.sources(images, self.contents(images), clip.preprocess)
+        return self._crops.sources(images, self.content_keys(images), clip.preprocess)
 
-    def keep(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
+    def cache_crops(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
         """Keep the evaluation crops of images, if this session keeps crops and they fit into memory.
 
         Args:
@@ -339,7 +339,7 @@ class Session:
             clip: The backbone whose preprocessing was used.
         """
         if self.keep_crops and self._crops.reserve(len(images), clip.preprocess):
-            for content, crop in zip(self.contents(images), crops, strict=True):
+            for content, crop in zip(self.content_keys(images), crops, strict=True):
                 if isinstance(crop, Tensor):
                     self._crops.put(content, clip.preprocess, crop)
 
@@ -354,7 +354,7 @@ class Session:
             UserError: If a file cannot be read.
         """
         if self.device.type == "cuda":
-            self._crops.read_ahead(images, self.contents(images), clip.preprocess, upright=self.upright)
+            self._crops.read_ahead(images, self.content_keys(images), clip.preprocess, upright=self.upright)
 
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
@@ -368,7 +368,7 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        contents = self.contents(images)
+        contents = self.content_keys(images)
         new = {c: thumbnail_or_image(i) for c, i in zip(contents, images, strict=True) if c not in self._thumbnails}
         count = stage_progress(self.progress, "comparing")
         made = decode_all(list(new.values()), thumbnail, progress=count, upright=self.upright)
@@ -405,7 +405,7 @@ class Session:
             UserError: If images cannot be read; it names all of them.
         """
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
-        contents, count = self.contents(images), stage_progress(self.progress, stage)
+        contents, count = self.content_keys(images), stage_progress(self.progress, stage)
         return features.load_features(
             self.store,
             clip,
@@ -430,7 +430,7 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        contents = self.contents(images)
+        contents = self.content_keys(images)
         missing = {c: image for c, image in zip(contents, images, strict=True) if c not in self._previews}
         made = dict(zip(missing, decode_all(list(missing.values()), encode_jpeg), strict=True))
         return [self._previews.get(content) or made[content] for content in contents]
@@ -479,7 +479,7 @@ class Session:
             sha256 = known[1] if known is not None and known[0]() is image else None
         if sha256 is None:
             return False
-        return self._content_of(image, sha256) in (self._thumbnails if summaries else self._readable)
+        return self._content_key_of(image, sha256) in (self._thumbnails if summaries else self._readable)
 
     def _known_contents(self, clip: CLIP, among: set[str] | None, hashes: Sequence[str]) -> set[str]:
         """The hashes of images that are known to be readable: they were read, or their features are stored.
@@ -495,7 +495,7 @@ class Session:
             self._hashes[_file_key(image)] = sha256
         elif isinstance(image, Image.Image):
             self._in_memory[id(image)] = (weakref.ref(image, partial(self._in_memory.pop, id(image))), sha256)
-        content = self._content_of(image, sha256)
+        content = self._content_key_of(image, sha256)
         self._readable.add(content)
         if summary is None:
             return

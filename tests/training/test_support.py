@@ -16,27 +16,27 @@ from dca.features.store import FeatureStore
 from dca.images import decode
 from dca.model.classifier import Classifier
 from dca.training.session import Session
-from dca.training.training_images import TrainingImages
+from dca.training.support import ImageSupport
 
 
 @pytest.fixture
-def images(sample: Dataset, clip: CLIP, tmp_path: Path) -> TrainingImages:
-    return TrainingImages(sample.train, Session(device="cpu", store=FeatureStore(tmp_path / "store")), clip, seed=1)
+def images(sample: Dataset, clip: CLIP, tmp_path: Path) -> ImageSupport:
+    return ImageSupport(sample.train, Session(device="cpu", store=FeatureStore(tmp_path / "store")), clip, seed=1)
 
 
-def test_the_evaluation_view_is_the_backbones_own_crop(images: TrainingImages, clip: CLIP, sample: Dataset) -> None:
+def test_the_evaluation_view_is_the_backbones_own_crop(images: ImageSupport, clip: CLIP, sample: Dataset) -> None:
     expected = clip.preprocess([item.image for item in sample.train[:5]])  # type: ignore[misc]
     generator = seeds.generator(1, "unused")
     assert torch.equal(images.pixels(torch.arange(5), generator, augment=False), expected)
     assert torch.equal(images.map(lambda pixels: pixels)[:5], expected)
 
 
-def test_labels_and_lengths(images: TrainingImages, sample: Dataset) -> None:
+def test_labels_and_lengths(images: ImageSupport, sample: Dataset) -> None:
     assert len(images) == len(sample.train)
     assert images.labels.tolist() == [item.label for item in sample.train]
 
 
-def test_map_gives_views_one_after_the_other(images: TrainingImages) -> None:
+def test_map_gives_views_one_after_the_other(images: ImageSupport) -> None:
     rows = images.map(lambda pixels: pixels.flatten(1)[:, :3], views=2)
     assert rows.shape == (2 * len(images), 3)
     assert not torch.equal(rows[: len(images)], rows[len(images) :])
@@ -46,9 +46,9 @@ def test_nothing_is_decoded_before_pixels_are_asked_for(
     sample: Dataset, clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(device="cpu", store=FeatureStore(tmp_path / "store"))
-    TrainingImages(sample.train, session, clip, 1).frozen_features(views=2)
+    ImageSupport(sample.train, session, clip, 1).frozen_features(views=2)
     monkeypatch.setattr(decode, "_open", lambda image: pytest.fail("decoded"))
-    again = TrainingImages(sample.train, session, clip, 1)
+    again = ImageSupport(sample.train, session, clip, 1)
     assert again.frozen_features(views=2).shape == (2 * len(sample.train), clip.config.embed_dim)
 
 

@@ -1,4 +1,4 @@
-"""The few-shot images as training sees them: evaluation view, augmented batches, stored features."""
+"""The few-shot images as methods and training see them: evaluation view, augmented batches, stored features."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 64
 STEPS, PIXELS = 8, 2**22
 
 
-class TrainingImages:
+class ImageSupport:
     """Training images and their labels on the backbone's device; see `methods.interface.Support`.
 
     Images are decoded when pixels are first needed: a method over stored features never opens one.
@@ -33,7 +33,7 @@ class TrainingImages:
         session: Session,
         clip: CLIP,
         seed: int,
-        validation: TrainingImages | None = None,
+        validation: ImageSupport | None = None,
         nested: Fitter | None = None,
     ) -> None:
         self.images = [item.image for item in items]
@@ -52,13 +52,13 @@ class TrainingImages:
     @cached_property
     def groups(self) -> Tensor:
         """Group of each image, (N,), on the backbone's device: copies and near-copies share a number."""
-        numbers = copy_groups(self.session.sha256_all(self.images), self.session.thumbnails(self.images))
+        numbers = copy_groups(self.session.hash_images(self.images), self.session.thumbnails(self.images))
         return torch.from_numpy(numbers).to(self.clip.device)
 
     @cached_property
     def store(self) -> DecodedImages:
         """The decoded images."""
-        return self.session.image_store(self.images, self.clip)
+        return self.session.decode_images(self.images, self.clip)
 
     def pixels(self, indices: Tensor, generator: torch.Generator, *, augment: bool, crop_low: float = LOW) -> Tensor:
         """Normalised pixels (B, 3, S, S) of the images at `indices`."""

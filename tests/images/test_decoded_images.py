@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,7 @@ from PIL import Image
 
 from dca.core import seeds
 from dca.images import crops as image_store
-from dca.images.crops import CropBoxes, DecodedImages, batch_crops, crop_resize, random_crops, stored_side, view_crops
-from dca.images.decode import iter_decoded
-from dca.images.hashing import sha256_of
+from dca.images.crops import CropBoxes, DecodedImages, crop_resize, random_crops, stored_side, view_crops
 from helpers.small_images import photo
 
 
@@ -26,46 +22,6 @@ def crop16(image):
 
 def crop8_rows(image):
     return torch.tensor(crop8(image))[None]
-
-
-def test_crops_come_in_batches_in_their_order():
-    images = [photo(k) for k in range(11)]
-    seen = []
-    outcomes = iter_decoded(images, crop8_rows, workers=3, ahead=8)
-    batches = list(batch_crops(outcomes, 11, 4, lambda *at: seen.append(at)))
-    assert [tuple(batch.shape) for batch in batches] == [(4, 3, 8, 8), (4, 3, 8, 8), (3, 3, 8, 8)]
-    assert batches[0].dtype == torch.uint8
-    assert torch.equal(torch.cat(batches), torch.from_numpy(np.stack([crop8(image) for image in images])))
-    assert seen[-1] == (11, 11)
-
-
-def test_only_a_few_images_are_decoded_ahead():
-    opened = []
-
-    def crop(image):
-        opened.append(1)
-        return crop8_rows(image)
-
-    batches = batch_crops(iter_decoded([photo(0)] * 200, crop, workers=2, ahead=8), 200, 4)
-    next(batches)
-    assert len(opened) < 30
-
-
-def test_an_error_of_the_crop_is_not_hidden():
-    def crop(image):
-        raise RuntimeError("our bug")
-
-    with pytest.raises(RuntimeError, match="our bug"):
-        list(batch_crops(iter_decoded([photo()], crop, ahead=8), 1, 1))
-
-
-def test_a_batch_holds_all_views_of_its_images():
-    images = [photo(k, (60, 40)) for k in range(5)]
-    crops = [partial(view_crops, size=8, views=range(3), content=sha256_of(image)) for image in images]
-    batches = list(batch_crops(iter_decoded(images, crops, ahead=8), 5, 6))
-    assert [tuple(batch.shape) for batch in batches] == [(6, 3, 8, 8), (6, 3, 8, 8), (3, 3, 8, 8)]
-    expected = torch.cat([view_crops(image, 8, range(3), sha256_of(image)) for image in images])
-    assert torch.equal(torch.cat(batches), expected)
 
 
 def test_store_keeps_small_images_and_shrinks_large_ones():
