@@ -40,7 +40,7 @@ EVERY = [
     hints.skip_unreadable(),
     hints.fit_first(),
     hints.resume_fit(),
-    hints.measure(),
+    hints.evaluate_model(),
 ]
 
 
@@ -80,7 +80,7 @@ def test_the_code_of_python_hints_runs_in_a_fresh_process():
         hints.list_methods(),
         hints.show_method("coop"),
         hints.fit_first(),
-        hints.measure(),
+        hints.evaluate_model(),
     ]
     lines = [line for action in shown for line in re.findall(r"`(.*?)`", action.python)]
     assert len(lines) == len(shown)

@@ -53,7 +53,7 @@ def render_hint(hint: Hint, audience: Audience) -> str:
     return ", or ".join(part if isinstance(part, str) else getattr(part, audience) for part in split_hint(hint))
 
 
-def fit_estimate() -> Action:
+def fit_with_estimate() -> Action:
     """Fit with held-out predictions."""
     return Action("fit again with --estimate, or with the default method", "fit again with estimate=True")
 
@@ -125,9 +125,9 @@ def set_option(name: str, value: Any) -> Action:
     return Action(f"use --set {name}={text}", f"use {name}={text if isinstance(value, float) else repr(value)}")
 
 
-def choose_backbone(place: str = "PLACE") -> Action:
-    """Name the place of the backbone."""
-    return Action(f"name the backbone with --backbone {place}", f"name the backbone with backbone={_literal(place)}")
+def choose_backbone(source: str = "PLACE") -> Action:
+    """Say where the backbone is."""
+    return Action(f"name the backbone with --backbone {source}", f"name the backbone with backbone={_literal(source)}")
 
 
 def choose_device(*names: str) -> Action:
@@ -300,7 +300,7 @@ def set_token() -> Action:
     return Action("log in with `hf auth login`, or set HF_TOKEN", "log in with `hf auth login`, or give token=TOKEN")
 
 
-def measure() -> Action:
+def evaluate_model() -> Action:
     """Measure the accuracy of a model on other images."""
     return Action("measure the model with `dca eval MODEL DATA`", "measure the model with `classifier.evaluate(data)`")
 
@@ -311,10 +311,12 @@ def _one_of(argument: str, values: Sequence[object]) -> Action:
     >>> _one_of("device", ["auto", "cpu", "cuda"])
     Action(cli='use --device auto, cpu or cuda', python="use device='auto', 'cpu' or 'cuda'")
     """
-    return Action(f"use {_flag(argument)} {_either(map(str, values))}", f"use {argument}={_either(map(repr, values))}")
+    return Action(
+        f"use {_flag(argument)} {_join_with_or(map(str, values))}", f"use {argument}={_join_with_or(map(repr, values))}"
+    )
 
 
-def _either(words: Iterable[str]) -> str:
+def _join_with_or(words: Iterable[str]) -> str:
     """Words joined as in "a, b or c"."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
@@ -325,6 +327,6 @@ def _flag(argument: str) -> str:
     return f"--{argument.replace('_', '-')}"
 
 
-def _literal(place: str) -> str:
+def _literal(value: str) -> str:
     """A value as Python code; names in capitals are placeholders."""
-    return place if place.isupper() else repr(place)
+    return value if value.isupper() else repr(value)

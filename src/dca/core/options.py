@@ -293,7 +293,7 @@ def option_types(cls: Any) -> Mapping[str, Any]:
 
 @cache
 def _types(cls: type[Any]) -> Mapping[str, Any]:
-    """`option_types`, kept, because reading annotations takes milliseconds."""
+    """`option_types`, cached, because reading annotations takes milliseconds."""
     return types.MappingProxyType(get_type_hints(cls))
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 LINE_EVERY = 30.0
 # Seconds between two changes of a line in a notebook.
 REDRAW_EVERY = 0.2
-# Steps from which on progress is shown where nothing is said about it.
+# Steps from which on progress is shown by default.
 MANY = 100
 
 
@@ -50,11 +50,11 @@ def default_progress(progress: Progress | None, steps: int = MANY) -> Iterator[P
     elif steps < MANY:
         yield silent
     elif in_notebook():
-        with notebook_line() as drawn:
-            yield drawn
+        with notebook_line() as shown:
+            yield shown
     elif sys.stderr.isatty():
-        with progress_bars() as drawn:
-            yield drawn
+        with progress_bars() as shown:
+            yield shown
     else:
         yield log_lines()
 

@@ -395,20 +395,20 @@ def _image_finder(folder: Path, subfolders: Sequence[str], paths: Sequence[str])
         return base, base.joinpath
     by_name: dict[str, list[tuple[set[str], Path]]] = {}
     for file in list_images(folder):
-        by_name.setdefault(file.name, []).append((_words(file.relative_to(folder).parts[:-1]), file))
+        by_name.setdefault(file.name, []).append((_split_words(file.relative_to(folder).parts[:-1]), file))
     return base, partial(_find_by_name, base, by_name)
 
 
 def _find_by_name(base: Path, by_name: dict[str, list[tuple[set[str], Path]]], path: str) -> Path:
     """The image of that name whose folders share most words with the path's."""
-    name, words = PurePosixPath(path).name, _words(PurePosixPath(path).parts[:-1])
+    name, words = PurePosixPath(path).name, _split_words(PurePosixPath(path).parts[:-1])
     scored = sorted(((len(words & others), file) for others, file in by_name.get(name, [])), reverse=True)
     if not scored or (len(scored) > 1 and scored[0][0] == scored[1][0]):
         return base / path
     return scored[0][1]
 
 
-def _words(folders: Iterable[str]) -> set[str]:
+def _split_words(folders: Iterable[str]) -> set[str]:
     """The words in the names of folders, in lower case."""
     return {word for folder in folders for word in re.split(r"[\W_]+", folder.casefold()) if word}
 

@@ -506,23 +506,23 @@ def _unfollowed_links(
     )
 
 
-def _path_finding(path: Path, found: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
-    """One finding about these paths, if there are any."""
-    if not found:
+def _path_finding(path: Path, files: Sequence[Path], level: Level, text: str, noun: str, advice: str) -> list[Finding]:
+    """One finding about these files or folders, if there are any."""
+    if not files:
         return []
-    lines = tuple(str(file.relative_to(path)) for file in found[:MOST_EXAMPLES])
-    return [Finding(level, text.format(pluralize(len(found), noun, "are")), len(found), lines, advice)]
+    lines = tuple(str(file.relative_to(path)) for file in files[:MOST_EXAMPLES])
+    return [Finding(level, text.format(pluralize(len(files), noun, "are")), len(files), lines, advice)]
 
 
-def _unnamed_files(path: Path, found: Sequence[Path]) -> list[Finding]:
+def _unnamed_files(path: Path, files: Sequence[Path]) -> list[Finding]:
     """Files in the class folders that are left out because of their names, images first."""
-    if not found:
+    if not files:
         return []
-    images = [file for file in found if is_image(file)]
-    rest = [file for file in found if file not in images]
+    images = [file for file in files if is_image(file)]
+    rest = [file for file in files if file not in images]
     lines = [f"{file.relative_to(path)} (an image)" for file in images] + [str(f.relative_to(path)) for f in rest]
-    text = f"{pluralize(len(found), 'file', 'are')} not used: no image by the end of the name"
+    text = f"{pluralize(len(files), 'file', 'are')} not used: no image by the end of the name"
     if images:
         advice = "give the images their file extension, e.g. .jpg"
-        return [Finding("warning", text, len(found), tuple(lines[:MOST_EXAMPLES]), advice)]
-    return [Finding("note", text, len(found), tuple(lines[:MOST_EXAMPLES]))]
+        return [Finding("warning", text, len(files), tuple(lines[:MOST_EXAMPLES]), advice)]
+    return [Finding("note", text, len(files), tuple(lines[:MOST_EXAMPLES]))]

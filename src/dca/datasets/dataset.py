@@ -1,4 +1,4 @@
-"""Labelled images: what every source of data is read into."""
+"""Labelled images: what data from every source is read into."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Item:
 
     Args:
         image: A file, or an image in memory.
-        label: Index of its class: the place in `Dataset.labels` and `Dataset.names`.
+        label: Index of its class in `Dataset.labels` and `Dataset.names`.
 
     Example:
         >>> from pathlib import Path
@@ -33,7 +33,7 @@ class Item:
 class Dataset:
     """Labelled images of one classification problem.
 
-    A class has an index (its place in `labels` and `names`), a label and a name. The label is what
+    A class has an index (in `labels` and `names`), a label and a name. The label is what
     the user calls the class: models return it, store it, and are evaluated by it. The name is the
     text that CLIP reads. For a folder `n01440764` with the entry "tench" in classnames.json, the
     label is "n01440764" and the name "tench".
@@ -43,7 +43,7 @@ class Dataset:
         labels: Label of each class, all different: folder names, labels of a CSV list, numbers.
         names: Words for each class, in the same order.
         train: Images to learn from.
-        val: Images to choose settings on.
+        val: Images to choose options on.
         test: Images for evaluation only; methods never receive them.
         template: Zero-shot sentence with `{}` for the class name.
         keys: Stable identifier of each class (WordNet id), where a public dataset has one.

@@ -21,7 +21,7 @@ import dca
 from dca.backbones.clip import CLIP
 from dca.core.device import require_device
 from dca.core.errors import UserError, not_fitted_error, unknown_name
-from dca.core.hints import fit_estimate
+from dca.core.hints import fit_with_estimate
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
 from dca.datasets.classes import label_to_name, match_labels
@@ -967,7 +967,7 @@ class Classifier:
         if not predictions:
             raise UserError(
                 f"this {self._require_fitted().name} model does not know how it does on images it has not seen",
-                hint=fit_estimate(),
+                hint=fit_with_estimate(),
             )
         return predictions
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, exclusive_lock, json_digest
-from dca.core.hints import allow_overwrite, fit_estimate
+from dca.core.hints import allow_overwrite, fit_with_estimate
 from dca.core.progress import Progress, silent
 from dca.core.text import NONE_OF_THESE
 from dca.images.decode import ImageLike, Unreadable
@@ -223,7 +223,7 @@ def table_columns(model: Classifier, options: PredictionOptions, *, copies: bool
 def require_p_values(model: Classifier, reject: float | None) -> None:
     """Raise if images are to be rejected by a model that cannot tell them."""
     if reject is not None and not model.has_p_values:
-        raise UserError("the model cannot tell images of none of its classes", hint=fit_estimate())
+        raise UserError("the model cannot tell images of none of its classes", hint=fit_with_estimate())
 
 
 def prediction_identity(model: Classifier, options: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:
