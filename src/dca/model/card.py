@@ -16,7 +16,7 @@ PLACEHOLDER = "path/to/this/folder"
 
 
 def model_card(record: ModelRecord) -> str:
-    """The card as Markdown with the hub's header."""
+    """Render the card as Markdown with the hub's header."""
     source = record.backbone.source
     base = hub_id(source)
     title = record.results.get("dataset") or "Image classifier"

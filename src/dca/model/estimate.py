@@ -1,4 +1,4 @@
-"""An estimate of the accuracy from the training images themselves, and the temperature that follows from it.
+"""Estimate the accuracy from the training images themselves, and fit the temperature.
 
 Both come from predictions for training images by models that have not seen them (`training.held_out`).
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # ViT-B/32 features.
 DOUBT = 0.5
 
-# Left-out predictions come from models that share training images and settings, so that their errors are not
+# Held-out predictions come from models that share training images and settings, so that their errors are not
 # independent: n of them are worth 0.8 n. On 120 random tasks of 6 classes x 8 training and validation images, the
 # 95 % interval then held the accuracy on the other images 114 times, with n 109 times.
 WORTH = 0.8

@@ -39,7 +39,7 @@ class HubOptions:
 
 
 def find_model(name: str | Path, options: HubOptions) -> Path:
-    """The folder of a model: the local one, or that of a hub repository in the hub's cache.
+    """Find the folder of a model: the local one, or that of a hub repository, fetched into the hub's cache.
 
     A `Path`, and a text whose first part is a folder here, is never looked for on the hub.
 

@@ -86,6 +86,14 @@ def describe_prompts(method: Method, labels: Sequence[Any]) -> PromptReport | No
 
     Returns:
         Prompts and angles; None if the method learns no prompt.
+
+    Example:
+        >>> from dca import Classifier
+        >>> from dca.datasets.sample import load_sample
+        >>> from dca.model.prompt_words import describe_prompts
+        >>> model = Classifier("coop", shots=1, epochs=0, device="cpu").fit(load_sample(per_class_train=1))
+        >>> describe_prompts(model.method_, model.classes_).prompts[0].name
+        'the prompt'
     """
     named = _name_contexts(method.text_contexts(), labels)
     if not named:

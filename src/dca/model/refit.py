@@ -1,4 +1,4 @@
-"""A fitted model fitted again with further labelled images, from stored features and without the original images."""
+"""Fit a model again with further labelled images, from stored features and without the original images."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Refitter:
             self._store.add(feature_space(model.method_.clip), gallery.sha256, gallery.features)
 
     def refit(self, examples: Sequence[LabelledFeatures]) -> Classifier:
-        """The model fitted on all images; an example replaces a training image of the same content.
+        """Fit the model on all images; an example replaces a training image of the same content.
 
         Args:
             examples: The further images; a label that the model does not have becomes a class.

@@ -45,6 +45,15 @@ def model_page(
 
     Raises:
         UserError: If a class of the data is not one of the model's, an image cannot be read, or jinja2 is missing.
+
+    Example:
+        >>> from dca import Classifier, Session
+        >>> from dca.datasets.sample import load_sample
+        >>> from dca.report.pages import model_page
+        >>> sample = load_sample(per_class_train=1, per_class_test=1)
+        >>> model = Classifier("zero_shot", device="cpu").fit(sample)
+        >>> "How good is it?" in model_page(model, "photos", Session(device="cpu"))
+        True
     """
     page.require_jinja()
     reported = prepare_report(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
@@ -66,6 +75,16 @@ def comparison_page(comparison: Comparison) -> str:
 
     Raises:
         UserError: If jinja2 is missing.
+
+    Example:
+        >>> from dca import Classifier
+        >>> from dca.datasets.sample import load_sample
+        >>> from dca.model.comparison import compare
+        >>> from dca.report.pages import comparison_page
+        >>> sample = load_sample(per_class_train=1, per_class_test=1)
+        >>> model = Classifier("zero_shot", device="cpu").fit(sample)
+        >>> "Which is better?" in comparison_page(compare([("a", model), ("b", model)], sample))
+        True
     """
     page.require_jinja()
     title = " and ".join(model.name for model in comparison.models)
