@@ -38,8 +38,8 @@ def build_methods(clip: CLIP, classes: int, shots: int) -> tuple[ZeroShot, DCA, 
     method = DCA.build(clip, problem, DCA.Options())
     state = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
     state["text_features"] = units(method.options.n_prompts, classes, D)
-    state["shot_features"] = units(classes * shots, D)
-    state["shot_counts"] = torch.full((classes,), shots)
+    state["train_features"] = units(classes * shots, D)
+    state["train_counts"] = torch.full((classes,), shots)
     began = time.perf_counter()
     method.restore(state)
     return plain, method, time.perf_counter() - began

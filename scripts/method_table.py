@@ -18,7 +18,7 @@ import pages
 from dca.core.files import write_json
 from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods
-from dca.methods.summary import table
+from dca.methods.summary import markdown_table
 from dca.study.measured import measured_accuracies
 from dca.study.report.means import average_entry, cell_entry
 from dca.study.report.subject import subject_of
@@ -34,7 +34,7 @@ MOST = 16
 
 def make_method_table() -> str:
     """The table of the methods in this package."""
-    return table([method for method in all_methods().values() if method.__module__.startswith("dca.methods.")])
+    return markdown_table([method for method in all_methods().values() if method.__module__.startswith("dca.methods.")])
 
 
 def make_study_table(specification: str, runs: Path) -> str:

@@ -33,8 +33,8 @@ from dca.estimators import (
 )
 from dca.methods.base import Method, Problem
 from dca.methods.registry import get_method
-from dca.methods.shared import pool as pooled_choice
-from dca.methods.shared.frozen import unit_mean
+from dca.methods.shared import product_of_experts
+from dca.methods.shared.frozen_features import unit_mean
 from oracles.images import Images
 
 KINDS: list[type[FeatureHead]] = [getattr(estimators, name) for name in estimators.__all__]
@@ -45,7 +45,7 @@ CLASSES = ("cat", "dog", "fox")
 def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two candidates of each number instead of eight, since scikit-learn's checks fit some hundred times."""
     for name in ("TEXT_SHOTS", "RIDGES", "KERNEL_RIDGES"):
-        monkeypatch.setattr(pooled_choice, name, getattr(pooled_choice, name)[2:4])
+        monkeypatch.setattr(product_of_experts, name, getattr(product_of_experts, name)[2:4])
 
 
 def failures(estimator: FeatureHead) -> list[str]:

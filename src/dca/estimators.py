@@ -17,13 +17,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.errors import MissingPackageError, UserError
-from dca.methods.gda import Estimate, GDAOptions, gaussian_part, gda_head
+from dca.methods.gda import Estimate, GDAOptions, gaussian_weights, gda_head
 from dca.methods.linear_probe import solve
 from dca.methods.shared import gaussian
-from dca.methods.shared.experts import KernelRidge, TextGaussian, has_fellows
+from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.experts import KernelRidge, TextGaussian, has_peers
 from dca.methods.shared.heads import CacheHead, LinearHead
-from dca.methods.shared.pool import Experts, Fixed, Numbers, PooledHead, choose, class_weights, fit_scales
-from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.product_of_experts import (
+    Experts,
+    ExpertsHead,
+    FixedHyperparameters,
+    Hyperparameters,
+    class_weights,
+    fit_scales,
+    select_hyperparameters,
+)
 from dca.methods.tip_adapter import MEDIANS
 
 try:
@@ -170,7 +178,7 @@ class GaussianTextHead(FeatureHead):
         ['right']
     """
 
-    numbers_: Numbers
+    numbers_: Hyperparameters
 
     def __init__(
         self,
@@ -197,14 +205,14 @@ class GaussianTextHead(FeatureHead):
         self.kernel_width = kernel_width
         self.kernel_images = kernel_images
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> PooledHead:
+    def _make_head(self, features: Tensor, labels: Tensor) -> ExpertsHead:
         text = text_vectors(self.text, self.classes_, features.shape[1])
         scales = (self.gaussian_scale, self.text_scale, self.kernel_scale)
-        fixed = Fixed(self.text_shots, self.ridge, self.kernel_ridge, scales)
-        gaussian = TextGaussian.of(features, labels, text)
-        experts = Experts.of(gaussian, self.tau, fixed, width=self.kernel_width, most=self.kernel_images)
-        self.numbers_ = choose(experts)
-        return PooledHead.of_experts(experts, self.numbers_, torch.float64)
+        fixed = FixedHyperparameters(self.text_shots, self.ridge, self.kernel_ridge, scales)
+        gaussian = TextGaussian.from_features(features, labels, text)
+        experts = Experts.build(gaussian, self.tau, fixed, width=self.kernel_width, most=self.kernel_images)
+        self.numbers_ = select_hyperparameters(experts)
+        return ExpertsHead.from_experts(experts, self.numbers_, torch.float64)
 
 
 class GDAHead(FeatureHead):
@@ -241,7 +249,7 @@ class GDAHead(FeatureHead):
 
     def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
         options = GDAOptions(shrinkage=self.shrinkage, rho=self.rho)
-        W, b = gaussian_part(features, labels, len(self.classes_), options)
+        W, b = gaussian_weights(features, labels, len(self.classes_), options)
         return gda_head(text_vectors(self.text, self.classes_, features.shape[1]), W, b, self.tau, self.alpha)
 
 
@@ -269,7 +277,7 @@ class TipAdapterHead(FeatureHead):
 
     def _make_head(self, features: Tensor, labels: Tensor) -> CacheHead:
         text = text_vectors(self.text, self.classes_, features.shape[1])
-        return CacheHead.of(text, features, labels, self.tau, self.alpha, self.beta)
+        return CacheHead.from_keys(text, features, labels, self.tau, self.alpha, self.beta)
 
 
 class LinearProbeHead(FeatureHead):
@@ -325,12 +333,14 @@ class KernelRidgeHead(FeatureHead):
         self.width = width
         self.scale = scale
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> PooledHead:
+    def _make_head(self, features: Tensor, labels: Tensor) -> ExpertsHead:
         C, D = len(self.classes_), features.shape[1]
         kernel = KernelRidge(features, labels, C, torch.arange(len(labels)), self.width)
         self.scale_ = leave_one_out_scale(kernel, self.ridge) if self.scale is None else self.scale
         weight, bias = features.new_zeros(C, D), features.new_zeros(C)
-        return PooledHead.of(weight, bias, kernel, self.scale_ * kernel.coefficients(self.ridge), torch.float64)
+        return ExpertsHead.from_parameters(
+            weight, bias, kernel, self.scale_ * kernel.coefficients(self.ridge), torch.float64
+        )
 
 
 class NearestMeanHead(FeatureHead):
@@ -354,17 +364,17 @@ class NearestMeanHead(FeatureHead):
         if self.metric not in ("cosine", "euclidean"):
             raise InputError(f"metric is {self.metric!r}", hint="'cosine' or 'euclidean'")
         shots = ClassFeatures.group(features, labels, len(self.classes_))
-        W, b = gaussian.linear(shots, gaussian.Gaussian("identity", unit_means=self.metric == "cosine"))
+        W, b = gaussian.linear_weights(shots, gaussian.Gaussian("identity", unit_means=self.metric == "cosine"))
         return LinearHead(self.tau * W, self.tau * b)
 
 
 def leave_one_out_scale(kernel: KernelRidge, ridge: float) -> float:
     """The scale with the least log-loss of leave-one-out predictions; labels are smoothed, so that it is finite."""
     y = kernel.labels
-    rows = has_fellows(y, kernel.groups)
+    rows = has_peers(y, kernel.groups)
     if not rows.any():
         return 1.0
-    predictions, y = kernel.left_out(ridge)[rows], y[rows]
+    predictions, y = kernel.held_out(ridge)[rows], y[rows]
     scales = fit_scales(predictions[None], y, class_weights(y), smoothing=1 / (len(kernel.labels) + 2)).values
     # A scale of 0 would make all classes equal, also where the order of the predictions means something.
     return max(float(scales[0]), 1.0)

@@ -33,7 +33,7 @@ from dca.methods.base import Problem
 from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
-from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.class_features import ClassFeatures
 from dca.training.loop import Trainer
 
 SCRIPT = "study/measurements/clip_features.py"
@@ -134,8 +134,8 @@ def measure_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str
     """Test accuracy of each Gaussian head; DCA's takes its γ by shots."""
     grouped = ClassFeatures.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
-    heads["DCA (γ by shots)"] = gaussian.fecam(*gaussian.gammas(shots))
-    heads["DCA (γ 100, 50)"] = gaussian.fecam(*OWN_GAMMAS)
+    heads["DCA (γ by shots)"] = gaussian.fecam_gaussian(*gaussian.paper_gammas(shots))
+    heads["DCA (γ 100, 50)"] = gaussian.fecam_gaussian(*OWN_GAMMAS)
     found = {}
     for name, head in heads.items():
         found[name] = measure_accuracy(gaussian.log_likelihoods(test.features.double(), grouped, head), test)

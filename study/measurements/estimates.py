@@ -8,7 +8,7 @@ of these parts. Printed are means over the draws of, in points,
 - `macro`, `micro`: the accuracy on the other images, as the mean over classes (which is what is estimated) and as the
   share of images;
 - `estimate`: the exact leave-one-out that `dca fit` prints;
-- `not repaired`: the same without the correction for the smaller class mean of a left-out image;
+- `not corrected`: the same without the correction for the smaller class mean of a left-out image;
 - `nested`: cross-validation with as many folds as shots, where each fold chooses its numbers (k, ridges, scales)
   without the left-out images, which is free of the optimism of choosing on the images that are estimated on;
 - `fixed numbers`: the same folds with the numbers of the whole fit, so that `fixed numbers` minus `nested` is the
@@ -35,7 +35,13 @@ from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
 from dca.methods.closed_form import ClosedForm
 from dca.methods.shared.experts import TextGaussian
-from dca.methods.shared.pool import Experts, Numbers, PooledHead, choose, left_out_logits
+from dca.methods.shared.product_of_experts import (
+    Experts,
+    ExpertsHead,
+    Hyperparameters,
+    held_out_logits,
+    select_hyperparameters,
+)
 from dca.stats.intervals import macro_accuracy
 
 
@@ -63,18 +69,20 @@ def draw_task(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, 
 def select_rows(experts: Experts, rows: Tensor) -> Experts:
     """The same experts for some of the training images."""
     g, kernel = experts.gaussian, experts.kernel
-    part = TextGaussian.of(g.x[rows], g.labels[rows], g.text, torch.unique(g.groups[rows], return_inverse=True)[1])
+    part = TextGaussian.from_features(
+        g.x[rows], g.labels[rows], g.text, torch.unique(g.groups[rows], return_inverse=True)[1]
+    )
     width = 2.0 if kernel is None else kernel.width
-    return Experts.of(part, experts.tau, experts.fixed, width=width, most=0 if kernel is None else len(g.x))
+    return Experts.build(part, experts.tau, experts.fixed, width=width, most=0 if kernel is None else len(g.x))
 
 
-def classify_in_folds(experts: Experts, folds: Tensor, numbers: Numbers | None) -> NDArray[np.bool_]:
+def classify_in_folds(experts: Experts, folds: Tensor, numbers: Hyperparameters | None) -> NDArray[np.bool_]:
     """Whether each training image is predicted correctly by the fit without its fold; numbers None: chosen per fold."""
     x, labels = experts.gaussian.x, experts.labels
     right = torch.zeros(len(labels), dtype=torch.bool)
     for fold in folds.unique():
         rest = select_rows(experts, (folds != fold).nonzero()[:, 0])
-        head = PooledHead.of_experts(rest, numbers or choose(rest))
+        head = ExpertsHead.from_experts(rest, numbers or select_hyperparameters(rest))
         own = folds == fold
         right[own] = head(x[own].float()).argmax(dim=-1) == labels[own]
     return right.numpy()
@@ -94,15 +102,15 @@ def measure_accuracies(task: Dataset, session: Session, shots: int) -> dict[str,
     found, report = model.estimate_, model.evaluate(task)
     assert found is not None
     assert isinstance(model.method_, ClosedForm)
-    experts, numbers = model.method_.experts, model.method_.chosen
-    labels, known = experts.labels.numpy(), experts.gaussian.fellows.numpy()
-    plain = left_out_logits(experts, numbers, repaired=False).argmax(dim=-1).numpy() == labels
+    experts, numbers = model.method_.experts, model.method_.selected
+    labels, known = experts.labels.numpy(), experts.gaussian.peers.numpy()
+    plain = held_out_logits(experts, numbers, corrected=False).argmax(dim=-1).numpy() == labels
     folds = assign_folds(experts, shots)
     return {
         "macro": float(np.mean(list(report.per_class.values()))),
         "micro": report.accuracy,
         "estimate": found.accuracy,
-        "not repaired": macro_accuracy(plain[known], labels[known])[0],
+        "not corrected": macro_accuracy(plain[known], labels[known])[0],
         "fixed numbers": macro_accuracy(classify_in_folds(experts, folds, numbers), labels)[0],
         "nested": macro_accuracy(classify_in_folds(experts, folds, None), labels)[0],
         "inside": float(found.low <= np.mean(list(report.per_class.values())) <= found.high),

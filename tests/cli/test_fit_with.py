@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dca.methods import blend
-from dca.methods.blend import Worth
+from dca.methods.blend import BlendWeights
 from dca.training.resume import FOLDS, STATE
 
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "folds=2")
@@ -18,7 +18,7 @@ QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "folds=2")
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every trained method is worth something: on random features none would be."""
-    monkeypatch.setattr(blend, "weigh", lambda *_: Worth(0.8, 0.4, 0.02, 0.1))
+    monkeypatch.setattr(blend, "fit_blend_weights", lambda *_: BlendWeights(0.8, 0.4, 0.02, 0.1))
 
 
 def test_it_says_what_the_trained_method_brought(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):

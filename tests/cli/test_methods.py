@@ -8,7 +8,7 @@ import pytest
 
 from dca.cli.methods import format_methods
 from dca.core.choices import DEFAULT_METHOD
-from dca.methods.summary import mean_accuracy, measured
+from dca.methods.summary import load_measurements, mean_accuracy
 
 KEYS = {
     *("name", "default", "summary", "speed", "gpu", "mean_accuracy", "accuracy", "measured_with"),
@@ -28,7 +28,7 @@ def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
         assert row["speed"] == ("minutes" if row["learns_from"] == "images" else "seconds")
         assert row["gpu"] == ("helps" if row["speed"] == "minutes" else "not needed")
     assert [name for name, row in rows.items() if row["default"]] == [DEFAULT_METHOD]
-    assert rows["coop"]["accuracy"] == measured()["accuracy"]["coop"]
+    assert rows["coop"]["accuracy"] == load_measurements()["accuracy"]["coop"]
     assert set(rows["coop"]["accuracy"]) == {"EuroSAT", "Caltech101", "Flowers102"}
     assert rows["coop"]["mean_accuracy"] == pytest.approx(sum(rows["coop"]["accuracy"].values()) / 3, abs=0.05)
     assert rows["zero_shot"]["trained_parameters"] == 0

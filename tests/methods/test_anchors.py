@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.base import Problem
-from dca.methods.dca import DCA, DCAOptions, anchors_of
-from dca.methods.shared.gaussian import gammas
-from dca.methods.shared.shots import ClassFeatures
+from dca.methods.dca import DCA, DCAOptions, head_anchors
+from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.gaussian import paper_gammas
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -44,7 +44,7 @@ def test_probabilities_equal_the_equations(clip: CLIP, anchors: str, metric: str
                 point = {"text": u[m, c], "means": unit, "both": (u[m, c] + unit) / (u[m, c] + unit).norm()}[anchors]
                 middle = u[m, c] if center == "text" else own.mean(0)
                 if metric == "mahalanobis":
-                    sigma = oracle.dense_covariance(own, middle, *gammas(3), True)
+                    sigma = oracle.dense_covariance(own, middle, *paper_gammas(3), True)
                     values.append(float(oracle.dense_distance(sigma, f[n], point)))
                 else:
                     values.append(float(f[n] @ point) if metric == "cosine" else float((f[n] - point).square().sum()))
@@ -82,6 +82,6 @@ def test_other_classes_are_compared_with_their_texts(clip: CLIP) -> None:
 def test_a_class_without_images_has_no_mean() -> None:
     u = F.normalize(torch.randn(2, 2, 5), dim=-1)
     shots = ClassFeatures(F.normalize(torch.randn(3, 5), dim=-1), torch.tensor([3, 0]))
-    assert anchors_of(u, shots, "text") is u
+    assert head_anchors(u, shots, "text") is u
     with pytest.raises(UserError, match="anchors=means needs images of every class; 1 class has none"):
-        anchors_of(u, shots, "means")
+        head_anchors(u, shots, "means")

@@ -18,14 +18,14 @@ from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
 from dca.methods import blend as module
 from dca.methods.base import HeldOutPredictions, Problem
-from dca.methods.blend import Blend, Worth
+from dca.methods.blend import Blend, BlendWeights
 from dca.model.classifier import Classifier
 from dca.training.session import Session
 from dca.training.support import ImageSupport
 from oracles.images import Images
 
 SHORT = {"epochs": 2, "folds": 2, "trained_options": ["warmup_epochs=0", "batch_size=8"]}
-GIVEN = Worth(0.8, 0.4, 0.02, 0.1)
+GIVEN = BlendWeights(0.8, 0.4, 0.02, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def tiny() -> CLIP:
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every trained method is worth something: on random features none would be."""
-    monkeypatch.setattr(module, "weigh", lambda *_: GIVEN)
+    monkeypatch.setattr(module, "fit_blend_weights", lambda *_: GIVEN)
 
 
 def fitted(data: Any, clip: CLIP, **more: Any) -> Classifier:
@@ -133,16 +133,20 @@ def test_damaged_tensors_are_named_by_their_part(sample: Dataset, tiny: CLIP) ->
     method = fitted(sample, tiny).method_
     state = method.state_dict()
     for name, wrong, said in (
-        ("numbers", state["numbers"][:2], "numbers: shape (2,), expected (4,)"),
-        ("numbers", -state["numbers"], "numbers: exponents of at least 0 expected"),
-        ("closed.numbers", state["closed.numbers"][:2], "closed: numbers: shape (2,), expected (6,)"),
-        ("trained.visual.x", state["numbers"], "trained: unexpected visual.x"),
-        ("other", state["numbers"], "unexpected other"),
+        ("weights", state["weights"][:2], "weights: shape (2,), expected (4,)"),
+        ("weights", -state["weights"], "weights: exponents of at least 0 expected"),
+        (
+            "closed.hyperparameters",
+            state["closed.hyperparameters"][:2],
+            "closed: hyperparameters: shape (2,), expected (6,)",
+        ),
+        ("trained.visual.x", state["weights"], "trained: unexpected visual.x"),
+        ("other", state["weights"], "unexpected other"),
     ):
         with pytest.raises(UserError, match="not those of a 'blend' model") as caught:
             method.restore({**state, name: wrong})
         assert said in caught.value.details
-    alone = {**state, "numbers": torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)}
+    alone = {**state, "weights": torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)}
     with pytest.raises(UserError, match="not those of a 'blend' model") as caught:
         method.restore(alone)
     assert all(line.startswith("unexpected trained.") for line in caught.value.details)
@@ -250,4 +254,4 @@ def test_a_clairvoyant_method_is_taken_in_and_a_noisy_one_is_not(tiny: CLIP) -> 
         images.fitter = Given(p)  # type: ignore[assignment]
         method.finish(images)
         assert (method.trained is not None) is taken
-        assert (method.worth.second > 0) is taken
+        assert (method.blend_weights.second > 0) is taken

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
-from dca.methods.clap import CLAP, CLAPOptions, multipliers
+from dca.methods.clap import CLAP, CLAPOptions, class_multipliers
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.training.loop import Trainer
@@ -67,11 +67,11 @@ def test_multipliers_average_all_views_of_a_class(clip: CLIP) -> None:
 def test_forms_of_the_multipliers() -> None:
     f, y = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=-1), torch.arange(12) % 3
     t = F.normalize(torch.randn(3, 6, generator=torch.Generator().manual_seed(1)), dim=-1)
-    own = multipliers(f, y, t, 10.0, "class")
-    torch.testing.assert_close(multipliers(f, y, t, 10.0, "mean"), own.mean().expand(3))
-    torch.testing.assert_close(multipliers(f, y, t, 10.0, "corrected"), own / own.mean())
-    assert multipliers(f, y, t, 10.0, "one").tolist() == [1, 1, 1]
-    assert multipliers(f, y, t, 10.0, "none").tolist() == [0, 0, 0]
+    own = class_multipliers(f, y, t, 10.0, "class")
+    torch.testing.assert_close(class_multipliers(f, y, t, 10.0, "mean"), own.mean().expand(3))
+    torch.testing.assert_close(class_multipliers(f, y, t, 10.0, "corrected"), own / own.mean())
+    assert class_multipliers(f, y, t, 10.0, "one").tolist() == [1, 1, 1]
+    assert class_multipliers(f, y, t, 10.0, "none").tolist() == [0, 0, 0]
 
 
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:

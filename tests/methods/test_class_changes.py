@@ -168,7 +168,7 @@ def test_a_class_without_images_takes_the_covariance_of_all(more: dict[str, Any]
     method: Any = fitted("dca", five, tiny, **more)
     added: Any = method.with_class("zebra", support([], tiny))
     assert added.options.test_metric == "mahalanobis"
-    assert added.shot_counts.tolist() == [4] * CLASSES + [0]
+    assert added.train_counts.tolist() == [4] * CLASSES + [0]
     f = features()
     old, new = method.head.distances(f), added.head.distances(f)
     torch.testing.assert_close(new[..., :CLASSES], old, atol=1e-5, rtol=1e-4)
@@ -179,7 +179,7 @@ def test_the_covariance_of_all_images_is_about_their_own_texts(five: Dataset, ti
     method: Any = fitted("dca", five, tiny)
     added: Any = method.with_class("zebra", support([], tiny))
     gamma1, gamma2 = OWN_GAMMAS
-    texts, shots = added.text_features.double(), method.shots
+    texts, shots = added.text_features.double(), method.class_features
     for m, f in enumerate(features(len(texts)).double()):
         apart = shots.features.double() - texts[m, shots.labels()]
         sigma = dense_covariance(apart, torch.zeros(16), gamma1, gamma2, normalize=True)
@@ -201,7 +201,7 @@ def test_classes_without_any_images_are_compared_by_euclidean_distances(five: Da
 def test_as_many_views_of_new_images_are_stored_as_of_the_others(five: Dataset, sample: Dataset, tiny: CLIP) -> None:
     method: Any = fitted("dca", five, tiny, head_views=2)
     new = [item for item in sample.train if item.label == CLASSES]
-    assert method.with_class("zebra", support(new, tiny)).shot_counts.tolist() == [8] * (CLASSES + 1)
+    assert method.with_class("zebra", support(new, tiny)).train_counts.tolist() == [8] * (CLASSES + 1)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_one_shot_distances_stay_when_classes_are_dropped(
     again = method.without_class(1).without_class(1).without_class(2).retarget(problem, [1, 0])
     for other in (moved, again):
         torch.testing.assert_close(other.head.distances(f), before, atol=1e-6, rtol=1e-6)
-        assert other.shot_counts.tolist() == [1, 1]
-        assert int(other.rest_counts.sum()) == len(train) - 2
+        assert other.train_counts.tolist() == [1, 1]
+        assert int(other.other_counts.sum()) == len(train) - 2
     copied = type(method)(tiny, problem, moved.options)
     copied.restore(moved.state_dict())
     assert torch.equal(copied.head.distances(f), moved.head.distances(f))
@@ -233,11 +233,8 @@ def test_one_shot_distances_stay_when_classes_are_dropped(
 
 def test_images_of_dropped_classes_are_stored_only_where_a_covariance_needs_them(five: Dataset, tiny: CLIP) -> None:
     method: Any = fitted("dca", five, tiny)
-    assert method.without_class(0).rest_features.numel() == 0
-    state = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith("rest_")}
+    assert method.without_class(0).other_features.numel() == 0
     other: Any = type(method)(tiny, method.problem, method.options)
-    other.restore(state)  # as models were written before
-    assert torch.equal(other.classify(features()), method.classify(features()))
-    broken = {**method.state_dict(), "rest_counts": torch.tensor([3])}
-    with pytest.raises(UserError, match="rest_features: shape"):
+    broken = {**method.state_dict(), "other_counts": torch.tensor([3])}
+    with pytest.raises(UserError, match="other_features: shape"):
         other.restore(broken)

@@ -17,16 +17,16 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
 from dca.methods.closed_form import ClosedForm
-from dca.methods.shared import pool as pooled_choice
+from dca.methods.shared import product_of_experts
 from dca.methods.shared.experts import KernelRidge, TextGaussian
-from dca.methods.shared.pool import (
+from dca.methods.shared.product_of_experts import (
     Experts,
-    Fixed,
-    Numbers,
-    PooledHead,
-    choose,
+    ExpertsHead,
+    FixedHyperparameters,
+    Hyperparameters,
     class_weights,
-    left_out_logits,
+    held_out_logits,
+    select_hyperparameters,
     text_gain,
 )
 from dca.model.classifier import Classifier
@@ -37,7 +37,12 @@ C, D, TAU = 4, 24, 100.0
 
 
 def make_experts(
-    counts: tuple[int, ...], *, noise: float = 0.3, text_noise: float = 0.3, seed: int = 0, fixed: Fixed | None = None
+    counts: tuple[int, ...],
+    *,
+    noise: float = 0.3,
+    text_noise: float = 0.3,
+    seed: int = 0,
+    fixed: FixedHyperparameters | None = None,
 ) -> Experts:
     """Images scattered about C class centres, and texts about the same centres."""
     rng = torch.Generator().manual_seed(seed)
@@ -45,14 +50,14 @@ def make_experts(
     y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     x = F.normalize(centers[y] + noise * torch.randn(len(y), D, dtype=torch.float64, generator=rng), dim=-1)
     t = F.normalize(centers + text_noise * torch.randn(len(counts), D, dtype=torch.float64, generator=rng), dim=-1)
-    gaussian = TextGaussian.of(x, y, t)
+    gaussian = TextGaussian.from_features(x, y, t)
     kernel = KernelRidge(x, y, len(counts), gaussian.groups, 2.0)
-    return Experts(gaussian, TAU, kernel, fixed or Fixed())
+    return Experts(gaussian, TAU, kernel, fixed or FixedHyperparameters())
 
 
-def literal_loss(experts: Experts, numbers: Numbers) -> float:
+def literal_loss(experts: Experts, numbers: Hyperparameters) -> float:
     """Smoothed log-loss of the left-out images, each class with the same weight."""
-    logits, y = left_out_logits(experts, numbers), experts.labels
+    logits, y = held_out_logits(experts, numbers), experts.labels
     smoothing, classes = 1 / (len(y) + 2), logits.shape[1]
     target = (1 - smoothing) * F.one_hot(y, classes).double() + smoothing / classes
     return float((class_weights(y) * -(target * logits.log_softmax(-1)).sum(-1)).sum())
@@ -60,12 +65,12 @@ def literal_loss(experts: Experts, numbers: Numbers) -> float:
 
 def test_the_choice_is_the_best_of_the_grid() -> None:
     experts = make_experts((5, 6, 4, 7), noise=0.5)
-    numbers = choose(experts)
+    numbers = select_hyperparameters(experts)
     best = literal_loss(experts, numbers)
-    for k in pooled_choice.TEXT_SHOTS:
-        for g in pooled_choice.RIDGES:
-            fixed = Fixed(text_shots=k, ridge=g, scales=(None, None, 0.0))
-            other = choose(Experts(experts.gaussian, TAU, None, fixed))
+    for k in product_of_experts.TEXT_SHOTS:
+        for g in product_of_experts.RIDGES:
+            fixed = FixedHyperparameters(text_shots=k, ridge=g, scales=(None, None, 0.0))
+            other = select_hyperparameters(Experts(experts.gaussian, TAU, None, fixed))
             assert (other.text_shots, other.ridge, other.kernel) == (k, g, 0.0)
             # Scales of Gaussian and text alone; the kernel can only make it better.
             assert best <= literal_loss(experts, other) + 1e-9
@@ -73,17 +78,19 @@ def test_the_choice_is_the_best_of_the_grid() -> None:
         for place in (2, 3, 4):
             values = list(astuple(numbers))
             values[place] *= change
-            assert literal_loss(experts, Numbers(*values)) >= best - 1e-9
+            assert literal_loss(experts, Hyperparameters(*values)) >= best - 1e-9
 
 
 def test_given_numbers_are_kept() -> None:
-    fixed = Fixed(2.0, 3.0, 0.1, (0.5, 0.01, 1.5))
-    assert choose(make_experts((5, 5, 5, 5), fixed=fixed)) == Numbers(2.0, 3.0, 0.5, 0.01, 1.5, 0.1)
+    fixed = FixedHyperparameters(2.0, 3.0, 0.1, (0.5, 0.01, 1.5))
+    assert select_hyperparameters(make_experts((5, 5, 5, 5), fixed=fixed)) == Hyperparameters(
+        2.0, 3.0, 0.5, 0.01, 1.5, 0.1
+    )
 
 
 def test_text_that_says_nothing_gets_no_weight() -> None:
-    useless = choose(make_experts((8,) * C, noise=0.4, text_noise=100.0, seed=3))
-    helpful = choose(make_experts((8,) * C, noise=1.0, text_noise=0.05, seed=3))
+    useless = select_hyperparameters(make_experts((8,) * C, noise=0.4, text_noise=100.0, seed=3))
+    helpful = select_hyperparameters(make_experts((8,) * C, noise=1.0, text_noise=0.05, seed=3))
     assert useless.text_shots <= 0.5
     assert useless.text * TAU < 1.0
     assert helpful.text_shots >= 1
@@ -93,10 +100,10 @@ def test_text_that_says_nothing_gets_no_weight() -> None:
 def test_with_one_image_per_class_text_decides() -> None:
     experts = make_experts((1,) * C, text_noise=0.1)
     gain, scale = text_gain(experts.zero_shot, experts.labels)
-    numbers = choose(experts)
+    numbers = select_hyperparameters(experts)
     assert astuple(numbers)[:5] == (2 * gain, 10.0, 1.0, 0.75 * scale, 0.0)
     assert 0 < gain <= 1
-    assert left_out_logits(experts, numbers).isnan().all()
+    assert held_out_logits(experts, numbers).isnan().all()
 
 
 def test_the_gain_is_the_share_of_the_uncertainty_that_text_removes() -> None:
@@ -111,19 +118,19 @@ def test_the_gain_is_the_share_of_the_uncertainty_that_text_removes() -> None:
 
 def test_images_without_a_fellow_are_not_left_out_and_do_not_vote() -> None:
     experts = make_experts((6, 1, 5, 6))
-    able = experts.gaussian.fellows
+    able = experts.gaussian.peers
     assert able.tolist() == [y != 1 for y in experts.labels.tolist()]
-    held = left_out_logits(experts, choose(experts))
+    held = held_out_logits(experts, select_hyperparameters(experts))
     assert torch.equal(held.isnan().any(dim=1), ~able)
 
 
 def test_copies_of_one_image_are_no_fellows() -> None:
     experts = make_experts((2, 3, 3, 3))
     experts.gaussian.groups[:2] = 0  # before anything is computed
-    assert experts.gaussian.fellows.tolist() == [False, False, *[True] * 9]
+    assert experts.gaussian.peers.tolist() == [False, False, *[True] * 9]
 
 
-def literal_probabilities(experts: Experts, n: Numbers, f: Tensor) -> Tensor:
+def literal_probabilities(experts: Experts, n: Hyperparameters, f: Tensor) -> Tensor:
     """p(y | f) by the equations of the method, with explicit inverses."""
     x, y, t = experts.gaussian.x, experts.labels, experts.gaussian.text
     means = torch.stack([x[y == c].mean(0) for c in range(len(t))])
@@ -145,11 +152,11 @@ def literal_probabilities(experts: Experts, n: Numbers, f: Tensor) -> Tensor:
 
 
 def test_the_head_is_the_one_that_is_written_down() -> None:
-    experts, n = make_experts((5, 3, 6, 4)), Numbers(1.5, 0.3, 0.2, 0.02, 3.0, 0.1)
+    experts, n = make_experts((5, 3, 6, 4)), Hyperparameters(1.5, 0.3, 0.2, 0.02, 3.0, 0.1)
     f = F.normalize(torch.randn(9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), dim=-1)
-    W, b = experts.gaussian.whitened(n.ridge).linear(n.text_shots)
+    W, b = experts.gaussian.whiten(n.ridge).linear(n.text_shots)
     assert experts.kernel is not None
-    head = PooledHead.of(
+    head = ExpertsHead.from_parameters(
         n.gaussian * W + n.text * TAU * experts.gaussian.text,
         n.gaussian * b,
         experts.kernel,
@@ -160,11 +167,11 @@ def test_the_head_is_the_one_that_is_written_down() -> None:
 
 def test_more_images_than_vote_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = make_experts((8,) * C, noise=0.5)
-    monkeypatch.setattr(pooled_choice, "VOTERS", 16)
-    vote = pooled_choice._Vote(experts)
+    monkeypatch.setattr(product_of_experts, "MAX_SELECTION_IMAGES", 16)
+    vote = product_of_experts._ScaleFitter(experts)
     assert len(vote.rows) == 16
     assert len(set(vote.rows.tolist())) == 16
-    assert choose(experts) == choose(experts)
+    assert select_hyperparameters(experts) == select_hyperparameters(experts)
 
 
 GIVEN = {"text_shots": 1.0, "ridge": 3.0, "gaussian_scale": 0.4, "text_scale": 0.02, "kernel_scale": 2.0}
@@ -226,7 +233,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Datas
 def test_damaged_results_are_named(sample: Dataset, tiny: CLIP) -> None:
     method = fitted(part(sample, [0, 1, 2, 3, 4]), tiny, **GIVEN)
     state = method.state_dict()
-    for name, wrong in (("image_labels", state["image_labels"] + 3), ("numbers", state["numbers"][:2])):
+    for name, wrong in (("image_labels", state["image_labels"] + 3), ("hyperparameters", state["hyperparameters"][:2])):
         with pytest.raises(UserError, match="not those of a 'closed_form' model") as caught:
             method.restore({**state, name: wrong})
         assert any(name in line for line in caught.value.details)

@@ -9,7 +9,7 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.base import Problem, TrainingOptions
 from dca.methods.coop import CoOp, CoOpOptions
-from dca.methods.shared.gaussian import gammas
+from dca.methods.shared.gaussian import paper_gammas
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.training.loop import rate_at
@@ -111,7 +111,7 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     new = method.encode(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
     t, x = method.encode_text().detach().double(), method.encode(images.pixels).double()
     for f, got in zip(new.double(), method.classify(new), strict=True):
-        sigmas = [dense.dense_covariance(x[images.labels == c], t[c], *gammas(3), True) for c in range(4)]
+        sigmas = [dense.dense_covariance(x[images.labels == c], t[c], *paper_gammas(3), True) for c in range(4)]
         distances = [float(dense.dense_distance(sigmas[c], f, t[c])) for c in range(4)]
         expected = torch.tensor(dense.probability(distances, clip.tau, 1e-6, "inverse"))
         torch.testing.assert_close(got.detach(), expected, atol=1e-5, rtol=1e-4)

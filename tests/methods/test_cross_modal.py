@@ -19,7 +19,7 @@ from dca.core.errors import UserError
 from dca.core.progress import silent
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Batch, Problem
-from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats
+from dca.methods.cross_modal import CrossModal, CrossModalOptions, TowerEnd, repeats_per_epoch
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.model.classifier import Classifier
@@ -176,7 +176,7 @@ def test_partial_keeps_the_best_end_with_its_head(clip: CLIP) -> None:
         kept = the_end(method).vector()
         for weight, change in ((best, 0.0), (best, 0.5), (-best, 0.0)):
             method.weight.copy_(weight)
-            the_end(method).take(kept + change)
+            the_end(method).load_vector(kept + change)
             method.on_epoch_end(1, 3)
     assert "best_end" in method.state_dict()
     method.finish(images)
@@ -259,7 +259,7 @@ def test_rows_are_the_pictures_and_their_mirror_images_enough_for_an_epoch(clip:
     assert len(rows) == 200  # a hundred iterations of two images
     torch.testing.assert_close(rows[5:10], method.encode(images.pixels.flip(-1)))
     assert torch.equal(labels[:10], images.labels.repeat(2))
-    assert repeats(100_000, 16) == 1
+    assert repeats_per_epoch(100_000, 16) == 1
 
 
 @pytest.mark.parametrize(("classes", "shots"), [(10, 1), (100, 16), (47, 4), (1000, 16)])
@@ -267,7 +267,7 @@ def test_epochs_make_about_12800_iterations(classes: int, shots: int) -> None:
     problem = Problem(names=tuple(map(str, range(classes))), shots=shots)
     chosen = CrossModal.resolve(CrossModalOptions(), problem)
     rows = 2 * classes * shots
-    assert chosen.epochs * (rows * repeats(rows, 16) // 16) == pytest.approx(12800, rel=0.1)
+    assert chosen.epochs * (rows * repeats_per_epoch(rows, 16) // 16) == pytest.approx(12800, rel=0.1)
 
 
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:

@@ -12,7 +12,7 @@ from dca.backbones.clip import CLIP
 from dca.methods import dca
 from dca.methods.base import Problem
 from dca.methods.dapt import DAPT, OWN_TEXT, OWN_VISUAL, PAPER_TABLE, DAPTOptions, text_potential
-from dca.methods.shared.gaussian import gammas
+from dca.methods.shared.gaussian import paper_gammas
 from dca.methods.summary import parameter_count
 from dca.methods.vpt import VPT, VPTOptions
 from oracles import dca as slow
@@ -155,7 +155,7 @@ def test_with_the_mahalanobis_distance_it_equals_the_equations(clip: CLIP) -> No
     x, t = method.encode(images.pixels).detach().double(), method.encode_text().detach().double()
     f = method.encode(Images((1, 1), seed=5).pixels).detach()
     for row, got in zip(f.double(), method.classify(f), strict=True):
-        sigmas = [slow.dense_covariance(x[images.labels == c], t[c], *gammas(3), True) for c in range(4)]
+        sigmas = [slow.dense_covariance(x[images.labels == c], t[c], *paper_gammas(3), True) for c in range(4)]
         distances = [float(slow.dense_distance(sigmas[c], row, t[c])) for c in range(4)]
         expected = torch.tensor(slow.probability(distances, clip.tau, 1e-6, "inverse"))
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)

@@ -13,8 +13,8 @@ from dca.backbones.clip.vision import ExtraTokens
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.methods.base import Batch, Problem
-from dca.methods.dca import DCA, OWN_GAMMAS, PAPER_TABLE, DCAOptions, epochs
-from dca.methods.shared.gaussian import GAMMAS, gammas
+from dca.methods.dca import DCA, OWN_GAMMAS, PAPER_TABLE, DCAOptions, paper_epochs
+from dca.methods.shared.gaussian import GAMMAS, paper_gammas
 from dca.methods.summary import parameter_count
 from oracles import dca as oracle
 from oracles.images import Images
@@ -66,9 +66,9 @@ def test_step_equals_the_equations(clip: CLIP, counts: tuple[int, ...], contexts
     own = [frozen[images.labels == c] for c in range(4)]
     centers = torch.stack([x.mean(0) for x in own])
     sigmas = [
-        oracle.dense_covariance(x, x.mean(0), *gammas(shots), True)
+        oracle.dense_covariance(x, x.mean(0), *paper_gammas(shots), True)
         if len(x) > 1
-        else oracle.dense_covariance(frozen, frozen.mean(0), *gammas(1), True)
+        else oracle.dense_covariance(frozen, frozen.mean(0), *paper_gammas(1), True)
         for x in own
     ]
     expected = {
@@ -119,8 +119,8 @@ def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLI
     method = build(clip)
     method.finish(Images((2, 2, 2, 2)))
     method.build_head()
-    names = {"text_features", "shot_features", "shot_counts", "visual.tokens"}
-    names |= {"rest_features", "rest_counts", "rest_text"}
+    names = {"text_features", "train_features", "train_counts", "visual.tokens"}
+    names |= {"other_features", "other_counts", "other_text"}
     assert set(method.state_dict()) == names | {f"text.contexts.{m}" for m in range(4)}
 
 
@@ -181,7 +181,7 @@ def test_training_can_use_the_mahalanobis_distance(clip: CLIP) -> None:
     f, u = method.encode(images.pixels).detach().double(), method.encode_text().detach().double()
     frozen = F.normalize(clip.encode_image(images.pixels), dim=-1).detach().double()
     sigmas = [frozen[images.labels == c] for c in range(4)]
-    sigmas = [oracle.dense_covariance(x, x.mean(0), *gammas(3), True) for x in sigmas]
+    sigmas = [oracle.dense_covariance(x, x.mean(0), *paper_gammas(3), True) for x in sigmas]
     expected = 0.0
     for m in range(4):
         for i, y in enumerate(images.labels.tolist()):
@@ -202,8 +202,8 @@ def test_head_views_multiply_the_shots(clip: CLIP) -> None:
     method = build(clip, head_views=3)
     method.finish(Images((2, 2, 2, 2)))
     method.build_head()
-    assert len(method.shot_features) == 24
-    assert method.shot_counts.tolist() == [6] * 4
+    assert len(method.train_features) == 24
+    assert method.train_counts.tolist() == [6] * 4
 
 
 def test_random_pairs_of_l_ts_use_the_batch_generator(clip: CLIP) -> None:
@@ -223,11 +223,11 @@ def build_ts(clip: CLIP, images: Images) -> Tensor:
 
 @pytest.mark.parametrize(("shots", "expected"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (15, 8), (64, 16)])
 def test_gammas_take_the_largest_listed_shot_not_above(shots: int, expected: int) -> None:
-    assert gammas(shots) == GAMMAS[expected]
+    assert paper_gammas(shots) == GAMMAS[expected]
 
 
 def test_the_recipe_follows_shots_and_dataset() -> None:
-    assert [epochs(k) for k in (1, 2, 4, 5, 8, 16, 99)] == [80, 100, 100, 200, 200, 200, 200]
+    assert [paper_epochs(k) for k in (1, 2, 4, 5, 8, 16, 99)] == [80, 100, 100, 200, 200, 200, 200]
     for name, (alpha, beta, rate) in PAPER_TABLE.items():
         chosen = DCA.resolve(DCAOptions(recipe="paper"), Problem(names=CLASSES, shots=16, dataset=name))
         assert (chosen.alpha, chosen.beta, chosen.learning_rate) == (alpha, beta, rate)
@@ -303,8 +303,8 @@ def test_without_alpha_no_covariance_of_l_in_is_made(clip: CLIP, monkeypatch: py
     def never(*_: object, **__: object) -> None:
         raise AssertionError("made")
 
-    monkeypatch.setattr("dca.methods.dca.IntraClass.of", never)
-    monkeypatch.setattr("dca.methods.dca.IntraClass.of_backbone", never)
+    monkeypatch.setattr("dca.methods.dca.IntraClass.from_features", never)
+    monkeypatch.setattr("dca.methods.dca.IntraClass.from_support", never)
     method = build(clip, alpha=0.0, beta=0.7)
     method.prepare(images)
     terms = method.step(batch_of(images)).terms

@@ -10,9 +10,9 @@ from test_metric import units
 
 from dca.core.errors import UserError
 from dca.methods.shared import metric
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import Gaussian, floored_precision
 from dca.methods.shared.heads import MahalanobisHead
-from dca.methods.shared.shots import ClassFeatures
 from oracles.dca import dense_distance, dense_floored
 
 # γ with negative a, with negative a + b D for some of the classes, without any shrinkage, and with enough of it.
@@ -30,7 +30,7 @@ def test_the_structured_floor_equals_dense_eigenvalues(
     x, u, f = units(C, K, D, seed=K, spread=spread), units(M, C, D, seed=1), units(N, D, seed=2)
     family = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize, floor=floor)
     shots = ClassFeatures(x.flatten(0, 1), torch.full((C,), K))
-    got = MahalanobisHead.of(u, shots, family, tau=100.0, center=center).distances(f)
+    got = MahalanobisHead.from_text(u, shots, family, tau=100.0, center=center).distances(f)
     for m, c, n in itertools.product(range(M), range(C), range(N)):
         middle = x[c].mean(0) if center == "visual" else u[m, c]
         expected = dense_distance(dense_floored(x[c], middle, *gammas, normalize, floor), f[n], u[m, c])
@@ -58,7 +58,7 @@ def test_a_floor_below_all_eigenvalues_changes_nothing():
     U = units(4, 24, seed=3)
     plain, floored = metric.precision(U, 500.0, 300.0), floored_precision(U, 500.0, 300.0, 1e-6)
     delta = units(24, seed=4)
-    assert metric.quadratic(floored, delta) == pytest.approx(float(metric.quadratic(plain, delta)), rel=1e-9)
+    assert metric.quadratic_form(floored, delta) == pytest.approx(float(metric.quadratic_form(plain, delta)), rel=1e-9)
     assert floored.log_det == pytest.approx(float(plain.log_det), rel=1e-9)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.pool import class_weights, fit_scales, log_loss
+from dca.methods.shared.product_of_experts import class_weights, fit_scales, log_loss
 
 
 def problem(seed: int, experts: int = 3, N: int = 40, C: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,11 +49,11 @@ def test_no_other_scales_are_better(seed: int, smoothing: float) -> None:
 def test_given_scales_are_kept_and_the_others_fitted() -> None:
     scores, labels, weights = problem(3)
     free = fit_scales(scores, labels, weights, smoothing=0.1)
-    again = fit_scales(scores, labels, weights, smoothing=0.1, given=[float(free.values[0]), None, None])
+    again = fit_scales(scores, labels, weights, smoothing=0.1, fixed=[float(free.values[0]), None, None])
     assert torch.allclose(free.values, again.values, rtol=1e-3, atol=1e-6)
-    fixed = fit_scales(scores, labels, weights, given=[0.5, 0.0, None])
+    fixed = fit_scales(scores, labels, weights, fixed=[0.5, 0.0, None])
     assert fixed.values[:2].tolist() == [0.5, 0.0]
-    every = fit_scales(scores, labels, weights, given=[0.5, 0.0, 0.0])
+    every = fit_scales(scores, labels, weights, fixed=[0.5, 0.0, 0.0])
     expected = smoothed_loss(torch.tensor([0.5, 0, 0], dtype=torch.float64), scores, labels, weights, 0.0)
     assert abs(every.loss - float(expected)) < 1e-12
 

@@ -194,7 +194,7 @@ def test_prompts_are_attached_to_other_names(clip: CLIP) -> None:
 
 def test_memory_of_prediction_is_bounded() -> None:
     """One logit per patch and class: ViT-B/16 with ImageNet's classes."""
-    head = GlobalLocalHead.of(torch.zeros(8, 1000, 4), 100.0, (5, 10, 15, 20), 196)
+    head = GlobalLocalHead.from_text(torch.zeros(8, 1000, 4), 100.0, (5, 10, 15, 20), 196)
     assert head.max_batch_size == 2**24 // (196 * 1000) == 85
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import gaussian
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import Gaussian
 from dca.methods.shared.heads import MahalanobisHead
-from dca.methods.shared.shots import ClassFeatures
 
 CASES = [
     *gaussian.HEADS.values(),
@@ -46,7 +46,7 @@ def dense(x: Tensor, y: Tensor, c: int, head: Gaussian) -> Tensor:
     elif head.shrinkage == "gda":
         S = S + D / (n - 1) * v_d * eye
     else:
-        rho = gaussian.rho_of(head, torch.stack([f - means[k] for f, k in zip(x, y.tolist(), strict=True)]))
+        rho = gaussian.estimate_rho(head, torch.stack([f - means[k] for f, k in zip(x, y.tolist(), strict=True)]))
         S = (1 - rho) * S + rho * v_d * eye
     if head.normalize:
         s = S.diagonal().sqrt()
@@ -78,9 +78,9 @@ def test_fecams_head_is_dcas_with_visual_means(gammas: tuple[float, float]) -> N
     y = torch.arange(4).repeat_interleave(3)
     x, f = rows(12, 24), rows(5, 24, seed=3)
     shots = ClassFeatures.group(x, y, 4)
-    family = gaussian.fecam(*gammas)
-    head = MahalanobisHead.of(shots.means()[None], shots, family, tau=2.0, score="negative", center="visual")
-    ours = gaussian.log_likelihoods(f, shots, gaussian.fecam(*gammas))
+    family = gaussian.fecam_gaussian(*gammas)
+    head = MahalanobisHead.from_text(shots.means()[None], shots, family, tau=2.0, score="negative", center="visual")
+    ours = gaussian.log_likelihoods(f, shots, gaussian.fecam_gaussian(*gammas))
     torch.testing.assert_close(ours, head.logits(f)[:, 0] / 2, atol=1e-9, rtol=1e-9)
 
 
@@ -137,7 +137,7 @@ def test_distances_rank_as_the_likelihoods_do(head: Gaussian) -> None:
     y = torch.arange(3).repeat_interleave(torch.tensor((4, 1, 5)))
     x, f = rows(10, 12), rows(20, 12, seed=4)
     shots = ClassFeatures.group(x, y, 3)
-    found = MahalanobisHead.of(shots.means()[None], shots, head, tau=1.0, center="visual").distances(f)[:, 0]
+    found = MahalanobisHead.from_text(shots.means()[None], shots, head, tau=1.0, center="visual").distances(f)[:, 0]
     likely = gaussian.log_likelihoods(f, shots, head)
     torch.testing.assert_close(found - found[:, :1], -2 * (likely - likely[:, :1]), atol=1e-7, rtol=1e-7)
 
@@ -149,4 +149,4 @@ def test_impossible_heads_are_refused() -> None:
         Gaussian("oas", pooling=0.5)
     shots = ClassFeatures.group(rows(4, 6), torch.tensor([0, 0, 1, 1]), 2)
     with pytest.raises(ValueError, match="share"):
-        gaussian.linear(shots, gaussian.fecam(1.0, 0.0))
+        gaussian.linear_weights(shots, gaussian.fecam_gaussian(1.0, 0.0))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.gda import GDAOptions, gaussian_part
+from dca.methods.gda import GDAOptions, gaussian_weights
 from dca.methods.shared import gaussian as module
-from dca.methods.shared.gaussian import left_out_logits, left_out_scores
+from dca.methods.shared.gaussian import held_out_logits, held_out_scores
 
 
 def drawn(counts: tuple[int, ...], V: int, D: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -30,11 +30,11 @@ def drawn(counts: tuple[int, ...], V: int, D: int, seed: int = 0) -> tuple[Tenso
 
 
 def refitted(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
-    """Each image under `gaussian_part` of all the others; the score of a class without images is -inf."""
+    """Each image under `gaussian_weights` of all the others; the score of a class without images is -inf."""
     V, out = rows.shape[1], []
     for i in range(len(rows)):
         rest = torch.arange(len(rows)) != i
-        W, b = gaussian_part(rows[rest].flatten(0, 1), labels[rest].repeat_interleave(V), classes, GDAOptions())
+        W, b = gaussian_weights(rows[rest].flatten(0, 1), labels[rest].repeat_interleave(V), classes, GDAOptions())
         scores = W @ queries[i] + b
         missing = torch.bincount(labels[rest], minlength=classes) == 0
         out.append(scores.masked_fill(missing, -torch.inf))
@@ -50,24 +50,24 @@ def test_scores_equal_a_refit_without_the_image(counts: tuple[int, ...], V: int,
     """Unbalanced classes, classes of one image, several views, more and fewer rows than dimensions."""
     rows, labels, queries, _ = drawn(counts, V, D, seed)
     expected = refitted(rows, labels, queries, len(counts))
-    got = left_out_scores(rows, labels, queries, len(counts))
+    got = held_out_scores(rows, labels, queries, len(counts))
     torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-8)
 
 
 def test_logits_are_those_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels, queries, text = drawn((3, 1, 2), 2, 6)
     expected = 30.0 * queries @ text.T + 0.5 * refitted(rows, labels, queries, 3)
-    got = left_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.5)
+    got = held_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.5)
     torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-8)
-    monkeypatch.setattr(module, "NUMBERS", 1)  # one image at a time
-    torch.testing.assert_close(left_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.5), got)
+    monkeypatch.setattr(module, "MAX_VALUES", 1)  # one image at a time
+    torch.testing.assert_close(held_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.5), got)
 
 
 @pytest.mark.parametrize(("counts", "V"), [((4, 2, 3), 1), ((2, 1, 3), 3)])
 def test_repair_measures_the_own_class_like_a_new_image(counts: tuple[int, ...], V: int) -> None:
     """½ fᵀPf is common to all classes, so the score of the own class grows by ½ d² / k² for k images."""
     rows, labels, queries, _ = drawn(counts, V, 6)
-    plain, got = (left_out_scores(rows, labels, queries, 3, repair=repair) for repair in (False, True))
+    plain, got = (held_out_scores(rows, labels, queries, 3, corrected=repair) for repair in (False, True))
     for i, y in enumerate(labels.tolist()):
         rest = torch.arange(len(rows)) != i
         x, c = rows[rest].flatten(0, 1), labels[rest].repeat_interleave(V)
@@ -84,13 +84,13 @@ def test_repair_measures_the_own_class_like_a_new_image(counts: tuple[int, ...],
 
 def test_without_the_gaussian_part_only_text_counts() -> None:
     rows, labels, queries, text = drawn((2, 1), 1, 6)
-    got = left_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.0)
+    got = held_out_logits(rows, labels, queries, text, tau=30.0, alpha=0.0)
     torch.testing.assert_close(got, 30.0 * queries @ text.T)
 
 
 def test_an_image_alone_in_its_class_has_no_score_for_it() -> None:
     rows, labels, queries, _ = drawn((3, 1, 2), 2, 6)
-    scores = left_out_scores(rows, labels, queries, 3)
+    scores = held_out_scores(rows, labels, queries, 3)
     alone = labels == 1
     assert scores[alone, 1].tolist() == [-torch.inf]
     assert torch.isfinite(scores[alone][:, [0, 2]]).all()
@@ -102,4 +102,4 @@ def test_no_variation_is_left_without_the_image(counts: tuple[int, ...]) -> None
     """Then Σ̂ is the identity, as in a refit."""
     rows, labels, queries, _ = drawn(counts, 1, 6)
     expected = refitted(rows, labels, queries, 3)
-    torch.testing.assert_close(left_out_scores(rows, labels, queries, 3), expected, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(held_out_scores(rows, labels, queries, 3), expected, atol=1e-8, rtol=1e-8)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.methods.base import Problem
-from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_part
-from dca.methods.shared.frozen import tempered_log_loss
+from dca.methods.gda import ALPHAS, GDA, GDAOptions, gaussian_weights
+from dca.methods.shared.frozen_features import log_loss_at_best_scale
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from oracles.images import Images
@@ -28,7 +28,7 @@ def build(clip: CLIP, images: Images, shots: int = 3, **options: object) -> GDA:
 def test_nothing_is_trained_and_51300_numbers_are_stored_on_vit_b_16() -> None:
     assert parameter_count(GDA) == 0
     features, labels = torch.randn(200, 512), torch.arange(200) % 100
-    W, b = gaussian_part(features, labels, 100, GDAOptions())
+    W, b = gaussian_weights(features, labels, 100, GDAOptions())
     assert W.numel() + b.numel() == 51300
 
 
@@ -132,9 +132,9 @@ def test_log_loss_at_its_best_temperature() -> None:
     z = 5 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     y = (z + 8 * torch.randn(40, 4, generator=torch.Generator().manual_seed(1))).argmax(dim=1)
     least = min(float(F.cross_entropy(t * z, y)) for t in torch.logspace(-4, 2, 4000))
-    assert tempered_log_loss(z, y) == pytest.approx(least, abs=1e-5)
-    assert tempered_log_loss(100 * z + 3, y) == pytest.approx(least, abs=1e-5)
-    assert tempered_log_loss(-z, y) == pytest.approx(math.log(4), abs=0.01)  # worse than nothing: t goes to 0
+    assert log_loss_at_best_scale(z, y) == pytest.approx(least, abs=1e-5)
+    assert log_loss_at_best_scale(100 * z + 3, y) == pytest.approx(least, abs=1e-5)
+    assert log_loss_at_best_scale(-z, y) == pytest.approx(math.log(4), abs=0.01)  # worse than nothing: t goes to 0
 
 
 def test_leave_one_out_of_classes_with_one_image_falls_back_to_the_shots(clip: CLIP) -> None:
@@ -160,8 +160,8 @@ def test_a_rotation_of_the_features_changes_nothing() -> None:
     x = F.normalize(torch.randn(30, 12, generator=generator, dtype=torch.float64), dim=-1)
     Q = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.float64))[0]
     y = torch.arange(30) % 3
-    W, b = gaussian_part(x, y, 3, GDAOptions())
-    turned, bias = gaussian_part(x @ Q, y, 3, GDAOptions())
+    W, b = gaussian_weights(x, y, 3, GDAOptions())
+    turned, bias = gaussian_weights(x @ Q, y, 3, GDAOptions())
     torch.testing.assert_close(turned, W @ Q)
     torch.testing.assert_close(bias, b)
 
@@ -171,5 +171,5 @@ def test_the_crop_range_reaches_the_views(clip: CLIP) -> None:
     wide, narrow = (build(clip, images, views=2, alpha=1.0, crop_low=low) for low in (0.08, 0.5))
     assert not torch.allclose(wide.weight, narrow.weight, atol=1e-3)
     f = F.normalize(torch.stack([clip.encode_image(images.view(v, 0.5)) for v in range(2)], dim=1), dim=-1)
-    weight, _ = gaussian_part(f.flatten(0, 1), images.labels.repeat_interleave(2), 4, GDAOptions())
+    weight, _ = gaussian_weights(f.flatten(0, 1), images.labels.repeat_interleave(2), 4, GDAOptions())
     torch.testing.assert_close(narrow.weight.double(), weight, rtol=1e-4, atol=1e-4)

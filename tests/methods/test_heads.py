@@ -18,6 +18,7 @@ from dca.methods.base import MAX_BATCH_SIZE, Problem
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian, metric
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import Gaussian
 from dca.methods.shared.heads import (
     CacheHead,
@@ -27,7 +28,6 @@ from dca.methods.shared.heads import (
     PromptHead,
     prompt_logits,
 )
-from dca.methods.shared.shots import ClassFeatures
 from dca.methods.tip_adapter import cache_logits
 from oracles.dca import dense_covariance, dense_distance, probability
 from oracles.images import Images
@@ -64,7 +64,7 @@ def test_unequal_counts_equal_the_dense_inverse(counts: tuple[int, ...], groups:
     """Up to 40 images in 12 dimensions; counts between two powers of two share a group, and folded classes, too."""
     C, M, D = len(counts), 2, 12
     shots, u, f = grouped(counts, D), units(M, C, D, seed=1), units(4, D, seed=2)
-    head = MahalanobisHead.of(u, shots, FAMILY, tau=20.0, center=center)
+    head = MahalanobisHead.from_text(u, shots, FAMILY, tau=20.0, center=center)
     assert len(head.groups) == groups
     got, labels = head.distances(f), shots.labels()
     for m, c, n in itertools.product(range(M), range(C), range(4)):
@@ -86,9 +86,9 @@ def test_float32_heads_are_exact_to_rounding() -> None:
     C, K, M, D = 40, 16, 4, 512
     u, f = units(M, C, D, seed=1, spread=2.0), units(20, D, seed=2)
     shots = grouped((K,) * C, D)
-    exact = MahalanobisHead.of(u, shots, gaussian.dca(500.0, 500.0, K), tau=100.0)
+    exact = MahalanobisHead.from_text(u, shots, gaussian.dca_gaussian(500.0, 500.0, K), tau=100.0)
     rough = ClassFeatures(shots.features.float(), shots.counts)
-    head = MahalanobisHead.of(u.float(), rough, gaussian.dca(500.0, 500.0, K), tau=100.0)
+    head = MahalanobisHead.from_text(u.float(), rough, gaussian.dca_gaussian(500.0, 500.0, K), tau=100.0)
     assert head.weight.dtype == torch.float32
     torch.testing.assert_close(head(f.float()).double(), exact(f), atol=1e-5, rtol=0)
 
@@ -98,9 +98,9 @@ def test_one_large_class_is_stored_without_padding(clip: CLIP) -> None:
     problem = Problem(names=tuple(f"class {c}" for c in range(10)), shots=101, seed=1)
     method = DCA.build(clip, problem, DCAOptions())
     method.finish(Images(LOPSIDED))
-    assert method.shot_features.shape == (1018, 16)
+    assert method.train_features.shape == (1018, 16)
     state = method.state_dict()
-    assert sum(state[name].nbytes for name in ("shot_features", "shot_counts")) < 1.01 * 1018 * 16 * 4 + 80
+    assert sum(state[name].nbytes for name in ("train_features", "train_counts")) < 1.01 * 1018 * 16 * 4 + 80
     other = DCA.build(clip, problem, DCAOptions())
     other.restore(state)
     f = method.encode(Images((2,)).pixels)
@@ -113,26 +113,26 @@ def test_one_large_class_does_not_pad_the_others_in_memory() -> None:
     padded = 10 * 1000 * D
     limit = 1.1 * M * 1018 * D
     assert limit < padded / 4
-    assert largest(lambda: MahalanobisHead.of(u, shots, FAMILY, tau=20.0)(f)) <= limit
-    assert largest(lambda: ClassPrecisions.of(shots, FAMILY, torch.float32)) <= limit
-    table = ClassPrecisions.of(shots, FAMILY, torch.float32)
+    assert largest(lambda: MahalanobisHead.from_text(u, shots, FAMILY, tau=20.0)(f)) <= limit
+    assert largest(lambda: ClassPrecisions.from_features(shots, FAMILY, torch.float32)) <= limit
+    table = ClassPrecisions.from_features(shots, FAMILY, torch.float32)
     assert len(table.rows) <= D + 9 + 1
 
 
 def test_classes_with_one_image_share_the_rows_of_one_covariance() -> None:
     C, D, M = 50, 16, 2
     shots, u = grouped((1,) * C, D), units(M, C, D, seed=1)
-    head = MahalanobisHead.of(u, shots, FAMILY, tau=20.0)
+    head = MahalanobisHead.from_text(u, shots, FAMILY, tau=20.0)
     assert head.weight.shape == (D, M * (D + 1) + M * C)
-    table = ClassPrecisions.of(shots, FAMILY, torch.float64)
+    table = ClassPrecisions.from_features(shots, FAMILY, torch.float64)
     assert len(table.rows) == D + 1
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3), (1, 4, 2, 1, 40)])
 def test_the_distances_of_a_training_step_are_those_of_the_head(counts: tuple[int, ...]) -> None:
     shots, u, f = grouped(counts, 12), units(2, len(counts), 12, seed=1), units(4, 12, seed=2)
-    table = ClassPrecisions.of(shots, FAMILY, torch.float64)
-    head = MahalanobisHead.of(u, shots, FAMILY, tau=20.0, center="visual")
+    table = ClassPrecisions.from_features(shots, FAMILY, torch.float64)
+    head = MahalanobisHead.from_text(u, shots, FAMILY, tau=20.0, center="visual")
     logits = prompt_logits(f, u, tau=20.0, metric_name="mahalanobis", precisions=table)
     torch.testing.assert_close(logits.transpose(0, 1), head.logits(f), rtol=1e-8, atol=1e-9)
     delta = units(6, 12, seed=3)
@@ -140,7 +140,7 @@ def test_the_distances_of_a_training_step_are_those_of_the_head(counts: tuple[in
     own = torch.stack(
         [table.distances(d[None], torch.zeros_like(u))[0, y, 0] for d, y in zip(delta, labels, strict=True)]
     )
-    torch.testing.assert_close(metric.quadratic(table[labels], delta), own)
+    torch.testing.assert_close(metric.quadratic_form(table[labels], delta), own)
     with pytest.raises(ValueError, match="needs precisions"):
         prompt_logits(f, u, tau=20.0, metric_name="mahalanobis")
 
@@ -152,7 +152,7 @@ def test_the_cache_sums_the_keys_of_each_class(counts: tuple[int, ...], alpha: f
     labels = torch.arange(C).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
     keys, text, f = units(len(labels), D, seed=1), units(C, D, seed=2), units(5, D, seed=3)
-    head = CacheHead.of(text, keys, labels, 20.0, alpha, 2.5)
+    head = CacheHead.from_keys(text, keys, labels, 20.0, alpha, 2.5)
     expected = 20.0 * f @ text.T + alpha * cache_logits(f @ keys.T, labels, C, 2.5)
     torch.testing.assert_close(head.logits(f), expected)
     torch.testing.assert_close(head(f), expected.softmax(-1))
@@ -162,7 +162,7 @@ def test_linear_and_prompt_heads_fold_the_scale_in() -> None:
     f, u = units(4, 8, seed=1), units(3, 5, 8, seed=2)
     torch.testing.assert_close(LinearHead.cosine(u[0], 20.0)(f), (20.0 * f @ u[0].T).softmax(-1))
     expected = prompt_logits(f, u, tau=20.0).softmax(-1).mean(0)
-    torch.testing.assert_close(PromptHead.of(u, 20.0, "cosine")(f), expected)
+    torch.testing.assert_close(PromptHead.from_text(u, 20.0, "cosine")(f), expected)
 
 
 def test_a_sealed_method_computes_no_covariance_again(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.linear_probe import objective, solve
-from dca.methods.shared.logistic import hessian, leave_one_out, restore_balance
+from dca.methods.shared.logistic import full_hessian, leave_one_out, restore_balance
 
 
 def problem(N: int, D: int, C: int = 3, spread: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def test_the_hessian_is_that_of_the_objective() -> None:
 
     flat = torch.cat([W, b[:, None]], dim=1).flatten()
     p = (x @ W.T + b).softmax(dim=-1)
-    found = hessian(F.pad(x, (0, 1), value=1.0), torch.diag_embed(p) - p[:, :, None] * p[:, None, :], 0.7)
+    found = full_hessian(F.pad(x, (0, 1), value=1.0), torch.diag_embed(p) - p[:, :, None] * p[:, None, :], 0.7)
     expected = torch.autograd.functional.hessian(value, flat)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from test_metric import units
 
 from dca.methods.shared import losses, metric
-from dca.methods.shared.gaussian import fecam
+from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.gaussian import fecam_gaussian
 from dca.methods.shared.heads import ClassPrecisions, PromptHead, prompt_logits
-from dca.methods.shared.shots import ClassFeatures
 from oracles import dca as oracle
 
 shapes = {"B": st.integers(1, 5), "C": st.integers(2, 5), "M": st.integers(1, 3), "seed": st.integers(0, 10**6)}
@@ -42,7 +42,7 @@ def test_intra_class_equals_the_literal_sum(form: str, reduction: str, B: int, s
     labels = torch.randint(C, (B,), generator=torch.Generator().manual_seed(seed))
     sigmas = [oracle.dense_covariance(x[c], x[c].mean(0), 600.0, 100.0, True) for c in range(C)]
     expected = oracle.loss_in(f, x.mean(1), sigmas, labels, form, reduction)
-    own = ClassPrecisions.of(shots, fecam(600.0, 100.0), torch.float64)[labels]
+    own = ClassPrecisions.from_features(shots, fecam_gaussian(600.0, 100.0), torch.float64)[labels]
     got = losses.intra_class(f, shots.means()[labels], own, form=form, reduction=reduction)
     assert float(got) == pytest.approx(expected, rel=1e-8)
 
@@ -69,7 +69,7 @@ def test_text_separation_over_all_pairs_given_one_by_one_is_the_same() -> None:
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(2, 20), count=st.integers(1, 50), seed=st.integers(0, 99))
 def test_random_pairs_never_pair_a_text_with_itself(n: int, count: int, seed: int) -> None:
-    pairs = losses.random_pairs(n, count, torch.Generator().manual_seed(seed))
+    pairs = losses.draw_pairs(n, count, torch.Generator().manual_seed(seed))
     assert pairs.shape == (count, 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     assert pairs.min() >= 0
@@ -77,7 +77,7 @@ def test_random_pairs_never_pair_a_text_with_itself(n: int, count: int, seed: in
 
 
 def test_random_pairs_are_unbiased() -> None:
-    pairs = losses.random_pairs(4, 12000, torch.Generator().manual_seed(0))
+    pairs = losses.draw_pairs(4, 12000, torch.Generator().manual_seed(0))
     counts = torch.bincount(4 * pairs[:, 0] + pairs[:, 1], minlength=16).view(4, 4)
     off = counts[~torch.eye(4, dtype=torch.bool)].double()
     assert (off - 1000).abs().max() < 150
@@ -87,7 +87,7 @@ def test_random_pairs_are_unbiased() -> None:
 @given(N=st.integers(1, 4), **{k: shapes[k] for k in ("C", "M", "seed")}, form=st.sampled_from(get_args(metric.Score)))
 def test_probabilities_average_the_prompts(N: int, C: int, M: int, seed: int, form: str) -> None:
     f, u = units(N, 8, seed=seed), units(M, C, 8, seed=seed + 1)
-    got = PromptHead.of(u, 20.0, "euclidean", score=form, eps=1e-6)(f)
+    got = PromptHead.from_text(u, 20.0, "euclidean", score=form, eps=1e-6)(f)
     trained = prompt_logits(f, u, tau=20.0, metric_name="euclidean", score=form, eps=1e-6)
     torch.testing.assert_close(got, trained.softmax(-1).mean(0), rtol=1e-9, atol=1e-12)
     for n in range(N):

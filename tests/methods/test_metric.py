@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from dca.core.errors import UserError
 from dca.methods.shared import metric
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import GAMMAS, Gaussian
 from dca.methods.shared.heads import ClassPrecisions, MahalanobisHead
-from dca.methods.shared.shots import ClassFeatures
 from oracles.dca import dense_covariance, dense_distance
 
 PAIRS = [*sorted(set(GAMMAS.values())), (50.0, 0.0), (5.0, 0.0), (1.0, 1.0 - 1e-3)]
@@ -32,7 +32,7 @@ def mahalanobis_head(
     """x: (C, K, D)."""
     gaussian = Gaussian("additive", gamma1=gammas[0], gamma2=gammas[1], normalize=normalize)
     shots = ClassFeatures(x.flatten(0, 1), torch.full((len(x),), x.shape[1]))
-    return MahalanobisHead.of(u, shots, gaussian, tau=100.0, center=center)
+    return MahalanobisHead.from_text(u, shots, gaussian, tau=100.0, center=center)
 
 
 # For classes with several images, and the γ of those with one.
@@ -76,7 +76,7 @@ def test_unbalanced_classes_use_their_own_or_the_pooled_covariance(center: str) 
     labels = torch.tensor(counts).cumsum(0).new_tensor([0] * 4 + [1] + [2] * 2 + [3])
     u, f = units(M, 4, D, seed=5), units(3, D, seed=6)
     shots = ClassFeatures.group(features, labels, 4)
-    got = MahalanobisHead.of(u, shots, UNEQUAL, tau=1.0, center=center).distances(f)
+    got = MahalanobisHead.from_text(u, shots, UNEQUAL, tau=1.0, center=center).distances(f)
     for m, c in itertools.product(range(M), range(4)):
         mine = features[labels == c]
         if counts[c] > 1:
@@ -93,9 +93,9 @@ def test_class_covariances_of_l_in_equal_the_dense_ones() -> None:
     counts, D = [4, 1, 2, 1], 16
     labels = torch.tensor([0] * 4 + [1] + [2] * 2 + [3])
     features = units(sum(counts), D, seed=7)
-    table = ClassPrecisions.of(ClassFeatures.group(features, labels, 4), UNEQUAL, torch.float64)
+    table = ClassPrecisions.from_features(ClassFeatures.group(features, labels, 4), UNEQUAL, torch.float64)
     delta = units(4, D, seed=8)
-    got = metric.quadratic(table[torch.arange(4)], delta)
+    got = metric.quadratic_form(table[torch.arange(4)], delta)
     for c in range(4):
         mine, gammas = (features[labels == c], (600.0, 100.0)) if counts[c] > 1 else (features, (500.0, 300.0))
         sigma = dense_covariance(mine, mine.mean(0), *gammas, True)
@@ -121,7 +121,7 @@ def test_shrinkage_is_positive_definite_whenever_gamma1_exceeds_gamma2(
     U = metric.class_rows(x[None], torch.tensor([K]))
     form = metric.precision(U, gamma2 + more, gamma2)
     delta = units(D, seed=seed + 1)[None]
-    assert metric.quadratic(form, delta)[0] > 0
+    assert metric.quadratic_form(form, delta)[0] > 0
     sigma = dense_covariance(x, x.mean(0), gamma2 + more, gamma2, True)
     torch.testing.assert_close(sigma.diagonal(), torch.ones(D, dtype=x.dtype))
     assert torch.linalg.eigvalsh(sigma)[0] > 0
@@ -205,8 +205,8 @@ def test_an_indefinite_class_far_down_the_list_is_named_by_its_own_number() -> N
 
 def test_scores_by_hand() -> None:
     d = torch.tensor([0.5, 1.0])
-    torch.testing.assert_close(metric.scores(d, 100.0, 0.0), torch.tensor([200.0, 100.0]))
-    torch.testing.assert_close(metric.scores(d, 100.0, 0.0, "negative"), torch.tensor([-25.0, -50.0]))
+    torch.testing.assert_close(metric.softmax_inputs(d, 100.0, 0.0), torch.tensor([200.0, 100.0]))
+    torch.testing.assert_close(metric.softmax_inputs(d, 100.0, 0.0, "negative"), torch.tensor([-25.0, -50.0]))
 
 
 def test_stored_statistics_of_imagenet_stay_below_40_mb() -> None:

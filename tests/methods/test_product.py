@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dca.methods.blend import Worth, product, weigh
+from dca.methods.blend import BlendWeights, fit_blend_weights, multiply_probabilities
 
 C = 4
 
@@ -65,7 +65,7 @@ def test_the_weights_have_the_least_loss_on_images_that_were_left_out(seed: int)
     alone, before = least(lambda a: loss(a, 0.0))
     b, after = least(lambda b: least(lambda a: loss(a, b))[1])
     a, _ = least(lambda a: loss(a, b))
-    found = weigh(p, q, y)
+    found = fit_blend_weights(p, q, y)
     each = [losses(literal(p[rest], q[rest], *s), y[rest]) for s in ((alone, 0.0), (a, b))]
     gains = each[0] - each[1]
     mean = (weights * gains).sum()
@@ -73,19 +73,19 @@ def test_the_weights_have_the_least_loss_on_images_that_were_left_out(seed: int)
     if abs(mean - error) < 1e-5:
         return
     if mean < error:
-        assert found == Worth()
+        assert found == BlendWeights()
         return
     assert [found.first, found.second] == pytest.approx([a, b], abs=1e-3)
     assert found.loss == pytest.approx(before - after, abs=1e-6)
-    blended = product(p, q, found)
+    blended = multiply_probabilities(p, q, found)
     np.testing.assert_allclose(blended[rest], literal(p[rest], q[rest], found.first, found.second), atol=1e-12)
     assert np.isnan(blended[[7, 11]]).all()
 
 
 def test_noise_is_left_out_and_knowledge_is_taken_in() -> None:
     """A worthless model passes about once in 13 times, and one that knows as much as the first nearly always."""
-    noise = [weigh(*drawn(160, seed, 2.0, 0.0)).second for seed in range(200)]
-    knowledge = [weigh(*drawn(160, seed, 2.0, 2.0)) for seed in range(40)]
+    noise = [fit_blend_weights(*drawn(160, seed, 2.0, 0.0)).second for seed in range(200)]
+    knowledge = [fit_blend_weights(*drawn(160, seed, 2.0, 2.0)) for seed in range(40)]
     assert np.mean(np.array(noise) > 0) < 0.15
     assert all(worth.second > 0 for worth in knowledge)
     assert np.mean([worth.points for worth in knowledge]) > 0.03
@@ -93,13 +93,13 @@ def test_noise_is_left_out_and_knowledge_is_taken_in() -> None:
 
 def test_a_model_without_predictions_has_no_weight() -> None:
     p, q, y = drawn(12, 0, 2.0, 2.0)
-    assert weigh(p, np.full_like(q, np.nan), y) == Worth()
-    assert weigh(p, np.full_like(q, 1 / C), y) == Worth(), "it says nothing"
+    assert fit_blend_weights(p, np.full_like(q, np.nan), y) == BlendWeights()
+    assert fit_blend_weights(p, np.full_like(q, 1 / C), y) == BlendWeights(), "it says nothing"
 
 
 def test_probabilities_of_zero_are_no_end() -> None:
     p, q, y = drawn(40, 0, 2.0, 3.0)
     q = np.eye(C)[q.argmax(axis=1)]
-    found = weigh(p, q, y)
+    found = fit_blend_weights(p, q, y)
     assert found.second > 0
-    assert np.isfinite(product(p, q, found)).all()
+    assert np.isfinite(multiply_probabilities(p, q, found)).all()

@@ -8,7 +8,7 @@ from dca.backbones.clip import CLIP
 from dca.backbones.clip.model import compute_digest
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
-from dca.methods.prolip import ProLIP, ProLIPOptions, strength_of
+from dca.methods.prolip import ProLIP, ProLIPOptions, penalty_strength
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
 from dca.training.loop import Trainer
@@ -86,7 +86,7 @@ def test_a_fit_equals_adam_over_all_images_with_a_falling_rate(clip: CLIP) -> No
 
 @pytest.mark.parametrize(("rule", "shots", "expected"), [("1/N", 4, 0.25), ("1/N^2", 4, 0.0625), ("1/N", 1, 1.0)])
 def test_the_penalty_falls_with_the_shots(clip: CLIP, rule: str, shots: int, expected: float) -> None:
-    assert strength_of(rule, shots) == expected  # type: ignore[arg-type]
+    assert penalty_strength(rule, shots) == expected  # type: ignore[arg-type]
     method, _ = prepared(clip, Images((1, 1, 1, 1)), shots, rule=rule)
     assert method.options.strength == expected
     assert prepared(clip, Images((1, 1, 1, 1)), shots, rule=rule, strength=0.3)[0].options.strength == 0.3
@@ -104,7 +104,7 @@ def test_a_step_takes_all_images_and_one_view_of_each(clip: CLIP) -> None:
 def test_before_the_first_step_it_is_zero_shot(clip: CLIP) -> None:
     images = Images((1, 1, 1, 1))
     method, batch = prepared(clip, images)
-    plain = ZeroShot.of(clip, method.problem)
+    plain = ZeroShot.for_problem(clip, method.problem)
     got = method.build_head().classify(method.encode(images.pixels)).detach()
     torch.testing.assert_close(got, plain.classify(plain.encode(images.pixels)))
     assert float(method.step(batch).terms["near_clip"].detach()) == 0

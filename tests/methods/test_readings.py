@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
-from dca.methods.dca import DCA, OWN_GAMMAS, POINTS, READINGS, DCAOptions, Reading, decided_by, markdown
-from dca.methods.shared.gaussian import GAMMAS, gammas
+from dca.methods.dca import DCA, OPEN_POINTS, OWN_GAMMAS, READINGS, DCAOptions, Reading, reading_options, readings_table
+from dca.methods.shared.gaussian import GAMMAS, paper_gammas
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -57,7 +57,7 @@ def test_printed_tests_with_covariances_about_the_mean_of_the_images(clip: CLIP)
             distances = []
             for c in range(4):
                 own = x[images.labels == c]
-                sigma = oracle.dense_covariance(own, own.mean(0), *gammas(3), True)
+                sigma = oracle.dense_covariance(own, own.mean(0), *paper_gammas(3), True)
                 distances.append(float(oracle.dense_distance(sigma, f[n], u[m, c])))
             mean += torch.tensor(oracle.probability(distances, clip.tau, 1e-6, "inverse")) / 4
         torch.testing.assert_close(got[n].double(), mean, atol=1e-5, rtol=1e-4)
@@ -82,18 +82,18 @@ def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tup
 
 def test_every_open_point_is_what_a_fit_takes() -> None:
     assert get_args(Reading) == READINGS
-    assert set(decided_by("own")) == {"center", "gammas", "intra_reduction", "separation_reduction"}
+    assert set(reading_options("own")) == {"center", "gammas", "intra_reduction", "separation_reduction"}
     for reading in READINGS:
         chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
-        for point in POINTS:
+        for point in OPEN_POINTS:
             assert getattr(chosen, point.option) == point.value(reading), (reading, point.option)
 
 
 def test_the_docs_and_the_command_name_every_open_point(dca: Any) -> None:
-    assert markdown() in (ROOT / "docs" / "math.md").read_text(encoding="utf-8")
+    assert readings_table() in (ROOT / "docs" / "math.md").read_text(encoding="utf-8")
     shown = " ".join(dca("methods", "show", "dca").out.split())
-    for point in POINTS:
+    for point in OPEN_POINTS:
         assert f"{point.option}: {point.values}. The paper: {point.paper}. Why: {point.why}." in shown
     assert "center: text / visual / visual" in shown
     (lines,) = json.loads(dca("methods", "show", "dca", "--json").out)["explanations"].values()
-    assert len(lines) == len(POINTS) + 1
+    assert len(lines) == len(OPEN_POINTS) + 1

@@ -24,7 +24,7 @@ def test_left_out_predictions_are_those_of_a_refit(shape: tuple[int, int], stren
     groups[[1, 4, 5]] = 1
     ridge = Ridge(z, labels, 4, strength)
     torch.testing.assert_close(ridge.coefficients, solved(z, labels, 4, strength), atol=1e-8, rtol=1e-8)
-    held = ridge.left_out(groups)
+    held = ridge.held_out(groups)
     for i in range(len(z)):
         kept = groups != groups[i]
         torch.testing.assert_close(held[i], z[i] @ solved(z[kept], labels[kept], 4, strength), atol=1e-8, rtol=1e-8)

@@ -8,7 +8,7 @@ import pytest
 
 from dca import Classifier, Spec
 from dca.methods.registry import DEFAULT_METHOD, get_method
-from dca.methods.summary import mean_accuracy, measured, table
+from dca.methods.summary import load_measurements, markdown_table, mean_accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,11 +33,13 @@ def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> No
         "python scripts/method_table.py --results study/results/study.jsonl",
     )
     assert table == script.pages.read_part(script.STUDY), f"run: {command}"
-    assert script.measured_accuracies(script.load_specification(study), results) == measured(), f"run: {command}"
+    assert script.measured_accuracies(script.load_specification(study), results) == load_measurements(), (
+        f"run: {command}"
+    )
 
 
 def test_a_row_says_what_a_method_learns_and_from_what() -> None:
-    text = table([get_method("gda"), get_method("linear_probe"), get_method("clap"), get_method("dca")])
+    text = markdown_table([get_method("gda"), get_method("linear_probe"), get_method("clap"), get_method("dca")])
     cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[2:]]
     assert sorted((row[1], row[3], row[5], row[6]) for row in cells) == [
         ("`clap`", "seconds", "frozen features", "51,200"),
@@ -49,9 +51,9 @@ def test_a_row_says_what_a_method_learns_and_from_what() -> None:
 
 
 def test_measured_settings_are_options_of_their_methods() -> None:
-    assert all(mean_accuracy(name) for name in measured()["accuracy"])
+    assert all(mean_accuracy(name) for name in load_measurements()["accuracy"])
     assert mean_accuracy("no such method") is None
-    for name, settings in measured()["settings"].items():
+    for name, settings in load_measurements()["settings"].items():
         get_method(name).parse_options(settings)
 
 

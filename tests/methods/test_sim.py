@@ -89,7 +89,7 @@ def test_no_class_name_is_read(clip: CLIP) -> None:
 def test_a_finished_model_encodes_no_sentence(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images((1, 2, 1, 1))
     method = build(clip, images)
-    monkeypatch.setattr(sim, "class_texts", None)
+    monkeypatch.setattr(sim, "encode_class_texts", None)
     other = SiM.build(clip, method.problem, SiMOptions())
     other.restore(method.state_dict())
     f = method.encode(images.pixels)
@@ -101,7 +101,7 @@ def test_sentences_are_averaged_as_unit_vectors(clip: CLIP) -> None:
     method = SiM.build(clip, Problem(names=CLASSES, shots=1), SiMOptions(templates=two))
     first = imagenet_names()[0]
     unit = F.normalize(clip.encode_text([t.format(first) for t in two]), dim=-1)
-    torch.testing.assert_close(method.sentences()[0], F.normalize(unit.mean(0), dim=-1))
+    torch.testing.assert_close(method.encode_sentences()[0], F.normalize(unit.mean(0), dim=-1))
 
 
 def test_damaged_results_are_named(clip: CLIP) -> None:

@@ -180,6 +180,6 @@ def test_the_finished_model_can_measure_mahalanobis_distances(clip: CLIP) -> Non
     method = build(clip, test_metric="mahalanobis")
     method.finish(images)
     method.build_head()
-    assert method.shot_features.shape == (12, 16)
+    assert method.train_features.shape == (12, 16)
     probabilities = method.classify(method.encode(images.pixels))
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(12))

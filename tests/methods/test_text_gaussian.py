@@ -59,7 +59,7 @@ def make(task: tuple[list[int], int, int, int]) -> TextGaussian:
     y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
     groups = torch.arange(len(y))
     groups[: copies + 1] = 0
-    return TextGaussian.of(unit(len(y), D, seed=seed), y, unit(len(counts), D, seed=seed + 1), groups)
+    return TextGaussian.from_features(unit(len(y), D, seed=seed), y, unit(len(counts), D, seed=seed + 1), groups)
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,8 +68,8 @@ def test_left_out_scores_are_those_of_a_refit_without_the_images(
     task: tuple[list[int], int, int, int], k: float, g: float
 ) -> None:
     source = make(task)
-    assume(source.leaves_out)
-    scores, squares = source.whitened(g).left_out(k, repaired=False)
+    assume(source.can_hold_out)
+    scores, squares = source.whiten(g).held_out(k, corrected=False)
     for i in range(len(source.x)):
         together = (source.groups == source.groups[i]).nonzero()[:, 0].tolist()
         expected, distances = literal(source, together, k, g)
@@ -81,19 +81,19 @@ def test_left_out_scores_are_those_of_a_refit_without_the_images(
 
 def test_the_repair_is_the_ratio_of_two_expected_distances() -> None:
     source = make(([4, 3], 6, 3, 0))
-    model, k = source.whitened(1.0), 2.0
+    model, k = source.whiten(1.0), 2.0
     n = source.counts[source.labels] + k
-    assert torch.allclose(model.repair(k), (n**2 - 1) / n**2)
-    raw, squares = model.left_out(k, repaired=False)
-    repaired, _ = model.left_out(k)
+    assert torch.allclose(model.distance_correction(k), (n**2 - 1) / n**2)
+    raw, squares = model.held_out(k, corrected=False)
+    corrected, _ = model.held_out(k)
     own = source.labels[:, None] == torch.arange(2)
-    assert torch.equal(raw[~own], repaired[~own])
-    assert torch.allclose((repaired - raw)[own], squares[own] / 2 / n**2)
+    assert torch.equal(raw[~own], corrected[~own])
+    assert torch.allclose((corrected - raw)[own], squares[own] / 2 / n**2)
 
 
 def test_the_linear_form_gives_the_scores() -> None:
     source = make(([3, 1, 4], 7, 5, 0))
-    model, x = source.whitened(0.3), unit(9, 7, seed=9)
+    model, x = source.whiten(0.3), unit(9, 7, seed=9)
     W, b = model.linear(1.5)
     distances = model.distances(x, 1.5)
     differences = (x @ W.T + b) + distances / 2  # ½ xᵀ P x, the same for all classes
@@ -102,8 +102,8 @@ def test_the_linear_form_gives_the_scores() -> None:
 
 def test_where_little_can_be_left_out_the_covariance_is_that_about_the_texts() -> None:
     y = torch.tensor([0, 1, 2, 2, 3, 4])
-    source = TextGaussian.of(unit(6, 5, seed=1), y, unit(5, 5, seed=2))
-    assert not source.leaves_out
+    source = TextGaussian.from_features(unit(6, 5, seed=1), y, unit(5, 5, seed=2))
+    assert not source.can_hold_out
     d = source.x - source.moved_text[y]
     values, vectors = source.spectrum
     assert torch.allclose(vectors * values @ vectors.T, d.T @ d / 6)
@@ -117,7 +117,7 @@ def test_left_out_predictions_of_kernel_ridge_are_those_of_a_refit(
     source = make(task)
     C = len(source.text)
     ridge = KernelRidge(source.x, source.labels, C, source.groups, width=2.0)
-    held = ridge.left_out(rho)
+    held = ridge.held_out(rho)
     K = torch.exp(-ridge.rate * (1 - source.x @ source.x.T))
     counts = torch.bincount(source.labels).double()
     omega = len(source.x) / (C * counts[source.labels])
@@ -136,7 +136,7 @@ def test_the_rate_is_the_width_over_the_mean_distance_of_two_images() -> None:
     ridge = KernelRidge(source.x, source.labels, 2, source.groups, width=2.0)
     pairs = [float(1 - a @ b) for i, a in enumerate(source.x) for b in source.x[:i]]
     assert abs(ridge.rate - 2 * len(pairs) / sum(pairs)) < 1e-9
-    assert torch.allclose(ridge.kernel(source.x).diagonal(), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(ridge.kernel_values(source.x).diagonal(), torch.ones(5, dtype=torch.float64))
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,18 +145,18 @@ def test_scores_of_new_images_without_each_image_are_those_of_refits(
     task: tuple[list[int], int, int, int], k: float
 ) -> None:
     source = make((*task[:3], 0))
-    assume(source.leaves_out)
+    assume(source.can_hold_out)
     every, D, C = torch.arange(len(source.x)), source.x.shape[1], len(source.text)
     new = unit(3, D, seed=task[2] + 7)
-    found = source.whitened(1.0).without_each(new, every, k)
+    found = source.whiten(1.0).scores_without_each(new, every, k)
     ridge = KernelRidge(source.x, source.labels, C, source.groups, width=2.0)
-    predicted = ridge.without_each(new, every, 0.3)
+    predicted = ridge.predictions_without_each(new, every, 0.3)
     for i in range(len(source.x)):
         expected = literal(source, [i], k, 1.0, new)[0]
         assert (found[:, i] - expected).abs().max() < 1e-8 * (1 + expected.abs().max())
         rest = every[every != i]
-        K, omega = ridge.kernel(source.x), ridge._root.square()
+        K, omega = ridge.kernel_values(source.x), ridge._root.square()
         lam = 0.3 * torch.linalg.eigvalsh(omega.sqrt()[:, None] * K * omega.sqrt()).mean()
         G = torch.linalg.inv(K[rest][:, rest] + lam * torch.diag(1 / omega[rest]))
-        expected = ridge.kernel(new)[:, rest] @ G @ ridge.targets[rest]
+        expected = ridge.kernel_values(new)[:, rest] @ G @ ridge.targets[rest]
         assert (predicted[:, i] - expected).abs().max() < 1e-8

@@ -13,10 +13,10 @@ from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import Covariance
 from dca.methods.shared.heads import MahalanobisHead
-from dca.methods.shared.shots import ClassFeatures
-from dca.methods.shared.text_methods import TextHead
+from dca.methods.shared.text_feature_methods import TextFeatureMethod
 from oracles import dca as oracle
 from oracles.images import Images
 
@@ -24,10 +24,10 @@ CLASSES = ("cat", "dog", "a photo", "x")
 HELPED = ["clip_lora", "clip_svd", "coop", "dapt", "lamm", "maple", "promptsrc", "tcp", "two_sfs", "vpt"]
 
 
-def build(clip: CLIP, name: str, **options: Any) -> TextHead:
+def build(clip: CLIP, name: str, **options: Any) -> TextFeatureMethod:
     kind = get_method(name)
     method = kind.build(clip, Problem(names=CLASSES, shots=3, seed=1), kind.Options(**options))
-    assert isinstance(method, TextHead)
+    assert isinstance(method, TextFeatureMethod)
     return method
 
 
@@ -44,7 +44,7 @@ def test_dcas_losses_join_those_of_the_method(clip: CLIP, name: str) -> None:
     if "alpha_in" in weights:
         x = F.normalize(clip.encode_image(images.pixels).double(), dim=-1)
         own = [x[images.labels == c] for c in range(len(CLASSES))]
-        sigmas = [oracle.dense_covariance(rows, rows.mean(0), *gaussian.gammas(3), True) for rows in own]
+        sigmas = [oracle.dense_covariance(rows, rows.mean(0), *gaussian.paper_gammas(3), True) for rows in own]
         centers = torch.stack([rows.mean(0) for rows in own])
         f = method.encode(images.pixels).detach().double()  # at first dropout meets a product that is zero
         expected["in"] = 0.7 * oracle.loss_in(f, centers, sigmas, images.labels, "mahalanobis", "element")
@@ -85,7 +85,7 @@ def test_distances_to_text_equal_the_dense_ones(clip: CLIP, covariance: str, cou
     pooled = within.T @ within / (len(x) - 1)
     D = x.shape[1]
     for c in range(4):
-        own, middle, gammas = x[images.labels == c], means[c], gaussian.gammas(3)
+        own, middle, gammas = x[images.labels == c], means[c], gaussian.paper_gammas(3)
         if covariance != "class":
             rho = {"gda": 0.0, "ledoit_wolf": gaussian.ledoit_wolf(within), "oas": gaussian.oas(within)}[covariance]
             flat = pooled.trace() / D * torch.eye(D, dtype=x.dtype)
@@ -93,7 +93,7 @@ def test_distances_to_text_equal_the_dense_ones(clip: CLIP, covariance: str, cou
             sigma = sigma / torch.outer(sigma.diagonal().sqrt(), sigma.diagonal().sqrt())
         else:
             if len(own) == 1:
-                own, middle, gammas = x, x.mean(0), gaussian.gammas(1)
+                own, middle, gammas = x, x.mean(0), gaussian.paper_gammas(1)
             sigma = oracle.dense_covariance(own, middle, *gammas, True)
         for n, f in enumerate(x):
             expected = oracle.dense_distance(sigma, f, method.text_features[c].double())

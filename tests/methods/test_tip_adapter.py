@@ -11,7 +11,7 @@ from dca.methods import tip_adapter
 from dca.methods.base import Problem
 from dca.methods.dca import PAPER_TABLE as DATASETS
 from dca.methods.summary import parameter_count
-from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, grid, settings
+from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_logits, search_grid, search_ranges
 from oracles.frozen import dot, mean_of, softmax, unit
 from oracles.images import Images
 
@@ -53,7 +53,7 @@ def test_the_cache_is_the_product_with_one_hot_labels() -> None:
 
 
 def test_the_grid_starts_at_a_tenth_and_leaves_its_end_out() -> None:
-    values = grid(7.0, 200)
+    values = search_grid(7.0, 200)
     assert len(values) == 200
     assert values[0] == 0.1
     assert values[-1] == pytest.approx(7.0 - 6.9 / 200)
@@ -62,9 +62,9 @@ def test_the_grid_starts_at_a_tenth_and_leaves_its_end_out() -> None:
 def test_published_values_are_there_for_the_eleven_datasets() -> None:
     assert tip_adapter.PAPER_TABLE.keys() == DATASETS.keys()
     flowers = Problem(names=CLASSES, shots=1, dataset="oxford_flowers")
-    assert settings(flowers, "paper") == (10.0, 50.0, 50.0)
-    assert settings(flowers, "strict") == tip_adapter.MEDIANS
-    assert settings(Problem(names=CLASSES, shots=1, dataset="mine"), "paper") == tip_adapter.MEDIANS
+    assert search_ranges(flowers, "paper") == (10.0, 50.0, 50.0)
+    assert search_ranges(flowers, "strict") == tip_adapter.MEDIANS
+    assert search_ranges(Problem(names=CLASSES, shots=1, dataset="mine"), "paper") == tip_adapter.MEDIANS
 
 
 def test_without_validation_images_the_first_values_stay(clip: CLIP) -> None:

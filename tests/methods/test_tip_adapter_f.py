@@ -64,10 +64,10 @@ def test_before_the_first_step_it_is_tip_adapter(clip: CLIP) -> None:
 
 
 def test_a_batch_holds_one_view_of_each_image_and_all_views_occur(clip: CLIP) -> None:
-    from dca.methods.shared.frozen import one_view
+    from dca.methods.shared.frozen_features import draw_unit_view
 
     inputs = torch.eye(4).expand(64, 4, 4)  # view v of every image is the v-th unit vector
-    drawn = one_view(Batch(inputs, torch.zeros(64, dtype=torch.int64), seeds.generator(0, "draw")))
+    drawn = draw_unit_view(Batch(inputs, torch.zeros(64, dtype=torch.int64), seeds.generator(0, "draw")))
     assert drawn.shape == (64, 4)
     assert (drawn.sum(dim=0) > 4).all()
     assert (drawn.sum(dim=1) == 1).all()

@@ -13,7 +13,7 @@ from dca.backbones.clip.blocks import Residual
 from dca.backbones.clip.weights import build_without_weights
 from dca.core.errors import UserError
 from dca.methods.base import Problem
-from dca.methods.shared.gaussian import gammas
+from dca.methods.shared.gaussian import paper_gammas
 from dca.methods.summary import parameter_count
 from dca.methods.vpt import SIZES, VPT, VPTOptions
 from dca.methods.zero_shot import ZeroShot
@@ -228,7 +228,7 @@ def test_mahalanobis_probabilities_equal_the_equations(clip: CLIP, center: str, 
         for c in range(len(CLASSES)):
             own = x[images.labels == c]
             middle = t[c] if center == "text" else own.mean(0)
-            sigma = slow.dense_covariance(own, middle, *gammas(3), True)
+            sigma = slow.dense_covariance(own, middle, *paper_gammas(3), True)
             distances.append(float(slow.dense_distance(sigma, row, t[c])))
         expected = torch.tensor(slow.probability(distances, clip.tau, 1e-6, "inverse"))
         torch.testing.assert_close(got[n], expected, atol=1e-5, rtol=1e-4)
@@ -246,13 +246,13 @@ def test_euclidean_probabilities_equal_the_equations(clip: CLIP) -> None:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_shots_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
+def test_training_features_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
     images = Images((2, 3, 1, 2))
     cosine, covariance = build(clip), build(clip, test_metric="mahalanobis")
     for method, shape in [(cosine, (0, 16)), (covariance, (8, 16))]:
         method.finish(images)
         method.build_head()
-        assert method.shot_features.shape == shape
+        assert method.train_features.shape == shape
         twin = build(clip, test_metric=method.options.test_metric)
         twin.restore(method.state_dict())
         f = method.encode(images.pixels)
@@ -260,7 +260,7 @@ def test_shots_are_stored_only_for_covariances_and_checked(clip: CLIP) -> None:
     for one, other in [(cosine, covariance), (covariance, cosine)]:
         with pytest.raises(UserError, match="not those of a 'vpt' model") as caught:
             one.restore(other.state_dict())
-        assert any("shot_" in line for line in caught.value.details)
+        assert any("train_" in line for line in caught.value.details)
     state = {**cosine.state_dict(), "text_features": torch.ones(3, 16)}
     with pytest.raises(UserError) as caught:
         cosine.restore(state)

@@ -7,7 +7,7 @@ import pytest
 from dca.backbones.clip import CLIP
 from dca.methods.base import Problem
 from dca.methods.registry import get_method
-from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
+from dca.methods.shared.frozen_features import SEVEN_TEMPLATES, encode_class_texts, unit_mean
 from dca.methods.zero_shot import ZeroShot, ZeroShotOptions
 from oracles.frozen import dot, mean_of, softmax, unit
 from oracles.images import Images
@@ -30,7 +30,7 @@ def written(clip: CLIP, templates: tuple[str, ...]) -> list[list[float]]:
     [
         ({}, (OWN,)),
         ({"templates": ("a {}.", "two {}, or more.")}, ("a {}.", "two {}, or more.")),
-        ({"ensemble": "seven"}, SEVEN),
+        ({"ensemble": "seven"}, SEVEN_TEMPLATES),
         ({"ensemble": "seven", "templates": ("a {}.",)}, ("a {}.",)),
     ],
 )
@@ -65,15 +65,15 @@ def test_methods_beside_zero_shot_have_its_sentences_and_on_imagenet_an_ensemble
 
 
 def test_the_published_ensembles(clip: CLIP) -> None:
-    assert len(SEVEN) == 7
+    assert len(SEVEN_TEMPLATES) == 7
     assert len(get_method("clap").imagenet_templates) == 8  # type: ignore[attr-defined]
     problem = Problem(names=CLASSES, shots=1, template=OWN)
-    assert class_texts(clip, problem).shape == (1, 3, clip.config.embed_dim)
+    assert encode_class_texts(clip, problem).shape == (1, 3, clip.config.embed_dim)
 
 
 def test_its_predictions_are_held_out_as_they_are(clip: CLIP) -> None:
     images = Images((2, 1, 1))
-    method = ZeroShot.of(clip, Problem(names=CLASSES, shots=1))
+    method = ZeroShot.for_problem(clip, Problem(names=CLASSES, shots=1))
     expected = method.classify(method.encode(images.pixels)).detach().double().numpy()
     method.temperature = 3.0
     held = method.predict_held_out(images)

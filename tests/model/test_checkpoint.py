@@ -209,17 +209,17 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
     [
         (set_to("text_features", nan), "text_features: holds NaN"),
         (set_to("visual.tokens", nan), "visual.tokens: holds NaN"),
-        (set_to("shot_features", lambda t: t / 0), "shot_features: holds NaN or infinite"),
+        (set_to("train_features", lambda t: t / 0), "train_features: holds NaN or infinite"),
         (set_to("text_features", lambda t: t[:, 1:]), "text_features: shape (4, 9, 16), expected (4, 10, 16)"),
         (set_to("visual.tokens", lambda t: t[1:]), "visual.tokens: shape (15, 32), expected (16, 32)"),
-        (set_to("shot_counts", lambda t: t * 0), "shot_counts"),
-        (set_to("shot_counts", lambda t: t + 100), "shot_features: shape (20, 16), expected (1020, 16)"),
-        (set_to("shot_counts", lambda t: t.float()), "shot_counts: type torch.float32, expected torch.int64"),
+        (set_to("train_counts", lambda t: t * 0), "train_counts"),
+        (set_to("train_counts", lambda t: t + 100), "train_features: shape (20, 16), expected (1020, 16)"),
+        (set_to("train_counts", lambda t: t.float()), "train_counts: type torch.float32, expected torch.int64"),
         (set_to("text_features", lambda t: t.double()), "text_features: type torch.float64"),
         (set_to("text_features", lambda t: t.long()), "text_features: type torch.int64"),
         (set_to("visual.tokens", lambda t: t.to(torch.float8_e4m3fn)), "visual.tokens: type torch.float8_e4m3fn"),
-        (set_to("shot_features", lambda t: t.flatten()), "shot_features: shape"),
-        (lambda tensors: tensors.pop("shot_features"), "missing shot_features"),
+        (set_to("train_features", lambda t: t.flatten()), "train_features: shape"),
+        (lambda tensors: tensors.pop("train_features"), "missing train_features"),
         (lambda tensors: tensors.update(bias=torch.zeros(2)), "unexpected bias"),
     ],
 )
@@ -233,11 +233,11 @@ def test_all_wrong_tensors_are_listed_at_once(model: Path, own_clip: CLIP):
         tensors["extra"] = torch.zeros(1)
         tensors["visual.tokens"] = tensors["visual.tokens"][1:]
         nan(tensors["text_features"])
-        del tensors["shot_counts"]
+        del tensors["train_counts"]
 
     edit_tensors(model, edit)
     details = "\n".join(refusal(model, own_clip).details)
-    for part in ("extra", "visual.tokens", "text_features", "shot_counts"):
+    for part in ("extra", "visual.tokens", "text_features", "train_counts"):
         assert part in details
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.linear_probe import best_decade, objective
-from dca.methods.shared.frozen import accuracy
+from dca.methods.shared.frozen_features import accuracy
 
 Solution = tuple[Tensor, Tensor]
 

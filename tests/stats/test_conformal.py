@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dca.methods.shared.experts import KernelRidge, TextGaussian
-from dca.methods.shared.pool import Experts, LeftOutAnswers, Numbers
+from dca.methods.shared.product_of_experts import ConformalPredictor, Experts, Hyperparameters
 from dca.stats.conformal import add_best, conformal_p_values, jackknife_plus, min_images, threshold_sets
 
-NUMBERS = Numbers(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
+NUMBERS = Hyperparameters(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -48,7 +48,7 @@ def test_with_fewer_images_than_needed_a_set_holds_every_class(coverage: float) 
         assert bool(jackknife_plus(torch.zeros(n), strange, coverage).all()) is every
 
 
-def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[LeftOutAnswers, Tensor, Tensor]:
+def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[ConformalPredictor, Tensor, Tensor]:
     """Answers of a closed form on scattered images, and new images with their labels."""
     centers = 1.5 * drawn(classes, D, seed=seed)
     y = torch.arange(classes).repeat_interleave(shots)
@@ -56,12 +56,12 @@ def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[Left
     x = torch.nn.functional.normalize(centers[y] + drawn(len(y), D, seed=seed + 1), dim=-1)
     new = torch.nn.functional.normalize(centers[new_y] + drawn(len(new_y), D, seed=seed + 2), dim=-1)
     text = torch.nn.functional.normalize(centers + drawn(classes, D, seed=seed + 3), dim=-1)
-    gaussian = TextGaussian.of(x, y, text)
+    gaussian = TextGaussian.from_features(x, y, text)
     kernel = KernelRidge(x, y, classes, gaussian.groups, 2.0)
-    return LeftOutAnswers(Experts(gaussian, 10.0, kernel), NUMBERS, kernel), new, new_y
+    return ConformalPredictor(Experts(gaussian, 10.0, kernel), NUMBERS, kernel), new, new_y
 
 
-def literal_log_p(answers: LeftOutAnswers, left: int | None, f: Tensor) -> Tensor:
+def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> Tensor:
     """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
     source, n = answers.experts.gaussian, NUMBERS
     keep = torch.tensor([i != left for i in range(len(source.x))])
@@ -75,10 +75,10 @@ def literal_log_p(answers: LeftOutAnswers, left: int | None, f: Tensor) -> Tenso
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
     kernel = answers.kernel
     omega = kernel._root.square()
-    K = kernel.kernel(source.x)
+    K = kernel.kernel_values(source.x)
     lam = n.kernel_ridge * torch.linalg.eigvalsh(omega.sqrt()[:, None] * K * omega.sqrt()).mean()
     G = torch.linalg.inv(K[keep][:, keep] + lam * torch.diag(1 / omega[keep]))
-    ridge_scores = kernel.kernel(f)[:, keep] @ G @ kernel.targets[keep]
+    ridge_scores = kernel.kernel_values(f)[:, keep] @ G @ kernel.targets[keep]
     logits = n.gaussian * gaussian + n.text * 10.0 * f @ source.text.T + n.kernel * ridge_scores
     return -logits.log_softmax(-1)
 
@@ -90,7 +90,7 @@ def test_the_sets_are_those_of_models_that_are_refitted_without_each_image() -> 
     without = torch.stack([literal_log_p(answers, i, new) for i in range(len(source.x))], dim=1)
     probabilities = literal_log_p(answers, None, new).neg().exp()
     expected = add_best(jackknife_plus(held, without, 0.8), probabilities)
-    assert torch.equal(answers.sets(new, probabilities, 0.8), expected)
+    assert torch.equal(answers.prediction_sets(new, probabilities, 0.8), expected)
 
 
 def test_sets_and_p_values_hold_as_often_as_they_say() -> None:
@@ -99,7 +99,7 @@ def test_sets_and_p_values_hold_as_often_as_they_say() -> None:
     for seed in range(0, 400, 20):
         answers, new, y = make(seed)
         probabilities = literal_log_p(answers, None, new).neg().exp()
-        covered.append(answers.sets(new, probabilities, 0.9)[torch.arange(len(y)), y].double().mean())
+        covered.append(answers.prediction_sets(new, probabilities, 0.9)[torch.arange(len(y)), y].double().mean())
         rejected.append((answers.p_values(new) <= 0.1).double().mean())
     assert torch.stack(covered).mean() > 0.85
     assert torch.stack(rejected).mean() < 0.15

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dca.core.errors import UserError
-from dca.methods.summary import measured
+from dca.methods.summary import load_measurements
 from dca.study.measured import measured_accuracies
 from dca.study.specification import Specification, parse_specification
 
@@ -54,7 +54,7 @@ def test_accuracies_are_means_over_seeds_of_methods_with_their_first_settings(
     assert (found["shots"], found["seeds"], found["settings"]) == (16, [1, 2], {"maple": {"epochs": 1}})
     assert found["not_finished"] == []
     assert found["test_images"] == {"EuroSAT": 8100, "Flowers102": 2463}
-    assert set(found) == set(measured()), "the file that comes with the package has the same keys"
+    assert set(found) == set(load_measurements()), "the file that comes with the package has the same keys"
 
 
 def test_methods_that_are_not_finished_are_left_out(study: Specification, tmp_path: Path) -> None:

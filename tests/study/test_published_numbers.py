@@ -12,7 +12,7 @@ from dca.core.choices import PROTOCOLS
 from dca.datasets import catalog
 from dca.methods.dca import PAPER_TABLE
 from dca.methods.registry import all_methods
-from dca.methods.shared.gaussian import gammas
+from dca.methods.shared.gaussian import paper_gammas
 from dca.study.published_numbers import PublishedNumber, means, published_numbers
 from dca.study.specification import load_specification
 
@@ -133,7 +133,7 @@ def test_the_tables_of_settings_are_those_of_the_method():
         found = {n.quantity: n.value for n in of("Table 8") if n.dataset == dataset}
         assert found == {"alpha": alpha, "beta": beta, "learning_rate": rate}
     for shots in (1, 2, 4, 8, 16):
-        assert tuple(n.value for n in of("Table 6") if n.shots == shots) == gammas(shots)
+        assert tuple(n.value for n in of("Table 6") if n.shots == shots) == paper_gammas(shots)
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from dca.methods.registry import all_methods
-    from dca.methods.summary import ordered, summary
+    from dca.methods.summary import sort_rows, summarize
 
-    rows = ordered(summary(method) for method in all_methods().values())
+    rows = sort_rows(summarize(method) for method in all_methods().values())
     if as_json:
         emit(rows)
     else:
@@ -58,22 +58,22 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 def format_methods(rows: list[dict[str, Any]], columns: int) -> list[str]:
     """Which method to choose, then all of them by speed: accuracy, summary, and what each learns from."""
-    from dca.methods.summary import SPEEDS, measured, measured_on, ordered
+    from dca.methods.summary import SPEEDS, describe_measurements, load_measurements, sort_rows
 
     margin = max(len(row["name"]) for row in rows) + 12
     width = max(min(columns, WIDEST), margin + 30)
     lines = format_advice(rows, width)
     for speed, words in SPEEDS.items():
         lines += ["", f"{words}:"]
-        for row in ordered(rows):
+        for row in sort_rows(rows):
             if row["speed"] == speed:
                 lines += format_method(row, margin, width)
-    notes = [f"%: {measured_on()}", "values: trained parameters on ViT-B/16 with 100 classes"]
+    notes = [f"%: {describe_measurements()}", "values: trained parameters on ViT-B/16 with 100 classes"]
     if tuned := [row["name"] for row in rows if row["measured_with"]]:
         notes.insert(
             1,
             f"{', '.join(tuned)}: measured with options that were chosen on validation images for "
-            f"{measured()['backbone']} and are not the defaults; see `dca methods show NAME`",
+            f"{load_measurements()['backbone']} and are not the defaults; see `dca methods show NAME`",
         )
     lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
     return [*lines, "dca methods show NAME: paper and options"]
@@ -81,11 +81,11 @@ def format_methods(rows: list[dict[str, Any]], columns: int) -> list[str]:
 
 def format_advice(rows: list[dict[str, Any]], width: int) -> list[str]:
     """The methods to choose, each with the reasons."""
-    from dca.methods.summary import SPEEDS, advice
+    from dca.methods.summary import SPEEDS, recommend
 
     lines, reasons = ["Which method to choose:"], dict[str, list[str]]()
     by_name = {row["name"]: row for row in rows}
-    for reason, row in advice(rows):
+    for reason, row in recommend(rows):
         reasons.setdefault(row["name"], []).append(reason)
     for name, why in reasons.items():
         row = by_name[name]
@@ -121,13 +121,13 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """
     from dca.core.options import describe_options
     from dca.methods.registry import get_method
-    from dca.methods.summary import SPEEDS, measured_on, summary
+    from dca.methods.summary import SPEEDS, describe_measurements, summarize
 
     method = get_method(name)
     listed = [option for option in describe_options(method.Options) if option.name not in method.unused_options()]
     recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_options.items()}
     row: dict[str, Any] = {
-        **summary(method),
+        **summarize(method),
         "options": [asdict(option) for option in listed],
         "protocol_options": recipes,
     }
@@ -140,7 +140,9 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo(f"takes: {SPEEDS[row['speed']]}")
     if row["mean_accuracy"] is not None:
         options = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
-        click.echo(f"accuracy: {row['mean_accuracy']:.1f} %{f' with{options}' if options else ''}, {measured_on()}")
+        click.echo(
+            f"accuracy: {row['mean_accuracy']:.1f} %{f' with{options}' if options else ''}, {describe_measurements()}"
+        )
     click.echo(f"learns from: {row['learns_from']}")
     click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
     click.echo("options, for --set NAME=VALUE:")

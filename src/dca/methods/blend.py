@@ -1,23 +1,18 @@
-"""The product of two models' probabilities, and what the second one is worth beside the first.
+"""The closed form and a trained method, multiplied; the weight of the trained method is found on the training images.
 
-    p(c | x) ∝ p₁(c | x)^a  p₂(c | x)^b,      a, b >= 0
-
-a and b have the least log-loss on images that neither model has seen; every class has the same weight, and
-labels are smoothed as for the closed form (`pooled_choice`). The second model is only taken in if it lowers that
-loss by more than noise: by more than 1/√2 standard errors of the paired differences of the images' losses. Since b is
-fitted on the same images, the difference is not zero where the model is worthless. There, with z the
-standardised slope of the loss at b = 0, the step to the minimum gains z² / 2 in all, and the images' differences
-scatter by |z|: the gain is z / 2 standard errors. So the rule asks for z > √2, which is Akaike's criterion: one more
-parameter must gain more than it is expected to lose on new images. A worthless model passes once in 13 times.
-
-The closed form and a trained method, multiplied; the weight of the trained method is found inside the shots.
-
-    p(c | x) ∝ p_closed(c | x)^a  p_trained(c | x)^b
+    p(c | x) ∝ p_closed(c | x)^a  p_trained(c | x)^b,      a, b >= 0
 
 Trained prompts know something else than statistics of frozen features. a and b have the least log-loss on training
-images that were left out: one at a time for the closed form (exactly), in folds for the trained method. Where the
-trained method does not lower that loss by more than noise, b = 0 and the model is the closed form alone
-(shared/product.py has the rule). Folds are fitted first, so that a method which is not worth it is not fitted again.
+images that were left out: one at a time for the closed form (exactly), in folds for the trained method. Every class has
+the same weight, and labels are smoothed as for the closed form. Folds are fitted first, so that a method which is not
+worth it is not fitted again: then b = 0 and the model is the closed form alone.
+
+The trained method is only taken in if it lowers that loss by more than noise: by more than 1/√2 standard errors of the
+paired differences of the images' losses. Since b is fitted on the same images, the difference is not zero where the
+method is worthless. There, with z the standardised slope of the loss at b = 0, the step to the minimum gains z² / 2 in
+all, and the images' differences scatter by |z|: the gain is z / 2 standard errors. So the rule asks for z > √2, which
+is Akaike's criterion: one more parameter must gain more than it is expected to lose on new images. A worthless method
+passes once in 13 times.
 """
 
 from __future__ import annotations
@@ -50,19 +45,19 @@ from dca.methods.base import (
 )
 from dca.methods.closed_form import ClosedForm
 from dca.methods.registry import get_method
-from dca.methods.shared.frozen import shape_problems
-from dca.methods.shared.pool import class_weights, fit_scales
+from dca.methods.shared.frozen_features import check_shapes
+from dca.methods.shared.product_of_experts import class_weights, fit_scales
 from dca.stats.calibration import FLOOR
 from dca.stats.intervals import macro_accuracy
 
 Rows = NDArray[np.float64]
-# How many standard errors the second model must gain to be taken in.
+# Standard errors that the second model must gain to be taken in.
 ERRORS = 0.5**0.5
 
 
 @dataclass(frozen=True)
-class Worth:
-    """What the second model is worth.
+class BlendWeights:
+    """Exponents of the two models, and what the second one contributes.
 
     first, second: a and b; 1 and 0 if the second is left out. points: change of the accuracy, a fraction.
     loss: how much lower the log-loss is; both for images that were left out, against the first model alone.
@@ -76,51 +71,51 @@ class Worth:
 
 def log_product(first: Tensor, second: Tensor, a: float, b: float) -> Tensor:
     """Inputs of the softmax, float64: a log p₁ + b log p₂ of probabilities (B, C)."""
-    return a * _logs(first) + b * _logs(second)
+    return a * _clamped_log(first) + b * _clamped_log(second)
 
 
-def product(first: Rows, second: Rows, worth: Worth) -> Rows:
-    """Probabilities (N, C) of the product; rows of NaN where one of the two has no prediction."""
-    logits = log_product(torch.from_numpy(first), torch.from_numpy(second), worth.first, worth.second)
-    found: Rows = logits.softmax(dim=-1).numpy()
-    return found
+def multiply_probabilities(first: Rows, second: Rows, weights: BlendWeights) -> Rows:
+    """Probabilities (N, C) of the product; rows of NaN where one of the models has no prediction."""
+    logits = log_product(torch.from_numpy(first), torch.from_numpy(second), weights.first, weights.second)
+    probabilities: Rows = logits.softmax(dim=-1).numpy()
+    return probabilities
 
 
-def weigh(first: Rows, second: Rows, labels: NDArray[np.int64]) -> Worth:
-    """What the second model is worth, from probabilities (N, C) by models that have not seen the images.
+def fit_blend_weights(first: Rows, second: Rows, labels: NDArray[np.int64]) -> BlendWeights:
+    """Fit the exponents to probabilities (N, C) by models that have not seen the images.
 
     labels: (N,). Rows of NaN do not count.
     """
     known = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     if not known.any():
-        return Worth()
+        return BlendWeights()
     y = torch.from_numpy(labels[known])
-    scores = torch.stack([_logs(torch.from_numpy(rows[known])) for rows in (first, second)])
+    scores = torch.stack([_clamped_log(torch.from_numpy(rows[known])) for rows in (first, second)])
     weights, smoothing = class_weights(y), 1 / (len(y) + 2)
     alone = fit_scales(scores[:1], y, weights, smoothing=smoothing).values
     both = fit_scales(scores, y, weights, smoothing=smoothing).values
     before, after = alone[0] * scores[0], torch.einsum("e,enc->nc", both, scores)
-    gains = _losses(before, y, smoothing) - _losses(after, y, smoothing)
+    gains = _smoothed_losses(before, y, smoothing) - _smoothed_losses(after, y, smoothing)
     gain = (weights * gains).sum()
     error = (weights * (gains - gain)).square().sum().sqrt()
     if both[1] <= 0 or not gain > ERRORS * error:
-        return Worth()
-    points = _accuracy(after, y) - _accuracy(scores[0], y)
-    return Worth(float(both[0]), float(both[1]), points, float(gain))
+        return BlendWeights()
+    points = _mean_accuracy(after, y) - _mean_accuracy(scores[0], y)
+    return BlendWeights(float(both[0]), float(both[1]), points, float(gain))
 
 
-def _logs(p: Tensor) -> Tensor:
+def _clamped_log(p: Tensor) -> Tensor:
     return p.double().clamp_min(FLOOR).log()
 
 
-def _losses(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def _smoothed_losses(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Log-loss of each image, (N,), with smoothed labels: logits (N, C), labels (N,)."""
     logs = logits.log_softmax(dim=-1)
     own = logs.gather(1, labels[:, None])[:, 0]
     return -(1 - smoothing) * own - smoothing * logs.mean(dim=-1)
 
 
-def _accuracy(logits: Tensor, labels: Tensor) -> float:
+def _mean_accuracy(logits: Tensor, labels: Tensor) -> float:
     return macro_accuracy((logits.argmax(dim=-1) == labels).numpy(), labels.numpy())[0]
 
 
@@ -147,7 +142,7 @@ class ProductHead(Head):
 
 @dataclass(frozen=True, kw_only=True)
 class BlendOptions(TrainingOptions):
-    """Settings of the blend; those of the closed form are its defaults."""
+    """Options of the blend; those of the closed form are its defaults."""
 
     trained: str = opt("dca", "name of the method that is trained")
     trained_options: tuple[str, ...] = opt((), "its options, each as key=value")
@@ -177,9 +172,9 @@ class Blend(Method):
     has_cheap_held_out = True
     calibrated = True
     Options = BlendOptions
-    results = MappingProxyType({"numbers": torch.float64})
+    results = MappingProxyType({"weights": torch.float64})
     options: BlendOptions
-    numbers: Tensor
+    weights: Tensor
     _held: HeldOutPredictions | None = None
 
     def __init__(self, clip: CLIP, problem: Problem, options: BlendOptions) -> None:
@@ -202,33 +197,33 @@ class Blend(Method):
         return kind.validation_for(inner)
 
     @property
-    def worth(self) -> Worth:
-        """Exponents, and what the trained method brought."""
-        return Worth(*self.numbers.tolist())
+    def blend_weights(self) -> BlendWeights:
+        """Exponents, and what the trained method contributes."""
+        return BlendWeights(*self.weights.tolist())
 
     def finish(self, support: Support) -> None:
-        """Fit the closed form, weigh the trained method in folds, and fit it if it is worth something."""
+        """Fit the closed form, weigh the trained method in folds, and fit it if it has a weight."""
         self.closed.finish(support)
         self.closed.build_head()
-        own, worth = self.closed.predict_held_out(support), Worth()
-        if self.closed.leaves_out:
-            own, worth = self._weighed(support, own)
+        own, weights = self.closed.predict_held_out(support), BlendWeights()
+        if self.closed.can_hold_out:
+            own, weights = self._fit_weights(support, own)
         self._held = own
-        self.numbers = torch.tensor(astuple(worth), dtype=torch.float64, device=self.clip.device)
-        self.trained = self._fitted(support) if worth.second else None
+        self.weights = torch.tensor(astuple(weights), dtype=torch.float64, device=self.clip.device)
+        self.trained = self._fit_trained(support) if weights.second else None
 
-    def _weighed(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, Worth]:
-        """What the trained method is worth beside held-out predictions of the closed form, and those of the blend."""
+    def _fit_weights(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, BlendWeights]:
+        """Fit the weights to held-out predictions of both methods; returns them and the predictions of the blend."""
         if support.fitter is None:
             raise ValueError("a blend needs the engine to fit the trained method: Support.fitter")
         other = support.fitter.predict_held_out(*self.options.inner(), self.options.folds)
-        worth = weigh(own.probabilities, other.probabilities, support.labels.cpu().numpy())
-        if not worth.second:
-            return own, worth
+        weights = fit_blend_weights(own.probabilities, other.probabilities, support.labels.cpu().numpy())
+        if not weights.second:
+            return own, weights
         how = " and ".join(dict.fromkeys([own.how, other.how]))
-        return HeldOutPredictions(product(own.probabilities, other.probabilities, worth), how), worth
+        return HeldOutPredictions(multiply_probabilities(own.probabilities, other.probabilities, weights), how), weights
 
-    def _fitted(self, support: Support) -> Method:
+    def _fit_trained(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it settled become options."""
         assert support.fitter is not None
         trained = support.fitter.fit(*self.options.inner())
@@ -242,10 +237,10 @@ class Blend(Method):
 
     def make_head(self) -> Head:
         """The product of both heads, or the head of the closed form."""
-        first = self.closed.build_head().head
+        first, weights = self.closed.build_head().head, self.blend_weights
         if self.trained is None:
             return first
-        return ProductHead(first, self.trained.build_head().head, self._size, self.worth.first, self.worth.second)
+        return ProductHead(first, self.trained.build_head().head, self._size, weights.first, weights.second)
 
     @property
     def _size(self) -> int:
@@ -294,61 +289,61 @@ class Blend(Method):
 
     def notes(self) -> list[str]:
         """What the trained method brought."""
-        name, worth = self.options.trained, self.worth
-        if not self.closed.leaves_out:
-            found = f"{name} was not trained: with so few images per class, none can be left out to weigh it."
+        name, weights = self.options.trained, self.blend_weights
+        if not self.closed.can_hold_out:
+            note = f"{name} was not trained: with so few images per class, none can be left out to weigh it."
         elif self.trained is None:
-            found = f"{name} brought nothing here: its weight is zero, and the model is the closed form alone."
+            note = f"{name} brought nothing here: its weight is zero, and the model is the closed form alone."
         else:
-            brought = f"{100 * worth.points:+.1f} points and a log-loss that is {worth.loss:.3f} lower"
-            weights = f"weights: closed form {worth.first:.2f}, {name} {worth.second:.2f}"
-            found = f"{name} brought {brought}, for training images that were left out ({weights})."
-        return [*self.closed.notes(), found]
+            gain = f"{100 * weights.points:+.1f} points and a log-loss that is {weights.loss:.3f} lower"
+            exponents = f"weights: closed form {weights.first:.2f}, {name} {weights.second:.2f}"
+            note = f"{name} brought {gain}, for training images that were left out ({exponents})."
+        return [*self.closed.notes(), note]
 
     def with_class(self, name: str, images: Support) -> Self:
         """One more class for both, with the same weights."""
-        return self._made_of(
+        return self._rebuild(
             self.closed.with_class(name, images), self.trained and self.trained.with_class(name, images)
         )
 
     def without_class(self, index: int) -> Self:
         """One class less for both, with the same weights."""
-        return self._made_of(self.closed.without_class(index), self.trained and self.trained.without_class(index))
+        return self._rebuild(self.closed.without_class(index), self.trained and self.trained.without_class(index))
 
     def with_name(self, index: int, name: str) -> Self:
         """Another name for both, with the same weights."""
-        return self._made_of(self.closed.with_name(index, name), self.trained and self.trained.with_name(index, name))
+        return self._rebuild(self.closed.with_name(index, name), self.trained and self.trained.with_name(index, name))
 
-    def _made_of(self, closed: ClosedForm, trained: Method | None) -> Self:
-        """A blend of these two, sealed."""
+    def _rebuild(self, closed: ClosedForm, trained: Method | None) -> Self:
+        """A blend of these two with the same weights, and its head."""
         options = self.options if trained is None else self.options.settled_by(trained.name, trained.options)
         other = type(self)(self.clip, closed.problem, options)
-        other.closed, other.trained, other.numbers = closed, trained, self.numbers
+        other.closed, other.trained, other.weights = closed, trained, self.weights
         return other.build_head()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a saved `state_dict`: numbers, the closed form, and the trained method if it has a weight."""
-        own, closed, trained = _parts(state)
+        """Load a saved `state_dict`: weights, the closed form, and the trained method if it has a weight."""
+        own, closed, trained = _split_state(state)
         problems = check_state({}, self.results, own) or self.check_results(own)
         if not problems:
-            self.numbers = own["numbers"].to(self.clip.device)
-            self.trained = self.trained if self.worth.second else None
-            problems = _restored("closed", self.closed, closed) + _restored("trained", self.trained, trained)
+            self.weights = own["weights"].to(self.clip.device)
+            self.trained = self.trained if self.blend_weights.second else None
+            problems = _restore_part("closed", self.closed, closed) + _restore_part("trained", self.trained, trained)
         if problems:
             raise UserError(f"the saved tensors are not those of a '{self.name}' model", details=problems)
         self.build_head()
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Four numbers, of which the exponents are not negative."""
-        numbers = state["numbers"]
-        problems = shape_problems({"numbers": (numbers, (len(dataclasses.fields(Worth)),))})
-        if not problems and numbers[:2].min() < 0:
-            problems.append("numbers: exponents of at least 0 expected")
+        weights = state["weights"]
+        problems = check_shapes(state, {"weights": (len(dataclasses.fields(BlendWeights)),)})
+        if not problems and weights[:2].min() < 0:
+            problems.append("weights: exponents of at least 0 expected")
         return problems
 
 
-def _parts(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the blend itself, of the closed form and of the trained method, by their names in each."""
+def _split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Split a state into the tensors of the blend, of the closed form and of the trained method."""
     closed, trained = (
         {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         for prefix in ("closed.", "trained.")
@@ -356,8 +351,8 @@ def _parts(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Te
     return {name: t for name, t in state.items() if not name.startswith(("closed.", "trained."))}, closed, trained
 
 
-def _restored(part: str, method: Method | None, state: Mapping[str, Tensor]) -> list[str]:
-    """Restore one of the two methods; returns what is wrong."""
+def _restore_part(part: str, method: Method | None, state: Mapping[str, Tensor]) -> list[str]:
+    """Restore one of the two methods; returns its errors."""
     if method is None:
         return [f"unexpected {part}.{name}" for name in state]
     try:

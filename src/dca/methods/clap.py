@@ -1,6 +1,4 @@
-"""Class names with the underscores that public split files have; everything else here reads them as words.
-
-CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
+"""CLAP: class-adaptive linear probing (Silva-Rodríguez et al., CVPR 2024).
 
 One prototype w_c per class starts at its text feature t_c, not normalised. A penalty keeps it near t_c,
 the more the better zero-shot CLIP already knows the class:
@@ -14,7 +12,7 @@ experiments keep these initial values, as is done here. λ = 0 is their ZS-LP. N
 chosen on any validation or test image.
 
 The penalty acts on raw text vectors, so its effect depends on their length in the backbone. By default
-w_c and t_c are divided by s (`shared/clip_units.py`), so that they have the size that they have in OpenAI's
+w_c and t_c are divided by s (`shared/prompts.py`), so that they have the size that they have in OpenAI's
 CLIP; cosines do not see it:
 
     s = mean_c ‖t_c‖ / 10 · 100 / τ
@@ -39,11 +37,18 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, describe_terms
-from dca.methods.shared.frozen import SEVEN, FrozenMethod, FrozenOptions, class_texts, image_views, one_view
+from dca.methods.shared.frozen_features import (
+    SEVEN_TEMPLATES,
+    FrozenMethod,
+    FrozenOptions,
+    draw_unit_view,
+    encode_class_texts,
+    encode_views,
+)
 from dca.methods.shared.heads import LinearHead
 from dca.methods.shared.prompts import CLIP_TEXT_NORM, UnitRecipe, clip_unit
 
-# Public datasets whose names have underscores.
+# Public datasets whose split files have underscores in class names, which CLAP's code reads; all else here reads words.
 UNDERSCORED = {"caltech101", "food101", "oxford_pets", "sun397", "ucf101"}
 # In SUN397 a space stands only behind these; longer ones first.
 PLACES = (
@@ -79,7 +84,7 @@ Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class CLAPOptions(FrozenOptions):
-    """Settings of CLAP; symbols as in the paper."""
+    """Options of CLAP; symbols as in the paper."""
 
     views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
     sampling: Literal["images", "views"] = opt(
@@ -101,7 +106,7 @@ class CLAPOptions(FrozenOptions):
     weight_decay: float = opt(0.0, "weight decay of the prototypes", low=0, source="paper")
 
 
-def multipliers(features: Tensor, labels: Tensor, text: Tensor, tau: float, form: str) -> Tensor:
+def class_multipliers(features: Tensor, labels: Tensor, text: Tensor, tau: float, form: str) -> Tensor:
     """λ (C,) from unit features (R, D), labels (R,) and unit text features (C, D)."""
     C = len(text)
     right = (tau * features @ text.T).softmax(dim=-1)[torch.arange(len(labels), device=labels.device), labels]
@@ -125,7 +130,7 @@ class CLAP(FrozenMethod, TrainedMethod):
     name = "clap"
     paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
     trains_on = "features"
-    imagenet_templates = (*SEVEN, "a photo of a {}.")
+    imagenet_templates = (*SEVEN_TEMPLATES, "a photo of a {}.")
     term_titles = describe_terms(near_text="near the text")
     Options = CLAPOptions
     class_rows = frozenset({"weight"})
@@ -142,7 +147,7 @@ class CLAP(FrozenMethod, TrainedMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,); each view alone if they are shuffled."""
-        self._views = image_views(support, self.options.views, self.options.crop_low)
+        self._views = encode_views(support, self.options.views, self.options.crop_low)
         if self.options.sampling == "images":
             return self._views, support.labels
         return self._views.flatten(0, 1)[:, None], support.labels.repeat_interleave(self._views.shape[1])
@@ -156,7 +161,7 @@ class CLAP(FrozenMethod, TrainedMethod):
         names = None
         if self.options.names == "raw":
             names = [raw_name(name, self.problem.dataset) for name in self.problem.names]
-        return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates, names)
+        return encode_class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates, names)
 
     def prepare(self, support: Support) -> None:
         """Initial prototypes, and λ."""
@@ -168,11 +173,11 @@ class CLAP(FrozenMethod, TrainedMethod):
         views = F.normalize(self._views, dim=-1)
         labels = support.labels.repeat_interleave(views.shape[1])
         unit = F.normalize(self._text, dim=-1)
-        self._lambda = multipliers(views.flatten(0, 1), labels, unit, self.clip.tau, self.options.multipliers)
+        self._lambda = class_multipliers(views.flatten(0, 1), labels, unit, self.clip.tau, self.options.multipliers)
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image, and the penalty."""
-        logits = self.clip.tau * one_view(batch) @ F.normalize(self.weight, dim=-1).T
+        logits = self.clip.tau * draw_unit_view(batch) @ F.normalize(self.weight, dim=-1).T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.multipliers != "none":
             assert self.options.strength is not None

@@ -23,14 +23,14 @@ from dca.backbones.clip.blocks import Update
 from dca.core.options import opt
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.prompts import dropout
-from dca.methods.shared.text_methods import TextHeadOptions, UpdatedTowers
+from dca.methods.shared.text_feature_methods import TextFeatureOptions, TowerUpdateMethod
 
 PARTS = ("q", "k", "v")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CLIPLoRAOptions(TextHeadOptions):
-    """Settings of CLIP-LoRA; symbols as in the paper."""
+class CLIPLoRAOptions(TextFeatureOptions):
+    """Options of CLIP-LoRA; symbols as in the paper."""
 
     epochs: int | None = opt(None, "passes over the training images; auto: 500 steps per shot", low=0, source="paper")
     batch_size: int | None = opt(32, "images per step", low=1, source="paper")
@@ -48,7 +48,7 @@ class CLIPLoRAOptions(TextHeadOptions):
     towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
 
 
-class CLIPLoRA(UpdatedTowers):
+class CLIPLoRA(TowerUpdateMethod):
     """Low-rank updates of queries, keys and values in both towers."""
 
     name = "clip_lora"

@@ -29,17 +29,17 @@ from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.vision import VisionTower
 from dca.core.options import opt
 from dca.methods.base import OptimizerName, Problem, ScheduleUnit
-from dca.methods.shared.text_methods import TOWERS, TextHeadOptions, UpdatedTowers
+from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
 
 # U (N, O, R), s⁰ (N, R) and Vᵀ (N, R, I) of one part ("q", ...) in the N blocks of a tower.
 Decomposition = tuple[Tensor, Tensor, Tensor]
 # Decompositions of a tower, kept as long as the backbone: those of ViT-B/16 take minutes on two CPU cores.
-_KEPT: WeakKeyDictionary[nn.Module, dict[str, Decomposition]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[nn.Module, dict[str, Decomposition]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class CLIPSVDOptions(TextHeadOptions):
-    """Settings of CLIP-SVD."""
+class CLIPSVDOptions(TextFeatureOptions):
+    """Options of CLIP-SVD."""
 
     epochs: int | None = opt(
         None, "passes over the training images; auto: 200 steps per shot", low=0, source="CLIP-SVD's code"
@@ -58,7 +58,7 @@ class CLIPSVDOptions(TextHeadOptions):
     towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
 
 
-def matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
+def block_matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
     """The decomposed matrices (O, I) of a block, by part; those of q, k and v apart."""
     yield from zip(QKV, block.attn.qkv.weight.chunk(3), strict=True)
     fc, _, proj = block.mlp
@@ -67,30 +67,30 @@ def matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
 
 
 def decompose(tower: VisionTower | TextTower) -> dict[str, Decomposition]:
-    """The decompositions of a tower by part.
+    """Decompose the matrices of a tower, by part.
 
     In float64 and on the CPU: a saved model holds s alone, and its U and V must be found again on any device.
     """
-    if tower not in _KEPT:
-        blocks = [dict(matrices(block)) for block in tower.blocks]
-        _KEPT[tower] = {part: _svd(torch.stack([block[part] for block in blocks])) for part in LINEARS}
-    return _KEPT[tower]
+    if tower not in _CACHE:
+        blocks = [dict(block_matrices(block)) for block in tower.blocks]
+        _CACHE[tower] = {part: _svd(torch.stack([block[part] for block in blocks])) for part in LINEARS}
+    return _CACHE[tower]
 
 
 def _svd(weights: Tensor) -> Decomposition:
     """U, s⁰ and Vᵀ of matrices (N, O, I), where and in the type they are."""
     exact = weights.detach().double()
-    found = torch.linalg.svd(exact if exact.is_meta else exact.cpu(), full_matrices=False)
-    U, s, V = (part.to(weights).contiguous() for part in found)  # by rows, which is faster in `change`
+    factors = torch.linalg.svd(exact if exact.is_meta else exact.cpu(), full_matrices=False)
+    U, s, V = (factor.to(weights).contiguous() for factor in factors)  # by rows: faster products
     return U, s, V
 
 
-def change(U: Tensor, ds: Tensor, V: Tensor, x: Tensor) -> Tensor:
+def singular_value_change(U: Tensor, ds: Tensor, V: Tensor, x: Tensor) -> Tensor:
     """U diag(s - s⁰) Vᵀ x. U: (O, R), ds: (R,), V: Vᵀ (R, I), x: (..., T, I)."""
     return F.linear(F.linear(x, V) * ds, U)
 
 
-class CLIPSVD(UpdatedTowers):
+class CLIPSVD(TowerUpdateMethod):
     """The singular values of every matrix in the blocks of both towers."""
 
     name = "clip_svd"
@@ -101,20 +101,22 @@ class CLIPSVD(UpdatedTowers):
 
     def __init__(self, clip: CLIP, problem: Problem, options: CLIPSVDOptions) -> None:
         super().__init__(clip, problem, options)
-        found = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if options.towers in ("both", tower)}
-        self._found = {(tower, part): found[tower][part] for tower in found for part in LINEARS}
+        towers = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if options.towers in ("both", tower)}
+        self._decompositions = {(tower, part): parts[part] for tower, parts in towers.items() for part in LINEARS}
         # s (N, R) of each part in the N blocks of a tower, e.g. "visual_q".
         self.values = nn.ParameterDict(
-            {f"{tower}_{part}": nn.Parameter(s.clone()) for (tower, part), (_, s, _) in self._found.items()}
+            {f"{tower}_{part}": nn.Parameter(s.clone()) for (tower, part), (_, s, _) in self._decompositions.items()}
         )
 
     def updates(self) -> dict[str, Update]:
         """U diag(s - s⁰) Vᵀ of every matrix, by name."""
-        made: dict[str, Update] = {}
-        for (tower, part), (U, start, V) in self._found.items():
+        updates: dict[str, Update] = {}
+        for (tower, part), (U, start, V) in self._decompositions.items():
             changes = zip(U, self.values[f"{tower}_{part}"] - start, V, strict=True)
-            made |= {f"{tower}.{layer}.{part}": partial(change, *parts) for layer, parts in enumerate(changes)}
-        return made
+            updates |= {
+                f"{tower}.{layer}.{part}": partial(singular_value_change, *parts) for layer, parts in enumerate(changes)
+            }
+        return updates
 
 
 METHOD = CLIPSVD

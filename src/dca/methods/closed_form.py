@@ -1,20 +1,20 @@
-"""The closed form: the default. Nothing is trained, and everything is chosen by exact leave-one-out.
+"""The closed form: the default. Nothing is trained, and everything is selected by exact leave-one-out.
 
 Three experts score an image, and their scales make the probabilities:
 
     z_c(x) = a (xᵀ P m_c - ½ m_cᵀ P m_c)  +  b τ x·t_c  +  s κ(x, ·) A_c,      p = softmax(z)
 
 1. A Gaussian head: one covariance for all classes, class means in which the text counts as k images
-   (shared/text_gaussian.py has the equations).
+   (`shared/experts.py` has the equations).
 2. Zero-shot CLIP.
-3. Kernel ridge over the training images (shared/kernel_ridge.py).
+3. Kernel ridge over the training images (`shared/experts.py`).
 
 k, the ridges and the scales a, b, s have the least log-loss on training images that are left out one
-at a time, with their copies; the left-out predictions have a closed form, so no model is fitted twice. They also
+at a time, with their copies; the held-out predictions have a closed form, so no model is fitted twice. They also
 give an honest accuracy without test images, calibrated probabilities, labels that look wrong, and p-values for
 "none of these". Where names mean nothing to CLIP, b becomes 0 and k small. With one image per class there is
 nothing to leave out; then zero-shot CLIP's log-loss on the images decides what text is worth
-(shared/pooled_choice.py).
+(`shared/product_of_experts.py`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.experts import TextGaussian
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, shape_problems, unit_mean
-from dca.methods.shared.pool import (
+from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
+from dca.methods.shared.product_of_experts import (
+    ConformalPredictor,
     Experts,
-    Fixed,
-    LeftOutAnswers,
-    Numbers,
-    PooledHead,
-    choose,
-    curve,
+    ExpertsHead,
+    FixedHyperparameters,
+    Hyperparameters,
+    build_kernel_ridge,
     expected_gain,
-    kernel_over,
-    left_out_logits,
+    held_out_logits,
+    learning_curve,
+    select_hyperparameters,
     text_gain,
 )
 
-# Most images that say what is familiar, where there are too many for the kernel of the head.
+# Most images that define what is familiar, where there are too many for the kernel of the head.
 FAMILIAR = 3000
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
@@ -56,7 +56,7 @@ NO_TEXT = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedFormOptions(FrozenOptions):
-    """Settings of the closed form. The training recipe is not used."""
+    """Options of the closed form. The training options are not used."""
 
     text_shots: float | None = opt(None, "k, how many images the text of a class counts as", low=0)
     ridge: float | None = opt(None, "g, ridge of the covariance in units of its mean variance", low=1e-6)
@@ -67,10 +67,10 @@ class ClosedFormOptions(FrozenOptions):
     kernel_width: float = opt(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
     kernel_images: int = opt(3000, "most training images for kernel ridge; it is left out where there are more", low=0)
 
-    def fixed(self) -> Fixed:
-        """The numbers that are not to be chosen."""
+    def fixed(self) -> FixedHyperparameters:
+        """The hyperparameters that are set, which are not selected."""
         scales = (self.gaussian_scale, self.text_scale, self.kernel_scale)
-        return Fixed(self.text_shots, self.ridge, self.kernel_ridge, scales)
+        return FixedHyperparameters(self.text_shots, self.ridge, self.kernel_ridge, scales)
 
 
 class ClosedForm(FrozenMethod):
@@ -92,7 +92,7 @@ class ClosedForm(FrozenMethod):
             "image_labels": torch.int64,
             "image_groups": torch.int64,
             "text_features": torch.float32,
-            "numbers": torch.float64,
+            "hyperparameters": torch.float64,
         }
     )
     options: ClosedFormOptions
@@ -100,63 +100,65 @@ class ClosedForm(FrozenMethod):
     image_labels: Tensor
     image_groups: Tensor
     text_features: Tensor
-    numbers: Tensor
+    hyperparameters: Tensor
 
     def finish(self, support: Support) -> None:
-        """Keep the features, and choose the numbers."""
+        """Store the features, and select the hyperparameters."""
         self.image_features, self.image_labels = self.encode_all(support), support.labels
         self.image_groups = support.groups
         self.text_features = unit_mean(self.texts())
-        self.numbers = torch.tensor(astuple(choose(self.experts)), dtype=torch.float64, device=self.clip.device)
+        self.hyperparameters = torch.tensor(
+            astuple(select_hyperparameters(self.experts)), dtype=torch.float64, device=self.clip.device
+        )
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
-        """Exact leave-one-out, with the numbers held fixed."""
-        logits = left_out_logits(self.experts, self.chosen)
+        """Exact leave-one-out, with the hyperparameters held fixed."""
+        logits = held_out_logits(self.experts, self.selected)
         return HeldOutPredictions(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether enough images can be left out to choose anything by them."""
-        return self.experts.gaussian.leaves_out
+    def can_hold_out(self) -> bool:
+        """Whether enough images can be left out to select anything by them."""
+        return self.experts.gaussian.can_hold_out
 
     @property
-    def chosen(self) -> Numbers:
-        """The numbers of the head."""
-        return Numbers(*self.numbers.tolist())
+    def selected(self) -> Hyperparameters:
+        """The hyperparameters of the head."""
+        return Hyperparameters(*self.hyperparameters.tolist())
 
     @cached_property
     def experts(self) -> Experts:
         """The experts on the training images."""
-        # On the CPU: the choice takes thousands of small steps, each of which would wait for a GPU.
+        # On the CPU: the selection takes thousands of small steps, each of which would wait for a GPU.
         x, y, text = self.image_features.cpu(), self.image_labels.cpu(), self.text_features.cpu()
-        # Numbered anew: classes that were removed leave gaps, and a stranger's file may hold any numbers.
+        # Numbered anew: removed classes leave gaps, and a file from elsewhere may hold any numbers.
         _, groups = torch.unique(self.image_groups.cpu(), return_inverse=True)
-        gaussian, chosen = TextGaussian.of(x, y, text, groups), self.options
-        width, most = chosen.kernel_width, chosen.kernel_images
-        return Experts.of(gaussian, self.clip.tau, chosen.fixed(), width=width, most=most)
+        gaussian, options = TextGaussian.from_features(x, y, text, groups), self.options
+        width, most = options.kernel_width, options.kernel_images
+        return Experts.build(gaussian, self.clip.tau, options.fixed(), width=width, most=most)
 
     @cached_property
-    def _answers(self) -> LeftOutAnswers:
-        kernel = self.experts.kernel or kernel_over(self.experts.gaussian, self.options.kernel_width, FAMILIAR)
-        return LeftOutAnswers(self.experts, self.chosen, kernel)
+    def _conformal(self) -> ConformalPredictor:
+        kernel = self.experts.kernel or build_kernel_ridge(self.experts.gaussian, self.options.kernel_width, FAMILIAR)
+        return ConformalPredictor(self.experts, self.selected, kernel)
 
     def p_values(self, features: Tensor) -> Tensor | None:
-        """By the largest prediction of kernel ridge, beside those for left-out images."""
-        return self._answers.p_values(features.cpu()) if self.leaves_out else None
+        """By the largest prediction of kernel ridge, compared with those for held-out images."""
+        return self._conformal.p_values(features.cpu()) if self.can_hold_out else None
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
-        """Jackknife+ with the numbers held fixed."""
-        if not self.leaves_out:
+        """Jackknife+ with the hyperparameters held fixed."""
+        if not self.can_hold_out:
             return None
-        return self._answers.sets(features.cpu(), self.classify(features).cpu(), coverage)
+        return self._conformal.prediction_sets(features.cpu(), self.classify(features).cpu(), coverage)
 
     def expected_gain(self) -> tuple[int, float] | None:
         """By leave-one-out on halves of the training images."""
-        return expected_gain(self.experts, self.chosen)
+        return expected_gain(self.experts, self.selected)
 
     def learning_curve(self) -> list[CurvePoint]:
         """By leave-one-out on parts of the training images."""
-        return curve(self.experts, self.chosen)
+        return learning_curve(self.experts, self.selected)
 
     def notes(self) -> list[str]:
         """Whether the class names help."""
@@ -167,13 +169,13 @@ class ClosedForm(FrozenMethod):
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""
-        return PooledHead.of_experts(self.experts, self.chosen).on(self.clip.device)
+        return ExpertsHead.from_experts(self.experts, self.selected).to(self.clip.device)
 
     def with_class(self, name: str, images: Support) -> Self:
-        """Exactly the fit of all classes with the same numbers, without the images of the other classes."""
+        """Exactly the fit of all classes with the same hyperparameters; no other image is read again."""
         if not len(images.labels):
             raise UserError("a closed_form model needs images of a new class", hint="give at least one image of it")
-        other = self._for_names([*self.problem.names, name])
+        other = self._copy_for_names([*self.problem.names, name])
         groups = images.groups + self.image_groups.max() + 1
         other.image_features = torch.cat([self.image_features, self.encode_all(images)])
         other.image_labels = torch.cat([self.image_labels, images.labels])
@@ -181,20 +183,20 @@ class ClosedForm(FrozenMethod):
         return other.build_head()
 
     def without_class(self, index: int) -> Self:
-        """Exactly the fit of the other classes with the same numbers."""
+        """Exactly the fit of the other classes with the same hyperparameters."""
         kept = self.image_labels != index
-        other = self._for_names([self.problem.names[c] for c in self.other_classes(index)])
+        other = self._copy_for_names([self.problem.names[c] for c in self.other_classes(index)])
         labels = self.image_labels[kept]
         other.image_features, other.image_groups = self.image_features[kept], self.image_groups[kept]
         other.image_labels = labels - (labels > index).long()
         return other.build_head()
 
     def with_name(self, index: int, name: str) -> Self:
-        """Exactly the fit with another name and the same numbers."""
-        return self._for_names([name if c == index else old for c, old in enumerate(self.problem.names)]).build_head()
+        """Exactly the fit with another name and the same hyperparameters."""
+        return self._copy_for_names(self.names_with(index, name)).build_head()
 
-    def _for_names(self, names: Sequence[str]) -> Self:
-        """A copy with the same images and numbers and the texts of these names, not sealed."""
+    def _copy_for_names(self, names: Sequence[str]) -> Self:
+        """A copy with the same images and hyperparameters and the texts of these names, without a head."""
         other = type(self)(self.clip, dataclasses.replace(self.problem, names=tuple(names)), self.options)
         for result in self.results:
             setattr(other, result, getattr(self, result))
@@ -202,16 +204,16 @@ class ClosedForm(FrozenMethod):
         return other
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One feature, label and group per image, one text feature per class, and six numbers."""
+        """One feature, label and group per image, one text feature per class, and six hyperparameters."""
         C, D, N = len(self.problem.names), self.clip.config.embed_dim, len(state["image_features"])
         shapes = {
             "image_features": (N, D),
             "image_labels": (N,),
             "image_groups": (N,),
             "text_features": (C, D),
-            "numbers": (len(Numbers.__dataclass_fields__),),
+            "hyperparameters": (len(dataclasses.fields(Hyperparameters)),),
         }
-        problems = shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
+        problems = check_shapes(state, shapes)
         labels = state["image_labels"]
         if not problems and (not N or labels.min() < 0 or labels.max() >= C):
             problems.append(f"image_labels: numbers from 0 to {C - 1} expected")

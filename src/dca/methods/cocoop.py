@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, Problem, Step, TrainedMethod, TrainingOptions
-from dca.methods.shared.prompts import linear, name_ids, require_room, start_context
+from dca.methods.shared.prompts import check_name_lengths, init_context, init_linear, tokenize_names
 
 # Sentences that pass the text tower at once, over images and classes: bounds memory, not results.
 SENTENCES = 4096
@@ -31,7 +31,7 @@ SENTENCES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class CoCoOpOptions(TrainingOptions):
-    """Settings of CoCoOp."""
+    """Options of CoCoOp."""
 
     epochs: int = opt(10, "passes over the training images", low=0, source="paper, 16 shots")
     batch_size: int = opt(1, "images per step", low=1, source="paper")
@@ -94,10 +94,10 @@ class CoCoOp(TrainedMethod):
         super().__init__(clip, problem, options)
         D, W = clip.config.embed_dim, clip.config.text.width
         hidden, stream = max(D // options.reduction, 1), self.generator("meta")
-        self.context = nn.Parameter(start_context(clip, options.phrase or options.n_tokens, self.generator("context")))
-        self.meta = nn.Sequential(linear(clip, D, hidden, stream), nn.ReLU(), linear(clip, hidden, W, stream))
-        self.name_ids = name_ids(clip, problem.names, options.suffix)
-        require_room(clip, problem.names, self.name_ids, len(self.context))
+        self.context = nn.Parameter(init_context(clip, options.phrase or options.n_tokens, self.generator("context")))
+        self.meta = nn.Sequential(init_linear(clip, D, hidden, stream), nn.ReLU(), init_linear(clip, hidden, W, stream))
+        self.name_ids = tokenize_names(clip, problem.names, options.suffix)
+        check_name_lengths(clip, problem.names, self.name_ids, len(self.context))
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """The same context and network for other names."""

@@ -25,13 +25,13 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, Step
-from dca.methods.shared.prompts import coop_epochs, name_ids, require_room, start_context
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import check_name_lengths, coop_epochs, init_context, tokenize_names
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoOpOptions(TextHeadOptions):
-    """Settings of CoOp."""
+class CoOpOptions(TextFeatureOptions):
+    """Options of CoOp."""
 
     epochs: int | None = opt(
         None,
@@ -52,7 +52,7 @@ class CoOpOptions(TextHeadOptions):
     suffix: str = opt(".", "text after the class name", source="CoOp's code")
 
 
-class CoOp(TextHead):
+class CoOp(TextFeatureMethod):
     """Context optimisation: learned words around the class name."""
 
     name = "coop"
@@ -71,10 +71,10 @@ class CoOp(TextHead):
         streams = ["context"]
         if options.contexts == "class":
             streams = [f"context/{name}" for name in problem.names]
-        starts = [start_context(clip, options.phrase or options.n_tokens, self.generator(s)) for s in streams]
+        starts = [init_context(clip, options.phrase or options.n_tokens, self.generator(s)) for s in streams]
         self.context = nn.Parameter(torch.stack(starts) if options.contexts == "class" else starts[0])
-        self.name_ids = name_ids(clip, problem.names, options.suffix)
-        require_room(clip, problem.names, self.name_ids, self.context.shape[-2])
+        self.name_ids = tokenize_names(clip, problem.names, options.suffix)
+        check_name_lengths(clip, problem.names, self.name_ids, self.context.shape[-2])
 
     def class_parameters(self) -> set[str]:
         """The context, if there is one per class."""

@@ -1,11 +1,4 @@
-"""Steps of a linear softmax classifier without bias, with the gradient in closed form.
-
-    L = mean_i CE(W x_i, y_i),    dL/dW = 1/R Σ_i (p_i - e_{y_i}) x_iᵀ
-
-The batches of all steps are gathered before the first, and losses are computed after the last: of one step only two
-matrix products and a softmax are left. The operations are those of backpropagation, so gradients equal them to the bit.
-
-Cross-Modal adaptation (Lin et al., CVPR 2023): sentences are training samples, too.
+"""Cross-Modal adaptation (Lin et al., CVPR 2023): sentences are training samples, too.
 
 One linear layer without bias classifies unit image features and unit text features; half of
 each batch are images, half are sentences (all sentences, if there are fewer than that):
@@ -29,6 +22,13 @@ PAPER: rate, weight decay and batch are swept on the few-shot validation images 
 weights. `search` = grid and `init` = random do the same; the defaults are one point of each grid and the text
 features. The 50 warm-up iterations are one epoch here. An epoch has at least 100 iterations, the interval after
 which the authors validate.
+
+**Analytic steps.** Steps of the linear form have the gradient in closed form (`LinearSteps`):
+
+    L = mean_i CE(W x_i, y_i),    dL/dW = 1/R Σ_i (p_i - e_{y_i}) x_iᵀ
+
+The batches of all steps are gathered before the first, and losses are computed after the last: of one step only two
+matrix products and a softmax are left. The operations are those of backpropagation, so gradients equal them to the bit.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from dca.backbones.clip.vision import VisionTower, apply_last_block
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, accuracy, sentences_of, shape_problems
+from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, accuracy, check_shapes, select_templates
 from dca.methods.shared.heads import LinearHead
-from dca.methods.shared.prompts import alphabetical
+from dca.methods.shared.prompts import alphabetical_order
 
 
 class LinearSteps:
-    """S steps for weights W (C, D); see `methods.problem.Steps`.
+    """S steps for weights W (C, D); see `AnalyticSteps`.
 
-    x: rows (S, R, D). labels: (S, R). images: how many rows of each step, from the first, count as images.
+    x: rows (S, R, D). labels: (S, R). images: how many rows of each step, from the first, are images.
     """
 
     def __init__(self, weight: Tensor, x: Tensor, labels: Tensor, images: int) -> None:
@@ -80,16 +80,16 @@ class LinearSteps:
 
     def summarize(self) -> tuple[dict[str, Tensor], Tensor]:
         """The loss and the number of correct images of each step, (S,)."""
-        right = self.logs[:, : self.images].argmax(dim=-1) == self.labels[:, : self.images]
+        correct = self.logs[:, : self.images].argmax(dim=-1) == self.labels[:, : self.images]
         losses = -self.logs.gather(2, self.labels[:, :, None]).mean(dim=(1, 2))
-        return {"cls": losses}, right.sum(dim=1)
+        return {"cls": losses}, correct.sum(dim=1)
 
 
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
 # Validation images that pass the end of the tower at once: bounds memory, not results.
 IMAGES = 64
 # Values of options that are None. Half of the authors' batch are images, so 16 and 4 are their 32 and 8.
-RECIPES: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS_BY_FORM: Mapping[str, Mapping[str, Any]] = {
     "linear": {"batch_size": 16, "learning_rate": 1e-4, "weight_decay": 0.01},
     "partial": {"batch_size": 4, "learning_rate": 1e-5, "weight_decay": 1e-3, "tau": math.exp(4.0)},
 }
@@ -102,7 +102,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CrossModalOptions(FrozenOptions):
-    """Settings of Cross-Modal adaptation."""
+    """Options of Cross-Modal adaptation."""
 
     form: Literal["linear", "partial"] = opt(
         "linear", "partial: the end of the image tower is trained, too", source="paper"
@@ -143,11 +143,11 @@ class CrossModalOptions(FrozenOptions):
 
 
 def batches_in_grid(sizes: Sequence[int], sentences: int, rows: int) -> list[int]:
-    """The batches that need fewer sentences and images than there are, as in the authors' code; else the smallest."""
+    """Batch sizes below the numbers of sentences and images, as in the authors' code; else the smallest."""
     return [size for size in sizes if size < min(sentences, rows)] or [min(sizes)]
 
 
-def repeats(rows: int, batch: int) -> int:
+def repeats_per_epoch(rows: int, batch: int) -> int:
     """How often an epoch repeats the rows, so that it has at least 100 iterations."""
     return max(1, math.ceil(BETWEEN_VALIDATIONS * batch / rows))
 
@@ -170,8 +170,8 @@ class TowerEnd(nn.Module):
         return torch.cat([p.detach().flatten() for p in self.parameters()])
 
     @torch.no_grad()
-    def take(self, vector: Tensor) -> None:
-        """The reverse of `vector`."""
+    def load_vector(self, vector: Tensor) -> None:
+        """Set all values from one vector: the reverse of `vector`."""
         parameters = list(self.parameters())
         for p, values in zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True):
             p.copy_(values.view_as(p))
@@ -198,34 +198,34 @@ class CrossModal(FrozenMethod, TrainedMethod):
 
     @classmethod
     def resolve(cls, options: CrossModalOptions, problem: Problem) -> CrossModalOptions:
-        """The recipe of the form, with the number of epochs nearest to the paper's 12,800 iterations."""
-        options = options.fill_unset(**RECIPES[options.form])
+        """Defaults of the form, and the number of epochs nearest to the paper's 12,800 iterations."""
+        options = options.fill_unset(**DEFAULTS_BY_FORM[options.form])
         batch, rows = options.batch_size or 1, 2 * len(problem.names) * problem.shots
-        epochs = round(ITERATIONS * batch / (rows * repeats(rows, batch)))
+        epochs = round(ITERATIONS * batch / (rows * repeats_per_epoch(rows, batch)))
         return options.fill_unset(epochs=max(epochs, 1))
 
     @classmethod
     def candidate_options(cls, options: CrossModalOptions, problem: Problem) -> list[CrossModalOptions]:
-        """The points of the grid, for values that are not given."""
+        """The points of the grid, over options that are not set."""
         if options.search == "none":
             return [options]
-        axes = {name: own for name, own in GRIDS[options.form].items() if getattr(options, name) is None}
+        axes = {name: values for name, values in GRIDS[options.form].items() if getattr(options, name) is None}
         if "batch_size" in axes:
             C = len(problem.names)
-            sentences = C * len(sentences_of(problem, options.templates, cls.imagenet_templates))
+            sentences = C * len(select_templates(problem, options.templates, cls.imagenet_templates))
             axes["batch_size"] = batches_in_grid(axes["batch_size"], sentences, 2 * C * problem.shots)
         points = product(*axes.values())
         return [dataclasses.replace(options, **dict(zip(axes, point, strict=True))) for point in points]
 
     @property
     def validation_accuracy(self) -> float:
-        """That of the state that was kept; -1 without validation images."""
+        """Accuracy of the state that was kept; -1 without validation images."""
         return float(self.validated)
 
     def options_for_folds(self, options: CrossModalOptions) -> CrossModalOptions:
-        """The point of the grid that was found."""
-        found = {name: getattr(self.options, name) for name in GRIDS[options.form]}
-        return dataclasses.replace(options, search="none", **found) if options.search == "grid" else options
+        """The point of the grid that was selected."""
+        selected = {name: getattr(self.options, name) for name in GRIDS[options.form]}
+        return dataclasses.replace(options, search="none", **selected) if options.search == "grid" else options
 
     def notes(self) -> list[str]:
         """Whether a search had nothing to select on."""
@@ -256,7 +256,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
             return super().encode(pixels)
         return self.clip.encode_until_last_block(pixels)
 
-    def _rows_of(self, support: Support, *, mirrored: bool = False) -> Tensor:
+    def _encode_rows(self, support: Support, *, mirrored: bool = False) -> Tensor:
         """`rows` of all images, or of their mirror images."""
         if self.end is None:
             return self.adapt_features(support.frozen_features(mirrored=mirrored))
@@ -272,8 +272,8 @@ class CrossModal(FrozenMethod, TrainedMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Rows of the images and of their mirror images, (R, D) or (R, T, W), repeated to fill an epoch."""
-        rows = torch.cat([self._rows_of(support), self._rows_of(support, mirrored=True)])
-        times = repeats(len(rows), self.options.batch_size or 1)
+        rows = torch.cat([self._encode_rows(support), self._encode_rows(support, mirrored=True)])
+        times = repeats_per_epoch(len(rows), self.options.batch_size or 1)
         # The rows of one image take 0.6 MB for a ViT-B/16: avoid a copy if they are not repeated.
         repeated = rows if times == 1 else torch.cat([rows] * times)
         return repeated, support.labels.repeat(2 * times)
@@ -282,16 +282,16 @@ class CrossModal(FrozenMethod, TrainedMethod):
         """Initial weights, the sentences as samples, and the validation images."""
         texts = self.texts()
         self._text = first = F.normalize(texts.mean(dim=0), dim=-1)
-        order = torch.tensor(alphabetical(self.problem.names), device=texts.device)
+        order = torch.tensor(alphabetical_order(self.problem.names), device=texts.device)
         self._sentences = F.normalize(texts[:, order].flatten(0, 1), dim=-1)
         self._sentence_labels = order.repeat(len(texts))
         if self.options.init == "random":
             bound = 1 / math.sqrt(texts.shape[2])
             drawn = torch.empty(texts.shape[1:]).uniform_(-bound, bound, generator=self.generator("weight"))
             first = drawn.to(texts.device)
-        self._unseen = None
+        self._validation = None
         if self.options.keep == "best" and (validation := support.validation) is not None:
-            self._unseen = (self._rows_of(validation), validation.labels)
+            self._validation = (self._encode_rows(validation), validation.labels)
             self.best_end = None if self.end is None else self.end.vector()
         with torch.no_grad():
             self.weight.copy_(first)
@@ -325,14 +325,14 @@ class CrossModal(FrozenMethod, TrainedMethod):
     @torch.no_grad()
     def on_epoch_end(self, epoch: int, epochs: int) -> None:
         """Keep the state if it is the best so far on the validation images."""
-        if self._unseen is None:
+        if self._validation is None:
             return
-        rows, labels = self._unseen
+        rows, labels = self._validation
         features = torch.cat([self.features(part) for part in torch.split(rows, IMAGES)])
         # As a tensor of the same type, so that an equally good state never looks better by rounding.
-        found = self.validated.new_tensor(accuracy(features @ self.weight.T, labels))
-        if found > self.validated:
-            self.final_weight, self.validated = self.weight.detach().clone(), found
+        score = self.validated.new_tensor(accuracy(features @ self.weight.T, labels))
+        if score > self.validated:
+            self.final_weight, self.validated = self.weight.detach().clone(), score
             self.best_end = None if self.end is None else self.end.vector()
 
     def finish(self, support: Support) -> None:
@@ -340,8 +340,8 @@ class CrossModal(FrozenMethod, TrainedMethod):
         best = self.weight.detach() if float(self.validated) < 0 else self.final_weight
         self.final_weight = (1 - self.options.wise) * best + self.options.wise * self._text
         if self.end is not None and self.best_end is not None:
-            self.end.take(self.best_end)
-        self.best_end = self._unseen = None
+            self.end.load_vector(self.best_end)
+        self.best_end = self._validation = None
 
     def make_head(self) -> Head:
         """Softmax of τ W f."""
@@ -350,7 +350,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One weight vector per class, and one accuracy."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
-        return shape_problems({"final_weight": (state["final_weight"], (C, D)), "validated": (state["validated"], ())})
+        return check_shapes(state, {"final_weight": (C, D), "validated": ()})
 
 
 METHOD = CrossModal

@@ -25,9 +25,9 @@ from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared import metric
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.prompts import TextPrompts, VisualTokens, coop_epochs
-from dca.methods.shared.shots import ClassFeatures
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 # Dataset -> (learning rate, β_v, β_t), the authors' settings at any number of shots.
 PAPER_TABLE = {
@@ -49,8 +49,8 @@ SHARPNESS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAPTOptions(TextHeadOptions):
-    """Settings of DAPT."""
+class DAPTOptions(TextFeatureOptions):
+    """Options of DAPT."""
 
     recipe: Literal["paper", "own"] = opt(
         "paper",
@@ -67,7 +67,7 @@ class DAPTOptions(TextHeadOptions):
     )
 
 
-class DAPT(TextHead):
+class DAPT(TextFeatureMethod):
     """Text and visual prompts, with class prototypes for images and a loss that separates texts."""
 
     name = "dapt"
@@ -80,12 +80,12 @@ class DAPT(TextHead):
     @classmethod
     def resolve(cls, options: DAPTOptions, problem: Problem) -> Any:
         """Learning rate and weights by dataset, epochs by shots."""
-        own = (None, OWN_VISUAL, OWN_TEXT)
-        rate, visual, text = PAPER_TABLE.get(problem.dataset, own) if options.recipe == "paper" else own
-        settled = options.fill_unset(
+        medians = (None, OWN_VISUAL, OWN_TEXT)
+        rate, visual, text = PAPER_TABLE.get(problem.dataset, medians) if options.recipe == "paper" else medians
+        filled = options.fill_unset(
             learning_rate=rate, beta_visual=visual, beta_text=text, epochs=coop_epochs(problem), batch_size=32
         )
-        return super().resolve(settled, problem)
+        return super().resolve(filled, problem)
 
     def __init__(self, clip: CLIP, problem: Problem, options: DAPTOptions) -> None:
         super().__init__(clip, problem, options)
@@ -96,7 +96,7 @@ class DAPT(TextHead):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.as_extra_tokens()), dim=-1)
 
     def text_contexts(self) -> Sequence[Tensor]:
         """The context."""

@@ -51,14 +51,14 @@ from dca.core.options import opt
 from dca.core.text import pluralize
 from dca.methods.base import Batch, Head, OptimizerName, Problem, Step, Support, TrainingOptions
 from dca.methods.shared import losses
-from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, gammas, naming_classes
-from dca.methods.shared.gaussian import dca as dca_gaussian
+from dca.methods.shared.class_features import ClassFeatures, check_class_features
+from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, name_classes_in_error, paper_gammas
+from dca.methods.shared.gaussian import dca_gaussian as dca_gaussian
 from dca.methods.shared.heads import ClassPrecisions, MahalanobisHead, PromptHead, prompt_logits
 from dca.methods.shared.losses import IntraClass
 from dca.methods.shared.metric import Metric, Score
 from dca.methods.shared.prompts import TextPrompts, VisualTokens
-from dca.methods.shared.shots import ClassFeatures, check_class_features
-from dca.methods.shared.text_methods import KeepsShots
+from dca.methods.shared.text_feature_methods import ClassFeatureMethod
 
 Reading = Literal["own", "plots", "printed"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
@@ -90,7 +90,7 @@ class OpenPoint:
         return found[0] if len(set(found)) == 1 else " / ".join(found)
 
 
-POINTS = (
+OPEN_POINTS = (
     OpenPoint(
         "center",
         "Σ comes 'from the corresponding visual feature', and the text is 'the average vector' of the images",
@@ -152,19 +152,19 @@ POINTS = (
 )
 
 
-def decided_by(reading: Reading) -> dict[str, Any]:
+def reading_options(reading: Reading) -> dict[str, Any]:
     """The options whose values differ between readings, as a reading takes them."""
-    return {p.option: p.value(reading) for p in POINTS if len({p.value(r) for r in READINGS}) > 1}
+    return {p.option: p.value(reading) for p in OPEN_POINTS if len({p.value(r) for r in READINGS}) > 1}
 
 
-def markdown() -> str:
+def readings_table() -> str:
     """The table of docs/math.md: one row per open point."""
     head = ["| what the paper says | option | own | plots | printed | why |", "|---|---|---|---|---|---|"]
     rows = [
         f"| {p.paper} | `{p.option}` | "
         + " | ".join(f"`{str(p.value(r)).lower()}`" for r in READINGS)
         + f" | {p.why} |"
-        for p in POINTS
+        for p in OPEN_POINTS
     ]
     return "\n".join([*head, *rows])
 
@@ -172,7 +172,7 @@ def markdown() -> str:
 Anchors = Literal["text", "means", "both"]
 
 
-def anchors_of(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
+def head_anchors(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
     """Unit vectors (M, C, D), from unit text features u (M, C, D) and the training features of the classes.
 
     Raises:
@@ -257,7 +257,7 @@ TABLE = "ours; recipe=paper: its table"
 
 @dataclass(frozen=True, kw_only=True)
 class DCAOptions(TrainingOptions):
-    """Settings of DCA; symbols as in the paper."""
+    """Options of DCA; symbols as in the paper."""
 
     recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
     reading: Reading = opt("own", "what is taken where the paper leaves it open: see the readings below")
@@ -337,17 +337,17 @@ class DCAOptions(TrainingOptions):
     warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
 
 
-def epochs(shots: int) -> int:
+def paper_epochs(shots: int) -> int:
     """The paper's epochs for a number of shots."""
     return 80 if shots <= 1 else 100 if shots <= 4 else 200
 
 
-def own_epochs(shots: int) -> int:
+def default_epochs(shots: int) -> int:
     """For other datasets: at most 100, which cost a third of a point against 200 (docs/methods.md)."""
-    return min(epochs(shots), 100)
+    return min(paper_epochs(shots), 100)
 
 
-class DCA(KeepsShots):
+class DCA(ClassFeatureMethod):
     """Diversity and covariance-aware prompt learning."""
 
     name = "dca"
@@ -385,14 +385,14 @@ class DCA(KeepsShots):
         if options.classes_per_step and options.train_metric == "mahalanobis":
             hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
             raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
-        decided = decided_by(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
+        decided = reading_options(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
         table = options.gammas or decided["gammas"]
-        gamma1, gamma2 = gammas(problem.shots) if table == "paper" else OWN_GAMMAS
+        gamma1, gamma2 = paper_gammas(problem.shots) if table == "paper" else OWN_GAMMAS
         auto: dict[str, Any] = {
             "alpha": alpha,
             "beta": beta,
             "learning_rate": rate,
-            "epochs": epochs(problem.shots) if problem.dataset in PAPER_TABLE else own_epochs(problem.shots),
+            "epochs": paper_epochs(problem.shots) if problem.dataset in PAPER_TABLE else default_epochs(problem.shots),
             "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
@@ -403,7 +403,7 @@ class DCA(KeepsShots):
     @classmethod
     def explain_options(cls) -> dict[str, list[str]]:
         """What each reading takes where the paper leaves it open, and why."""
-        lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in POINTS]
+        lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in OPEN_POINTS]
         heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
         alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
         return {**super().explain_options(), heading: [*lines, alpha]}
@@ -428,7 +428,7 @@ class DCA(KeepsShots):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features through the visual tokens, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.extra()), dim=-1)
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.as_extra_tokens()), dim=-1)
 
     def encode_text(self, places: Sequence[int] | None = None) -> Tensor:
         """u: unit text features, (M, C, D), of all classes or of those at `places`."""
@@ -439,7 +439,7 @@ class DCA(KeepsShots):
         return list(self.text.contexts)
 
     @property
-    def shot_views(self) -> int:
+    def feature_views(self) -> int:
         """The option `head_views`."""
         return self.options.head_views
 
@@ -450,9 +450,9 @@ class DCA(KeepsShots):
             return
         names, shots = self.problem.names, self.problem.shots
         if self.options.intra_features == "prompted":
-            self._intra_class = IntraClass.of(self.encode_all(support), support.labels, names, shots)
+            self._intra_class = IntraClass.from_features(self.encode_all(support), support.labels, names, shots)
         else:
-            self._intra_class = IntraClass.of_backbone(support, names, shots)
+            self._intra_class = IntraClass.from_support(support, names, shots)
 
     def _require_definite(self, support: Support) -> None:
         """Raise before training if the head's covariances of CLIP's own features are not positive definite."""
@@ -460,8 +460,8 @@ class DCA(KeepsShots):
         if options.test_metric == "mahalanobis" and options.covariance == "class":
             features = F.normalize(support.frozen_features(), dim=-1)
             shots = ClassFeatures.group(features, support.labels, len(names))
-            with naming_classes(names):
-                ClassPrecisions.of(shots, self._head_gaussian(), features.dtype)
+            with name_classes_in_error(names):
+                ClassPrecisions.from_features(shots, self._head_gaussian(), features.dtype)
 
     def _head_gaussian(self) -> Gaussian:
         options = self.options
@@ -489,7 +489,7 @@ class DCA(KeepsShots):
             flat = u.flatten(0, 1)
             pairs = None
             if options.separation_pairs and len(flat) > 1:
-                pairs = losses.random_pairs(len(flat), options.separation_pairs, batch.generator)
+                pairs = losses.draw_pairs(len(flat), options.separation_pairs, batch.generator)
             terms["ts"] = options.beta * losses.text_separation(
                 flat, reduction=options.separation_reduction, pairs=pairs
             )
@@ -503,9 +503,11 @@ class DCA(KeepsShots):
 
     def finish(self, support: Support) -> None:
         """Text features, and the training images through the final visual tokens."""
-        features = self.encode_all(support, views=self.shot_views)
-        shots = ClassFeatures.group(features, support.labels.repeat(max(self.shot_views, 1)), len(self.problem.names))
-        self.keep(self.encode_text().detach(), shots)
+        labels = support.labels.repeat(max(self.feature_views, 1))
+        features = ClassFeatures.group(
+            self.encode_all(support, views=self.feature_views), labels, len(self.problem.names)
+        )
+        self.store(self.encode_text().detach(), features)
 
     def class_parameters(self) -> set[str]:
         """The contexts, if each class has its own."""
@@ -528,14 +530,14 @@ class DCA(KeepsShots):
     def make_head(self) -> Head:
         """Probabilities under the test metric, averaged over the prompts."""
         options = self.options
-        u = anchors_of(self.text_features, self.shots, options.anchors)
+        u = head_anchors(self.text_features, self.class_features, options.anchors)
         if options.test_metric != "mahalanobis":
-            return PromptHead.of(u, self.tau, options.test_metric, options.score, options.eps)
+            return PromptHead.from_text(u, self.tau, options.test_metric, options.score, options.eps)
         assert options.center is not None
-        with naming_classes(self.problem.names):
-            return MahalanobisHead.of(
+        with name_classes_in_error(self.problem.names):
+            return MahalanobisHead.from_text(
                 u,
-                self.shots,
+                self.class_features,
                 self._head_gaussian(),
                 tau=self.tau,
                 center=options.center,
@@ -544,9 +546,9 @@ class DCA(KeepsShots):
                 eps=options.eps,
             )
 
-    def without_shots(self) -> DCAOptions:
+    def options_without_features(self) -> DCAOptions:
         """Euclidean distances to texts."""
-        options: DCAOptions = super().without_shots()
+        options: DCAOptions = super().options_without_features()
         return dataclasses.replace(options, anchors="text")
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:

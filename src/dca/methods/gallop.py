@@ -33,8 +33,8 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions, describe_terms
-from dca.methods.shared.frozen import shape_problems
-from dca.methods.shared.prompts import name_ids, require_room, start_context
+from dca.methods.shared.frozen_features import check_shapes
+from dca.methods.shared.prompts import check_name_lengths, init_context, tokenize_names
 
 BATCH = 32
 # The authors' batch sizes of single datasets, used with the rules "paper" only.
@@ -43,7 +43,7 @@ PAPER_BATCHES = {"eurosat": 10, "sun397": 128, "imagenet": 128}
 
 @dataclass(frozen=True, kw_only=True)
 class GalLoPOptions(TrainingOptions):
-    """Settings of GalLoP."""
+    """Options of GalLoP."""
 
     epochs: int | None = opt(
         None, "passes over the training images; auto: 200, ImageNet 50", low=0, source="GalLoP's code"
@@ -106,7 +106,7 @@ class GlobalLocalHead(Head):
     patches: int
 
     @classmethod
-    def of(cls, u: Tensor, tau: float, top: tuple[int, ...], patches: int) -> GlobalLocalHead:
+    def from_text(cls, u: Tensor, tau: float, top: tuple[int, ...], patches: int) -> GlobalLocalHead:
         """From unit text features u (G + J, C, D), the J local ones last."""
         first, last = torch.split(u.double(), [len(u) - len(top), len(top)])
         whole, local = tau / 2 * first.mean(dim=0), tau / (2 * len(top)) * last
@@ -151,12 +151,12 @@ class GalLoP(TrainedMethod):
 
     def __init__(self, clip: CLIP, problem: Problem, options: GalLoPOptions) -> None:
         super().__init__(clip, problem, options)
-        start = start_context(clip, options.phrase, self.generator("context"))
+        start = init_context(clip, options.phrase, self.generator("context"))
         self.global_prompts = nn.Parameter(start.repeat(options.global_prompts, 1, 1))
         self.local_prompts = nn.Parameter(start.repeat(len(options.top), 1, 1))
         self.local_layer = nn.Parameter(torch.eye(clip.config.vision.width, device=clip.device))
-        self.name_ids = name_ids(clip, problem.names, options.suffix)
-        require_room(clip, problem.names, self.name_ids, len(start))
+        self.name_ids = tokenize_names(clip, problem.names, options.suffix)
+        check_name_lengths(clip, problem.names, self.name_ids, len(start))
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f, l_1 .. l_P: unit features of the image and of its patches, one after the other: (B, (1 + P) D)."""
@@ -191,8 +191,8 @@ class GalLoP(TrainedMethod):
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of a global prompt per image, and of all local prompts."""
         z, local = self.logits(self.encode(batch.inputs), self.encode_text())
-        options = draw_prompts(len(batch.labels), len(z), self.options.dropout, batch.noise)
-        kept = z.gather(0, options.T[..., None].expand(-1, -1, z.shape[-1])).mean(dim=0)
+        drawn = draw_prompts(len(batch.labels), len(z), self.options.dropout, batch.noise)
+        kept = z.gather(0, drawn.T[..., None].expand(-1, -1, z.shape[-1])).mean(dim=0)
         terms = {
             "global": F.cross_entropy(kept, batch.labels),
             "local": F.cross_entropy(local.flatten(0, 1), batch.labels.repeat(len(local))),
@@ -214,13 +214,13 @@ class GalLoP(TrainedMethod):
     def make_head(self) -> Head:
         """Softmax of the mean of global and local logits."""
         patches = self.clip.config.vision.patches
-        return GlobalLocalHead.of(self.text_features, self.clip.tau, self.options.top, patches)
+        return GlobalLocalHead.from_text(self.text_features, self.clip.tau, self.options.top, patches)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per prompt and class."""
         prompts = self.options.global_prompts + len(self.options.top)
         expected = (prompts, len(self.problem.names), self.clip.config.embed_dim)
-        return shape_problems({"text_features": (state["text_features"], expected)})
+        return check_shapes(state, {"text_features": expected})
 
 
 METHOD = GalLoP

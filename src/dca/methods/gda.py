@@ -14,7 +14,7 @@ since the scale of P changes with n. `shrinkage` selects the estimate of the inv
 covariance and keeps the factor D / (n - 1), so that α has the same scale.
 
 `select=loo` needs no validation images: α has the least log-loss on the training images (evaluation view), each
-under the model without it and without its views. That is in closed form (`shared/gaussian_leave_one_out.py`), for
+under the model without it and without its views. That is in closed form (`shared/gaussian.py`), for
 shrinkage=gda only. Log-loss, since few images make accuracy coarse; at its best temperature, since α decides the
 ranking and the Gaussian part is far too confident at the α that ranks best; and with the distance to the own class as
 of a new image, or a class of two would be judged by a mean of one. Images that are alone in their class do not count,
@@ -38,20 +38,20 @@ from dca.core.hints import set_option
 from dca.core.options import opt
 from dca.methods.base import Head, HeldOutPredictions, Support
 from dca.methods.shared import gaussian
-from dca.methods.shared.frozen import (
+from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.frozen_features import (
     FrozenMethod,
     FrozenOptions,
     accuracy,
+    check_shapes,
     crop_option,
+    encode_views,
     first_best,
-    image_views,
-    shape_problems,
-    tempered_log_loss,
+    log_loss_at_best_scale,
     unit_mean,
 )
-from dca.methods.shared.gaussian import add_text, left_out_logits, left_out_scores
+from dca.methods.shared.gaussian import add_text, held_out_logits, held_out_scores
 from dca.methods.shared.heads import LinearHead
-from dca.methods.shared.shots import ClassFeatures
 
 ALPHAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Shots -> α without validation images: the middle of the values that the search found.
@@ -61,7 +61,7 @@ Estimate = Literal["gda", "ledoit_wolf", "oas", "convex"]
 
 @dataclass(frozen=True, kw_only=True)
 class GDAOptions(FrozenOptions):
-    """Settings of GDA. The training recipe is not used."""
+    """Options of GDA. The training options are not used."""
 
     views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
     crop_low: float = crop_option()
@@ -83,19 +83,19 @@ class GDAOptions(FrozenOptions):
             )
 
 
-def gaussian_part(features: Tensor, labels: Tensor, classes: int, options: GDAOptions) -> tuple[Tensor, Tensor]:
+def gaussian_weights(features: Tensor, labels: Tensor, classes: int, options: GDAOptions) -> tuple[Tensor, Tensor]:
     """W (C, D) and b (C,) of unit features (n, D), in float64."""
-    shots = ClassFeatures.group(features.double(), labels, classes)
+    grouped = ClassFeatures.group(features.double(), labels, classes)
     head = gaussian.Gaussian(options.shrinkage, pooling=1.0, rho=options.rho)
-    W, b = gaussian.linear(shots, head)
+    W, b = gaussian.linear_weights(grouped, head)
     scale = features.shape[1] / max(len(features) - 1, 1)
     return scale * W, scale * b - math.log(classes)
 
 
 def gda_head(text: Tensor, weight: Tensor, bias: Tensor, tau: float, alpha: float | Tensor) -> LinearHead:
     """τ f·t + α (f·w + b) as one linear head, of text (C, D), w (C, D) and b (C,), in the type of w."""
-    both = tau * text.double() + alpha * weight.double()
-    return LinearHead(both.to(weight.dtype), (alpha * bias.double()).to(bias.dtype))
+    total = tau * text.double() + alpha * weight.double()
+    return LinearHead(total.to(weight.dtype), (alpha * bias.double()).to(bias.dtype))
 
 
 class GDA(FrozenMethod):
@@ -116,38 +116,38 @@ class GDA(FrozenMethod):
 
     def finish(self, support: Support) -> None:
         """Statistics of the training images, then α."""
-        features = self._views(support)
+        features = self._encode_views(support)
         labels = support.labels.repeat_interleave(features.shape[1])
-        weight, bias = gaussian_part(features.flatten(0, 1), labels, len(self.problem.names), self.options)
+        weight, bias = gaussian_weights(features.flatten(0, 1), labels, len(self.problem.names), self.options)
         self.text_features = unit_mean(self.texts())
         self.weight, self.bias = weight.to(features.dtype), bias.to(features.dtype)
-        self.alpha = features.new_tensor(self._alpha(support, features))
+        self.alpha = features.new_tensor(self._select_alpha(support, features))
 
-    def _views(self, support: Support) -> Tensor:
+    def _encode_views(self, support: Support) -> Tensor:
         """Unit features of the views of each image, (N, V, D)."""
-        return self.adapt_features(image_views(support, self.options.views, self.options.crop_low))
+        return self.adapt_features(encode_views(support, self.options.views, self.options.crop_low))
 
-    def _alpha(self, support: Support, views: Tensor) -> float:
+    def _select_alpha(self, support: Support, views: Tensor) -> float:
         """α: the option, the best on validation or left-out images, or by shots. views: (N, V, D)."""
         validation, options = support.validation, self.options
         if options.alpha is not None:
             return options.alpha
         if options.select == "loo" and int(support.labels.bincount().max()) > 1:
-            return self._left_out_alpha(support, views)
+            return self._select_alpha_by_leave_one_out(support, views)
         if options.select == "loo" or validation is None:
             return ALPHA_BY_SHOTS[max(k for k in ALPHA_BY_SHOTS if k <= max(self.problem.shots, 1))]
         features, labels = self.encode_all(validation), validation.labels
         return first_best(ALPHAS, lambda alpha: accuracy(self._linear(alpha).logits(features), labels))[0]
 
-    def _left_out_alpha(self, support: Support, views: Tensor) -> float:
+    def _select_alpha_by_leave_one_out(self, support: Support, views: Tensor) -> float:
         """The α with the least leave-one-out log-loss at its best temperature. views: (N, V, D)."""
         text, queries, y = self.text_features, self.encode_all(support), support.labels
-        scores = left_out_scores(views, y, queries, len(text), repair=True)
+        scores = held_out_scores(views, y, queries, len(text), corrected=True)
         kept = y.bincount(minlength=len(text))[y] > 1
         scores, queries, y = scores[kept], queries[kept], y[kept]
 
         def log_likelihood(alpha: float) -> float:
-            return -tempered_log_loss(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
+            return -log_loss_at_best_scale(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
 
         return first_best(ALPHAS, log_likelihood)[0]
 
@@ -156,12 +156,12 @@ class GDA(FrozenMethod):
         y = support.labels
         if self.options.shrinkage != "gda" or len(set(support.groups.tolist())) < len(y):
             return None
-        views, text = self._views(support), self.text_features
-        found = left_out_logits(
+        views, text = self._encode_views(support), self.text_features
+        probabilities = held_out_logits(
             views, y, self.encode_all(support), text, tau=self.clip.tau, alpha=float(self.alpha)
         ).softmax(dim=-1)
-        found[y.bincount(minlength=len(text))[y] == 1] = torch.nan
-        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
+        probabilities[y.bincount(minlength=len(text))[y] == 1] = torch.nan
+        return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
 
     def options_for_folds(self, options: GDAOptions) -> GDAOptions:
         """With the α of `finish`."""
@@ -179,7 +179,7 @@ class GDA(FrozenMethod):
         """One text feature, one weight vector and one bias per class, and one α."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
         shapes = {"text_features": (C, D), "weight": (C, D), "bias": (C,), "alpha": ()}
-        return shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
+        return check_shapes(state, shapes)
 
 
 METHOD = GDA

@@ -14,7 +14,7 @@ come from the code, which is the default here: λ is 1 in the code and 1/K for K
 (`distillation`).
 
 λ acts on raw token embeddings, so its effect depends on their length in the backbone. By default A and A° are
-divided by s (`shared/clip_units.py`), so that they have the size that they have in OpenAI's CLIP, and A is
+divided by s (`shared/prompts.py`), so that they have the size that they have in OpenAI's CLIP, and A is
 multiplied by s where the text tower reads it:
 
     s = mean ‖row of the embedding table‖ / 0.4 · 100 / τ
@@ -37,13 +37,20 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, Step, describe_terms
-from dca.methods.shared.prompts import CLIP_TOKEN_NORM, UnitRecipe, clip_unit, name_ids, no_unit, require_room
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import (
+    CLIP_TOKEN_NORM,
+    UnitRecipe,
+    check_name_lengths,
+    clip_unit,
+    tokenize_names,
+    unit_of_one,
+)
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAMMOptions(TextHeadOptions):
-    """Settings of LAMM."""
+class LAMMOptions(TextFeatureOptions):
+    """Options of LAMM."""
 
     epochs: int = opt(50, "passes over the training images", low=0, source="LAMM's code")
     batch_size: int = opt(32, "images per step", low=1, source="LAMM's code")
@@ -65,7 +72,7 @@ class LAMMOptions(TextHeadOptions):
     temperature: float = opt(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
 
 
-class LAMM(TextHead):
+class LAMM(TextFeatureMethod):
     """Label alignment: learned class names in a fixed sentence."""
 
     name = "lamm"
@@ -77,14 +84,14 @@ class LAMM(TextHead):
 
     def __init__(self, clip: CLIP, problem: Problem, options: LAMMOptions) -> None:
         super().__init__(clip, problem, options)
-        ids = name_ids(clip, problem.names, options.suffix)
-        shortest = min(len(words) for words in name_ids(clip, problem.names, "")) - 1
+        ids = tokenize_names(clip, problem.names, options.suffix)
+        shortest = min(len(words) for words in tokenize_names(clip, problem.names, "")) - 1
         length = min(options.n_tokens or shortest, shortest)
         self.options = dataclasses.replace(options, n_tokens=length)  # kept when some of the classes are selected
-        require_room(clip, problem.names, ids, len(clip.tokenizer.encode(options.phrase)))
+        check_name_lengths(clip, problem.names, ids, len(clip.tokenizer.encode(options.phrase)))
         self.rest = [own[length:] for own in ids]
         table = clip.text.embedding.weight
-        self._unit = no_unit(table)
+        self._unit = unit_of_one(table)
         if options.recipe == "scaled":
             self._unit = clip_unit(table, CLIP_TOKEN_NORM, clip.logit_scale.detach().exp())
         self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach() / self._unit

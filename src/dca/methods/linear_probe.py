@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support, TrainingOptions
-from dca.methods.shared.frozen import FrozenMethod, accuracy, first_best
+from dca.methods.shared.frozen_features import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import LinearHead
 from dca.methods.shared.logistic import Logistic, leave_one_out, restore_balance
 
@@ -41,7 +41,7 @@ Solution = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearProbeOptions(TrainingOptions):
-    """Settings of the linear probe. The training recipe is not used."""
+    """Options of the linear probe. The training options are not used."""
 
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
     default_c: float = opt(0.316, "c where there are no validation images", low=1e-9, source="CLIP")
@@ -62,14 +62,14 @@ def solve(
     return problem.weights(problem.solve(c, tolerance=tolerance, iterations=iterations))
 
 
-def decided(logits: Tensor, reach: Tensor) -> bool:
-    """Whether in every row (M, C) the two largest differ by more than `reach` (M,)."""
+def margins_exceed(logits: Tensor, margin: Tensor) -> bool:
+    """Whether in every row (M, C) the two largest differ by more than `margin` (M,)."""
     first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
-    return bool((first - second > reach).all())
+    return bool((first - second > margin).all())
 
 
 def best_decade(score: Callable[[float], float]) -> float:
-    """The logarithm of c: the better end of the last window; of equal scores the first."""
+    """Search the logarithm of c: the better end of the last window; of equal scores the first."""
     peak, _ = first_best(DECADES, score)
     left, right, best = peak - 1.0, peak + 1.0, float(peak)
     for _ in range(HALVINGS):
@@ -89,7 +89,7 @@ class LinearProbe(FrozenMethod):
     Options = LinearProbeOptions
     class_rows = frozenset({"weight", "bias"})
     options: LinearProbeOptions
-    _found: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
+    _solution: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
 
     def __init__(self, clip: CLIP, problem: Problem, options: LinearProbeOptions) -> None:
         super().__init__(clip, problem, options)
@@ -102,11 +102,11 @@ class LinearProbe(FrozenMethod):
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
 
     def finish(self, support: Support) -> None:
-        """Choose c and solve."""
+        """Select c and solve."""
         problem = Logistic(self.encode_all(support), support.labels, len(self.problem.names))
         c = self.options.c if self.options.c is not None else self._search(problem, support.validation)
         weight, bias = problem.weights(problem.solve(c, tolerance=FINE, iterations=self.options.iterations))
-        self._found = c, weight, bias
+        self._solution = c, weight, bias
         with torch.no_grad():
             self.weight.copy_(weight)
             self.bias.copy_(bias)
@@ -120,7 +120,7 @@ class LinearProbe(FrozenMethod):
 
         def score(decade: float) -> float:
             if decade not in known:
-                known[decade] = accuracy(self._decided_logits(problem, 10.0**decade, unseen), truth)
+                known[decade] = accuracy(self._precise_logits(problem, 10.0**decade, unseen), truth)
             return known[decade]
 
         for decade in sorted(DECADES):  # small c is easy to solve, and each solution is a start for the next
@@ -131,7 +131,7 @@ class LinearProbe(FrozenMethod):
         """Approximate leave-one-out at the c of `finish`; folds for near-copies and for very many weights."""
         if len(set(support.groups.tolist())) < len(support.labels):
             return None
-        c, weight, bias = self._found
+        c, weight, bias = self._solution
         logits = leave_one_out(self.encode_all(support), support.labels, weight, bias, c)
         if logits is None:
             return None
@@ -142,20 +142,19 @@ class LinearProbe(FrozenMethod):
 
     def options_for_folds(self, options: LinearProbeOptions) -> LinearProbeOptions:
         """With the c of `finish`."""
-        return dataclasses.replace(options, c=self._found[0])
+        return dataclasses.replace(options, c=self._solution[0])
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no text is used."""
-        names = [name if c == index else old for c, old in enumerate(self.problem.names)]
-        return self.with_rows(range(len(names)), names)
+        return self.with_rows(range(len(self.problem.names)), self.names_with(index, name))
 
-    def _decided_logits(self, problem: Logistic, c: float, unseen: Tensor) -> Tensor:
-        """Logits (M, C) for c of validation images (M, R), so near the minimum that none could change its class."""
+    def _precise_logits(self, problem: Logistic, c: float, unseen: Tensor) -> Tensor:
+        """Logits (M, C) for c of validation images (M, R), so near the minimum that no image could change its class."""
         for tolerance in SEARCH:
             A = problem.solve(c, tolerance=tolerance, iterations=self.options.iterations)
             logits = unseen @ A.T
             # W is within `tolerance` of its norm from the minimum; so a difference of two logits is within √2 of that.
-            if decided(logits, 2 * tolerance * A.norm() * unseen.norm(dim=-1)):
+            if margins_exceed(logits, 2 * tolerance * A.norm() * unseen.norm(dim=-1)):
                 break
         return logits
 

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step
-from dca.methods.shared.prompts import name_ids, random_tokens, require_room
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import check_name_lengths, random_tokens, tokenize_names
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 # One model, trained on 16 shots of all classes of ImageNet, for both protocols.
 TRANSFER = ProtocolOptions(
@@ -35,8 +35,8 @@ TRANSFER = ProtocolOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaPLeOptions(TextHeadOptions):
-    """Settings of MaPLe. Its few-shot recipe is not published: this is the recipe for 16 shots of base classes."""
+class MaPLeOptions(TextFeatureOptions):
+    """Options of MaPLe. Its few-shot recipe is not published: this is the recipe for 16 shots of base classes."""
 
     epochs: int | None = opt(5, "passes over the training images", low=0, source="paper")
     batch_size: int | None = opt(4, "images per step", low=1, source="paper")
@@ -48,7 +48,7 @@ class MaPLeOptions(TextHeadOptions):
     phrase: str = opt("a photo of a", "initial words of P_0; random if too few", source="paper")
 
 
-class MaPLe(TextHead):
+class MaPLe(TextFeatureMethod):
     """Deep text prompts, and visual prompts made from them by learned maps."""
 
     name = "maple"
@@ -63,8 +63,8 @@ class MaPLe(TextHead):
         super().__init__(clip, problem, options)
         n, words = options.tokens, clip.tokenizer.encode(options.phrase)
         fixed = words[n:] if len(words) > n else []
-        self.name_ids = [[*fixed, *own] for own in name_ids(clip, problem.names, ".")]
-        require_room(clip, problem.names, self.name_ids, n)
+        self.name_ids = [[*fixed, *own] for own in tokenize_names(clip, problem.names, ".")]
+        check_name_lengths(clip, problem.names, self.name_ids, n)
         width, J = clip.config.text.width, min(options.depth, clip.config.text.layers, clip.config.vision.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:

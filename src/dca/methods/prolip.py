@@ -38,8 +38,14 @@ from dca.methods.base import (
     TrainedMethod,
     describe_terms,
 )
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, by_image, drawn_view, unit_mean
-from dca.methods.shared.heads import NameHeadMethod
+from dca.methods.shared.frozen_features import (
+    ClassNameMethod,
+    FrozenMethod,
+    FrozenOptions,
+    draw_view,
+    group_by_image,
+    unit_mean,
+)
 
 Rule = Literal["1/N", "1/N^2"]
 CONFIGS = "ProLIP's code: configs/experiments"
@@ -49,7 +55,7 @@ DOMAIN_SHIFT = ProtocolOptions({"learning_rate": 1e-5}, f"{CONFIGS}/DG_VITB16.ya
 
 @dataclass(frozen=True, kw_only=True)
 class ProLIPOptions(FrozenOptions):
-    """Settings of ProLIP without validation images; symbols as in the paper."""
+    """Options of ProLIP without validation images; symbols as in the paper."""
 
     rule: Rule = opt("1/N", "λ from the number N of shots", source="paper")
     strength: float | None = opt(None, "λ, weight of ‖W - W₀‖²; auto: as `rule` says", low=0)
@@ -73,13 +79,13 @@ class ProLIPOptions(FrozenOptions):
     schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
 
 
-def strength_of(rule: Rule, shots: int) -> float:
+def penalty_strength(rule: Rule, shots: int) -> float:
     """λ for so many shots."""
     N = max(shots, 1)
     return 1 / N if rule == "1/N" else 1 / N**2
 
 
-class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
+class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
     """The image tower's projection, trained near CLIP's own."""
 
     name = "prolip"
@@ -94,21 +100,21 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
     def resolve(cls, options: ProLIPOptions, problem: Problem) -> ProLIPOptions:
         """λ by shots, and steps over all images: shots are an average, so there are fewer than C · 2 N images."""
         everything = 2 * len(problem.names) * max(problem.shots, 1)
-        return options.fill_unset(strength=strength_of(options.rule, problem.shots), batch_size=everything)
+        return options.fill_unset(strength=penalty_strength(options.rule, problem.shots), batch_size=everything)
 
     def __init__(self, clip: CLIP, problem: Problem, options: ProLIPOptions) -> None:
         super().__init__(clip, problem, options)
-        self.projection = nn.Parameter(self._clips_own.clone())
+        self.projection = nn.Parameter(self._initial_projection.clone())
 
     @property
-    def _clips_own(self) -> Tensor:
+    def _initial_projection(self) -> Tensor:
         """W₀, (D, E)."""
         return self.clip.visual.projection.weight.detach()
 
     def unprojected(self, support: Support) -> Tensor:
         """The vectors x of V views of every image, (N, V, E)."""
         views, crop_low = self.options.views, self.options.crop_low
-        return by_image(support.map(self.clip.encode_unprojected, views=views, crop_low=crop_low), views)
+        return group_by_image(support.map(self.clip.encode_unprojected, views=views, crop_low=crop_low), views)
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """The vectors x of V views of each image, (N, V, E), and labels (N,)."""
@@ -132,10 +138,10 @@ class ProLIP(NameHeadMethod, FrozenMethod, TrainedMethod):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image, and the penalty."""
-        logits = self.clip.tau * self.project(drawn_view(batch)) @ self.text_features.T
+        logits = self.clip.tau * self.project(draw_view(batch)) @ self.text_features.T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.strength:
-            terms["near_clip"] = self.options.strength * (self.projection - self._clips_own).square().sum()
+            terms["near_clip"] = self.options.strength * (self.projection - self._initial_projection).square().sum()
         return Step(terms, logits.detach().softmax(dim=-1))
 
 

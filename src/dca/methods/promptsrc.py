@@ -29,8 +29,8 @@ from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step, Support, describe_terms
-from dca.methods.shared.prompts import name_ids, random_tokens, require_room, sentences, start_context
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import check_name_lengths, fill_template, init_context, random_tokens, tokenize_names
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 EPOCHS = 50
 # (μ, σ) of 50 epochs; shorter and longer runs stretch them.
@@ -56,8 +56,8 @@ TRANSFER = ProtocolOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptSRCOptions(TextHeadOptions):
-    """Settings of PromptSRC."""
+class PromptSRCOptions(TextFeatureOptions):
+    """Options of PromptSRC."""
 
     epochs: int = opt(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
     batch_size: int = opt(4, "images per step", low=1, source="paper")
@@ -109,7 +109,7 @@ def epoch_weights(epochs: int, mean: float, spread: float) -> Tensor:
     return (-(e - mean).square() / (2 * spread**2)).softmax(dim=0)
 
 
-class PromptSRC(TextHead):
+class PromptSRC(TextFeatureMethod):
     """Deep prompts in both towers, regularised by CLIP's own features and averaged over epochs."""
 
     name = "promptsrc"
@@ -134,14 +134,14 @@ class PromptSRC(TextHead):
     def __init__(self, clip: CLIP, problem: Problem, options: PromptSRCOptions) -> None:
         super().__init__(clip, problem, options)
         text, vision = clip.config.text, clip.config.vision
-        first = start_context(clip, options.phrase or options.text_tokens, self.generator("context"))
+        first = init_context(clip, options.phrase or options.text_tokens, self.generator("context"))
         deeper = (min(options.depth, text.layers) - 1, *first.shape)
         seen = (min(options.depth, vision.layers), options.visual_tokens, vision.width)
         self.context = nn.Parameter(first)
         self.deep = nn.Parameter(random_tokens(clip, deeper, self.generator("deep")))
         self.visual = nn.Parameter(random_tokens(clip, seen, self.generator("visual")))
-        self.name_ids = name_ids(clip, problem.names, ".")
-        require_room(clip, problem.names, self.name_ids, len(first))
+        self.name_ids = tokenize_names(clip, problem.names, ".")
+        check_name_lengths(clip, problem.names, self.name_ids, len(first))
         # The sum of w_e θ_e so far; in the state only during training: see `prepare` and `finish`.
         self.register_buffer("average", None)
 
@@ -164,7 +164,7 @@ class PromptSRC(TextHead):
         """t°: unit text features, (C, D)."""
         templates = self.options.teacher_templates or teacher_sentences()
         with torch.no_grad():
-            each = [self.clip.encode_text(sentences(self.problem.names, template)) for template in templates]
+            each = [self.clip.encode_text(fill_template(self.problem.names, template)) for template in templates]
             return F.normalize(torch.stack(each).mean(dim=0), dim=-1)
 
     def step(self, batch: Batch) -> Step:

@@ -40,12 +40,12 @@ def all_methods() -> dict[str, type[Method]]:
         method = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "METHOD", None)
         if method is not None:
             found[method.name] = method
-    for method in _outside():
+    for method in _load_entry_points():
         found.setdefault(method.name, method)
     return dict(sorted(found.items()))
 
 
-def _outside() -> Iterator[type[Method]]:
+def _load_entry_points() -> Iterator[type[Method]]:
     """Methods of other packages. One that cannot be imported is logged and left out."""
     for point in entry_points(group="dca.methods"):
         package = point.dist.name if point.dist else point.value

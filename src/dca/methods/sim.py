@@ -1,11 +1,4 @@
-"""Ridge regression to one-hot labels, and its exact leave-one-out predictions.
-
-    min over U of  ‖Z U - Y‖² + λ ‖U‖²,    A = ZᵀZ + λ I,   U = A⁻¹ Zᵀ Y,   H = Z A⁻¹ Zᵀ
-
-The prediction for an image by the model without it is y_i - (y_i - ŷ_i) / (1 - H_ii); images B that leave together
-have Y_B - (I - H_BB)⁻¹ (Y_B - Ŷ_B). All computations are in float64.
-
-SiM: similarity mapping (Zanella, Fuchs et al., 2025). No class name is read, so that a name may mean nothing.
+"""SiM: similarity mapping (Zanella, Fuchs et al., 2025). No class name is read, so that a name may mean nothing.
 
 An image is described by its similarities to K = 1,000 sentences, one for each class of ImageNet, whatever the task
 is about. Ridge regression maps them to the labels:
@@ -18,8 +11,15 @@ is about. Ridge regression maps them to the labels:
 a class. Nothing is selected on any image.
 
 With P = Q R and z = f Rᵀ the problem has min(K, D) instead of K unknowns and the same solution, W = Q U: L W = Z U
-and ‖W‖ = ‖U‖ (`shared/ridge.py`). The leave-one-out predictions of ridge regression are exact. At prediction f W' with
+and ‖W‖ = ‖U‖ (`Ridge`). The leave-one-out predictions of ridge regression are exact. At prediction f W' with
 W' = Pᵀ W is all that is left, so that a finished model reads no sentence.
+
+**Ridge regression** to one-hot labels (`Ridge`), and its exact leave-one-out predictions:
+
+    min over U of  ‖Z U - Y‖² + λ ‖U‖²,    A = ZᵀZ + λ I,   U = A⁻¹ Zᵀ Y,   H = Z A⁻¹ Zᵀ
+
+The prediction for an image by the model without it is y_i - (y_i - ŷ_i) / (1 - H_ii); images B that leave together
+have Y_B - (I - H_BB)⁻¹ (Y_B - Ŷ_B). All computations are in float64.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.datasets.classes import read_class_list
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support
-from dca.methods.shared.experts import groups_of
-from dca.methods.shared.frozen import FrozenMethod, FrozenOptions, class_texts, shape_problems, unit_mean
+from dca.methods.shared.experts import iterate_copies
+from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, encode_class_texts, unit_mean
 from dca.methods.shared.heads import LinearHead
 
 
@@ -71,15 +71,15 @@ class Ridge:
         """U, (D, C)."""
         return torch.cholesky_solve(self.z.T @ self.targets, self._factor)
 
-    def left_out(self, groups: Tensor) -> Tensor:
+    def held_out(self, groups: Tensor) -> Tensor:
         """Predictions (N, C) for every image by the model without it and its copies, which share a number (N,)."""
-        missed = self.targets - self.z @ self.coefficients
+        residuals = self.targets - self.z @ self.coefficients
         half = torch.linalg.solve_triangular(self._factor, self.z.T, upper=False)  # H is halfᵀ half
-        held: Tensor = self.targets - missed / (1 - half.square().sum(dim=0))[:, None]
-        for rows in groups_of(groups):
+        held: Tensor = self.targets - residuals / (1 - half.square().sum(dim=0))[:, None]
+        for rows in iterate_copies(groups):
             own = half[:, rows]
-            rest = torch.eye(len(rows), dtype=own.dtype, device=own.device) - own.T @ own
-            held[rows] = self.targets[rows] - torch.linalg.solve(rest, missed[rows])
+            remainder = torch.eye(len(rows), dtype=own.dtype, device=own.device) - own.T @ own
+            held[rows] = self.targets[rows] - torch.linalg.solve(remainder, residuals[rows])
         return held
 
 
@@ -88,7 +88,7 @@ SENTENCE = ("a photo of a {}.",)
 
 @dataclass(frozen=True, kw_only=True)
 class SiMOptions(FrozenOptions):
-    """Settings of SiM. The training recipe is not used."""
+    """Options of SiM. The training options are not used."""
 
     templates: tuple[str, ...] = opt(SENTENCE, "sentences with {} for the name of an ImageNet class", source="paper")
     ridge: float = opt(0.1, "λ, weight of ‖W‖²", low=1e-9, source="paper")
@@ -118,14 +118,14 @@ class SiM(FrozenMethod):
         shape = len(problem.names), len(imagenet_names())
         self.mapping = nn.Parameter(torch.zeros(shape, device=clip.device))
 
-    def sentences(self) -> Tensor:
+    def encode_sentences(self) -> Tensor:
         """P, unit text features of the ImageNet names, (K, D)."""
         names = dataclasses.replace(self.problem, names=imagenet_names())
-        return unit_mean(class_texts(self.clip, names, self.options.templates or SENTENCE))
+        return unit_mean(encode_class_texts(self.clip, names, self.options.templates or SENTENCE))
 
     def finish(self, support: Support) -> None:
         """Solve for W."""
-        P = self.sentences().double()
+        P = self.encode_sentences().double()
         Q, R = torch.linalg.qr(P)
         z = self.encode_all(support).double() @ R.T
         self._ridge = Ridge(z, support.labels, len(self.problem.names), self.options.ridge)
@@ -137,15 +137,14 @@ class SiM(FrozenMethod):
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out; near-copies are left out together."""
         labels, groups = support.labels, support.groups
-        found = (self.clip.tau * self._ridge.left_out(groups)).softmax(dim=-1)
+        probabilities = (self.clip.tau * self._ridge.held_out(groups)).softmax(dim=-1)
         _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
-        found[member.bincount()[member] == labels.bincount()[labels]] = torch.nan
-        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
+        probabilities[member.bincount()[member] == labels.bincount()[labels]] = torch.nan
+        return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no class name is read."""
-        names = [name if c == index else old for c, old in enumerate(self.problem.names)]
-        return self.with_rows(range(len(names)), names)
+        return self.with_rows(range(len(self.problem.names)), self.names_with(index, name))
 
     def prompt_features(self) -> None:
         """None: no class name is read."""
@@ -157,7 +156,7 @@ class SiM(FrozenMethod):
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One weight vector per class."""
         expected = len(self.problem.names), self.clip.config.embed_dim
-        return shape_problems({"weight": (state["weight"], expected)})
+        return check_shapes(state, {"weight": expected})
 
 
 METHOD = SiM

@@ -39,7 +39,7 @@ def parameter_count(
 
 
 @cache
-def measured() -> dict[str, Any]:
+def load_measurements() -> dict[str, Any]:
     """measured.json: test accuracy of the methods in percent, and how it was measured."""
     found: dict[str, Any] = json.loads(files("dca.methods").joinpath("measured.json").read_text(encoding="utf-8"))
     return found
@@ -47,27 +47,27 @@ def measured() -> dict[str, Any]:
 
 def mean_accuracy(name: str) -> float | None:
     """Mean test accuracy of a method over the measured datasets, in percent; None if it has not been measured."""
-    found = measured()["accuracy"].get(name)
+    found = load_measurements()["accuracy"].get(name)
     return round(statistics.mean(found.values()), 1) if found else None
 
 
-def speed_of(method: type[Method]) -> Speed:
+def speed_class(method: type[Method]) -> Speed:
     """Speed class: the image tower runs in every step, or once per image and view."""
     return "minutes" if method.trains_on == "images" or method.fits_others else "seconds"
 
 
-def summary(method: type[Method]) -> dict[str, Any]:
+def summarize(method: type[Method]) -> dict[str, Any]:
     """One row of the tables."""
     trained = parameter_count(method)
     return {
         "name": method.name,
         "default": method.name == DEFAULT_METHOD,
         "summary": (method.__doc__ or "").splitlines()[0],
-        "speed": speed_of(method),
-        "gpu": "helps" if speed_of(method) == "minutes" else "not needed",
+        "speed": speed_class(method),
+        "gpu": "helps" if speed_class(method) == "minutes" else "not needed",
         "mean_accuracy": mean_accuracy(method.name),
-        "accuracy": measured()["accuracy"].get(method.name),
-        "measured_with": measured()["settings"].get(method.name, {}),
+        "accuracy": load_measurements()["accuracy"].get(method.name),
+        "measured_with": load_measurements()["settings"].get(method.name, {}),
         "trains_on": method.trains_on,
         "learns_from": learns_from(method, trained),
         "trained_parameters": trained,
@@ -84,13 +84,13 @@ def learns_from(method: type[Method], trained: int) -> str:
     return "frozen features" if method.trains_on == "features" else method.trains_on
 
 
-def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def sort_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows by speed class, in each the most accurate first, methods without a figure last."""
     speeds = list(SPEEDS)
     return sorted(rows, key=lambda row: (speeds.index(row["speed"]), -(row["mean_accuracy"] or 0), row["name"]))
 
 
-def advice(rows: Sequence[dict[str, Any]]) -> list[tuple[Reason, dict[str, Any]]]:
+def recommend(rows: Sequence[dict[str, Any]]) -> list[tuple[Reason, dict[str, Any]]]:
     """Rows to recommend, each with the reason: the default, and the most accurate of each speed class."""
     chosen: list[tuple[Reason, dict[str, Any]]] = [("default", row) for row in rows if row["default"]]
     for speed in SPEEDS:
@@ -100,22 +100,22 @@ def advice(rows: Sequence[dict[str, Any]]) -> list[tuple[Reason, dict[str, Any]]
     return chosen
 
 
-def measured_on() -> str:
+def describe_measurements() -> str:
     """How the accuracies were measured, in one sentence."""
-    about = measured()
+    about = load_measurements()
     *sets, last = about["test_images"]
     where = f"{', '.join(sets)} and {last}"
     draws = "one draw" if len(about["seeds"]) == 1 else f"mean of {len(about['seeds'])} draws"
     return f"mean test accuracy on {where}; {about['shots']} shots, {draws}, backbone {about['backbone']}"
 
 
-def table(methods: Iterable[type[Method]]) -> str:
+def markdown_table(methods: Iterable[type[Method]]) -> str:
     """Markdown with one row per method: how fast and how accurate it is, what it learns, and from what."""
     lines = [
         "| method | what it is | takes | accuracy | learns from | trained values | paper |",
         "|---|---|---|---:|---|---:|---|",
     ]
-    for row in ordered(map(summary, methods)):
+    for row in sort_rows(map(summarize, methods)):
         what, accuracy = row["summary"].rstrip("."), row["mean_accuracy"]
         shown = "" if accuracy is None else f"{accuracy:.1f}"
         learned = f"{row['learns_from']} | {row['trained_parameters']:,}"

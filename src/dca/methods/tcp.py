@@ -27,8 +27,8 @@ from dca.backbones.clip.blocks import Activation
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, OptimizerName, Problem, Step, describe_terms
-from dca.methods.shared.prompts import linear, name_ids, random_tokens, require_room, sentences
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import check_name_lengths, fill_template, init_linear, random_tokens, tokenize_names
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 # Sentence after V; for other datasets the name and a full stop.
 STUDENTS = {
@@ -50,8 +50,8 @@ SHORTER = {"imagenet", "sun397"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TCPOptions(TextHeadOptions):
-    """Settings of TCP."""
+class TCPOptions(TextFeatureOptions):
+    """Options of TCP."""
 
     epochs: int | None = opt(
         None, "passes over the training images; auto: 25 for ImageNet and SUN397, else 50", low=0, source="TCP's code"
@@ -77,7 +77,7 @@ class TCPOptions(TextHeadOptions):
             raise UserError("sentences need {} once, for the class name", details=wrong)
 
 
-class TCP(TextHead):
+class TCP(TextFeatureMethod):
     """Prompts made from CLIP's text feature of each class."""
 
     name = "tcp"
@@ -97,18 +97,20 @@ class TCP(TextHead):
         D, W, M = clip.config.embed_dim, clip.config.text.width, options.n_tokens
         hidden, stream = max(D // options.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
-        self.meta = nn.Sequential(linear(clip, D, hidden, stream), Activation(), linear(clip, hidden, M * W, stream))
+        self.meta = nn.Sequential(
+            init_linear(clip, D, hidden, stream), Activation(), init_linear(clip, hidden, M * W, stream)
+        )
         sentence = options.sentence or STUDENTS.get(problem.dataset, "{}.")
         before, after = sentence.split("{}")
-        self.name_ids = name_ids(clip, problem.names, after, before)
-        require_room(clip, problem.names, self.name_ids, M)
+        self.name_ids = tokenize_names(clip, problem.names, after, before)
+        check_name_lengths(clip, problem.names, self.name_ids, M)
 
     @cached_property
     def teacher(self) -> Tensor:
         """t°: unit text features of the teacher's sentences, (C, D)."""
         sentence = self.options.teacher_sentence or TEACHERS.get(self.problem.dataset, self.problem.template)
         with torch.no_grad():
-            written = sentences(self.problem.names, sentence)
+            written = fill_template(self.problem.names, sentence)
             return F.normalize(self.clip.encode_text(written), dim=-1)
 
     def class_tokens(self) -> Tensor:

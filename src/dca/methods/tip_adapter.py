@@ -29,13 +29,13 @@ from torch.nn import functional as F
 
 from dca.core.options import opt
 from dca.methods.base import CROP_LOW, Head, HeldOutPredictions, Problem, Support, TrainsOn
-from dca.methods.shared.frozen import (
+from dca.methods.shared.frozen_features import (
     FrozenMethod,
     FrozenOptions,
     accuracy,
+    check_shapes,
     crop_option,
-    image_views,
-    shape_problems,
+    encode_views,
     unit_mean,
 )
 from dca.methods.shared.heads import CacheHead
@@ -60,7 +60,7 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class TipAdapterOptions(FrozenOptions):
-    """Settings of Tip-Adapter, symbols as in the paper. The training recipe is not used."""
+    """Options of Tip-Adapter, symbols as in the paper. The training options are not used."""
 
     rules: Literal["paper", "strict"] | None = opt(
         None,
@@ -72,12 +72,12 @@ class TipAdapterOptions(FrozenOptions):
     beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
-def settings(problem: Problem, rules: str | None) -> tuple[float, float, float]:
+def search_ranges(problem: Problem, rules: str | None) -> tuple[float, float, float]:
     """Initial α, and the ends of the ranges of β and α."""
     return PAPER_TABLE.get(problem.dataset, MEDIANS) if rules == "paper" else MEDIANS
 
 
-def grid(end: float, steps: int) -> list[float]:
+def search_grid(end: float, steps: int) -> list[float]:
     """Even steps from 0.1 up to, not including, `end`."""
     return [LOW + i * (end - LOW) / steps for i in range(steps)]
 
@@ -90,24 +90,24 @@ def cache_logits(affinity: Tensor, labels: Tensor, classes: int, beta: float | T
 
 def cache_keys(support: Support, views: int, crop_low: float = CROP_LOW) -> Tensor:
     """F: raw features averaged over the views of an image, then normalised. (N, D)."""
-    return F.normalize(image_views(support, views, crop_low).mean(dim=1), dim=-1)
+    return F.normalize(encode_views(support, views, crop_low).mean(dim=1), dim=-1)
 
 
-def search(
+def search_alpha_beta(
     text: Tensor, affinity: Tensor, labels: Tensor, truth: Tensor, alphas: Sequence[float], betas: Sequence[float]
 ) -> tuple[float, float]:
     """The α and β with the highest accuracy on images with labels `truth` (V,).
 
     text: (V, C) zero-shot logits. affinity: (V, N). labels: (N,), of the keys.
     """
-    best, found = -1.0, (alphas[0], betas[0])
+    best_score, best = -1.0, (alphas[0], betas[0])
     for beta in betas:
         cache = cache_logits(affinity, labels, text.shape[1], beta)
         for alpha in alphas:
             score = accuracy(text + alpha * cache, truth)
-            if score > best:
-                best, found = score, (alpha, beta)
-    return found
+            if score > best_score:
+                best_score, best = score, (alpha, beta)
+    return best
 
 
 class TipAdapter(FrozenMethod):
@@ -141,19 +141,19 @@ class TipAdapter(FrozenMethod):
         """Text features and keys, then α and β."""
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
         self.keys = cache_keys(support, self.options.views, self.options.crop_low)
-        self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
+        self.alpha_beta = self.keys.new_tensor(self.select_alpha_beta(support.validation))
 
-    def strengths(self, validation: Support | None) -> tuple[float, float]:
+    def select_alpha_beta(self, validation: Support | None) -> tuple[float, float]:
         """α and β: the options, the best on validation images, or the starting values."""
-        first, beta_end, alpha_end = settings(self.problem, self.options.rules)
+        first, beta_end, alpha_end = search_ranges(self.problem, self.options.rules)
         alpha, beta = self.options.alpha, self.options.beta
         if validation is None:
             return first if alpha is None else alpha, 1.0 if beta is None else beta
-        alphas = grid(alpha_end, ALPHA_STEPS) if alpha is None else [alpha]
-        betas = grid(beta_end, BETA_STEPS) if beta is None else [beta]
+        alphas = search_grid(alpha_end, ALPHA_STEPS) if alpha is None else [alpha]
+        betas = search_grid(beta_end, BETA_STEPS) if beta is None else [beta]
         f = self.encode_all(validation)
         text = self.clip.tau * f @ self.text_features.T
-        return search(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
+        return search_alpha_beta(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
         """Exact leave-one-out at the α and β of `finish`: the keys of an image and of its copies are left out."""
@@ -163,10 +163,10 @@ class TipAdapter(FrozenMethod):
         C, copies = len(self.text_features), support.groups[:, None] == support.groups
         near = torch.where(copies, 0.0, (-beta * (1 - f @ self.keys.double().T)).exp())
         cache = near.new_zeros(len(near), C).index_add(1, y, near)
-        found = (self.clip.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
+        probabilities = (self.clip.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
         alone = (copies | (y[:, None] != y)).all(dim=1)
-        found[alone] = torch.nan
-        return HeldOutPredictions(found.cpu().numpy(), "leave-one-out")
+        probabilities[alone] = torch.nan
+        return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
 
     def options_for_folds(self, options: TipAdapterOptions) -> TipAdapterOptions:
         """With the α and β of `finish`."""
@@ -176,14 +176,14 @@ class TipAdapter(FrozenMethod):
     def make_head(self) -> Head:
         """Softmax of text and cache."""
         alpha, beta = self.alpha_beta.tolist()
-        return CacheHead.of(self.text_features, self.keys.detach(), self.key_labels, self.clip.tau, alpha, beta)
+        return CacheHead.from_keys(self.text_features, self.keys.detach(), self.key_labels, self.clip.tau, alpha, beta)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class, keys with labels of these classes, α and β."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
         N = max(len(state["key_labels"]), C) if state["key_labels"].dim() else C
         shapes = {"text_features": (C, D), "keys": (N, D), "key_labels": (N,), "alpha_beta": (2,)}
-        problems = shape_problems({name: (state[name], shape) for name, shape in shapes.items()})
+        problems = check_shapes(state, shapes)
         if not problems and not 0 <= int(state["key_labels"].min()) <= int(state["key_labels"].max()) < C:
             problems.append(f"key_labels: numbers from 0 to {C - 1} expected")
         return problems

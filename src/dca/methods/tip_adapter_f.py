@@ -25,13 +25,13 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.options import opt
 from dca.methods.base import Batch, LastBatch, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
-from dca.methods.shared.frozen import image_views, one_view, unit_mean
+from dca.methods.shared.frozen_features import draw_unit_view, encode_views, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, cache_logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class TipAdapterFOptions(TipAdapterOptions):
-    """Settings of Tip-Adapter-F."""
+    """Options of Tip-Adapter-F."""
 
     train_views: int = opt(
         20, "augmented views per image that the epochs draw from", low=1, source="paper: one per epoch"
@@ -69,13 +69,13 @@ class TipAdapterF(TipAdapter, TrainedMethod):
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
-        return image_views(support, self.options.train_views, self.options.crop_low), support.labels
+        return encode_views(support, self.options.train_views, self.options.crop_low), support.labels
 
     def prepare(self, support: Support) -> None:
         """Initial keys, one per image, and the constants of training."""
         self.keys = nn.Parameter(cache_keys(support, self.options.views, self.options.crop_low))
         self.text_features, self.key_labels = unit_mean(self.texts()), support.labels
-        self.alpha_beta = self.text_features.new_tensor(self.strengths(None))
+        self.alpha_beta = self.text_features.new_tensor(self.select_alpha_beta(None))
 
     def logits(self, features: Tensor) -> Tensor:
         """τ f T + α exp(-β (1 - f Fᵀ)) L, differentiable in the keys: (B, C)."""
@@ -85,13 +85,13 @@ class TipAdapterF(TipAdapter, TrainedMethod):
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image."""
-        logits = self.logits(one_view(batch))
+        logits = self.logits(draw_unit_view(batch))
         return Step({"cls": F.cross_entropy(logits, batch.labels)}, logits.detach().softmax(dim=-1))
 
     def finish(self, support: Support) -> None:
         """Search α and β for the trained keys."""
         with torch.no_grad():
-            self.alpha_beta = self.keys.new_tensor(self.strengths(support.validation))
+            self.alpha_beta = self.keys.new_tensor(self.select_alpha_beta(support.validation))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """As many keys as were saved: the shots of a problem are an average over the classes."""

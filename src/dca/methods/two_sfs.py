@@ -30,12 +30,12 @@ from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import NORMS, NORMS_OUTSIDE, Update
 from dca.core.options import opt
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit, Step, Support
-from dca.methods.shared.text_methods import TOWERS, TextHeadOptions, UpdatedTowers
+from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoSFSOptions(TextHeadOptions):
-    """Settings of 2SFS."""
+class TwoSFSOptions(TextFeatureOptions):
+    """Options of 2SFS."""
 
     epochs: int | None = opt(
         None, "passes over the training images in both stages; auto: 300 steps per shot", low=0, source="paper"
@@ -61,27 +61,27 @@ class TwoSFSOptions(TextHeadOptions):
     )
 
 
-def names_of_norms(tower: str, layers: int, outside: bool) -> list[str]:
+def layer_norm_names(tower: str, layers: int, outside: bool) -> list[str]:
     """Names of a tower's layer norms, as updates have them."""
     inside = [f"{tower}.{layer}.{norm}" for layer in range(layers) for norm in NORMS]
     return inside + [f"{tower}.{norm}" for norm in NORMS_OUTSIDE[tower] if outside]
 
 
-def norm_of(clip: CLIP, name: str) -> nn.LayerNorm:
+def get_layer_norm(clip: CLIP, name: str) -> nn.LayerNorm:
     """The layer norm that an update with this name belongs to."""
-    tower, *place = name.split(".")
+    tower, *path = name.split(".")
     owner = clip.get_submodule(tower)
-    found = owner.get_submodule(f"blocks.{'.'.join(place)}" if len(place) == 2 else place[0])
-    assert isinstance(found, nn.LayerNorm)
-    return found
+    norm = owner.get_submodule(f"blocks.{'.'.join(path)}" if len(path) == 2 else path[0])
+    assert isinstance(norm, nn.LayerNorm)
+    return norm
 
 
-def change(gain: Tensor, bias: Tensor, eps: float, x: Tensor) -> Tensor:
+def norm_change(gain: Tensor, bias: Tensor, eps: float, x: Tensor) -> Tensor:
     """What another gain and bias add to a norm of x (..., T, W), from their differences (W,)."""
     return F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
-class TwoSFS(UpdatedTowers):
+class TwoSFS(TowerUpdateMethod):
     """Layer norms of both towers, then one vector per class that starts at the adapted text."""
 
     name = "two_sfs"
@@ -96,8 +96,8 @@ class TwoSFS(UpdatedTowers):
         self._names, self._start, self.norms = {}, {}, nn.ParameterDict()
         for tower in TOWERS:
             layers = (clip.config.vision if tower == "visual" else clip.config.text).layers
-            self._names[tower] = names_of_norms(tower, layers, options.norms == "all")
-            norms = [norm_of(clip, name) for name in self._names[tower]]
+            self._names[tower] = layer_norm_names(tower, layers, options.norms == "all")
+            norms = [get_layer_norm(clip, name) for name in self._names[tower]]
             # g and b of the tower's N norms, (N, 2, W).
             self._start[tower] = torch.stack([torch.stack([n.weight, n.bias]) for n in norms]).detach()
             self.norms[tower] = nn.Parameter(self._start[tower].clone())
@@ -106,12 +106,14 @@ class TwoSFS(UpdatedTowers):
 
     def updates(self) -> dict[str, Update]:
         """What the trained gains and biases add to every norm, by name."""
-        made: dict[str, Update] = {}
+        updates: dict[str, Update] = {}
         for tower, names in self._names.items():
             changes = self.norms[tower] - self._start[tower]
             eps = (self.clip.config.vision if tower == "visual" else self.clip.config.text).eps
-            made |= {name: partial(change, pair[0], pair[1], eps) for name, pair in zip(names, changes, strict=True)}
-        return made
+            updates |= {
+                name: partial(norm_change, pair[0], pair[1], eps) for name, pair in zip(names, changes, strict=True)
+            }
+        return updates
 
     def encode_text(self) -> Tensor:
         """w: unit vectors of the classes, (C, D)."""

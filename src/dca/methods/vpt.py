@@ -30,8 +30,8 @@ from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Problem, Step, Support
-from dca.methods.shared.prompts import coop_epochs, dropout, random_tokens, sentences, visual_start
-from dca.methods.shared.text_methods import TextHead, TextHeadOptions
+from dca.methods.shared.prompts import coop_epochs, dropout, fill_template, init_visual_tokens, random_tokens
+from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
 Placement = Literal["original", "maple", "dapt"]
 # Tokens and depth as published.
@@ -39,8 +39,8 @@ SIZES: dict[Placement, tuple[int, int]] = {"original": (5, 12), "maple": (8, 12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VPTOptions(TextHeadOptions):
-    """Settings of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
+class VPTOptions(TextFeatureOptions):
+    """Options of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
 
     placement: Placement = opt("original", "initial values, place and ln_pre of the tokens, by paper", source="paper")
     tokens: int | None = opt(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
@@ -54,7 +54,7 @@ class VPTOptions(TextHeadOptions):
             raise UserError(f"template={self.template}: {{}} for the class name is missing")
 
 
-class VPT(TextHead):
+class VPT(TextFeatureMethod):
     """Learned tokens in the image tower, fixed sentences for the classes."""
 
     name = "vpt"
@@ -82,7 +82,7 @@ class VPT(TextHead):
         if options.placement == "maple":
             start = random_tokens(clip, shape, self.generator("tokens"))
         else:
-            start = visual_start(clip, shape[0] * shape[1], self.generator("tokens")).view(shape)
+            start = init_visual_tokens(clip, shape[0] * shape[1], self.generator("tokens")).view(shape)
         self.tokens = nn.Parameter(start)
 
     def extra(self, generator: torch.Generator | None = None) -> ExtraTokens:
@@ -100,7 +100,7 @@ class VPT(TextHead):
 
     def encode_text(self) -> Tensor:
         """t: unit text features (C, D), not trained."""
-        texts = sentences(self.problem.names, self.options.template or self.problem.template)
+        texts = fill_template(self.problem.names, self.options.template or self.problem.template)
         return F.normalize(self.clip.encode_text(texts), dim=-1)
 
     def prepare(self, support: Support) -> None:

@@ -15,13 +15,12 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import HeldOutPredictions, Problem, Support, TrainingOptions
-from dca.methods.shared.frozen import SEVEN, class_texts, unit_mean
-from dca.methods.shared.heads import NameHeadMethod
+from dca.methods.shared.frozen_features import SEVEN_TEMPLATES, ClassNameMethod, encode_class_texts, unit_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotOptions(TrainingOptions):
-    """Settings of zero-shot CLIP."""
+    """Options of zero-shot CLIP."""
 
     templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
     ensemble: Literal["none", "seven"] = opt(
@@ -36,7 +35,7 @@ class ZeroShotOptions(TrainingOptions):
             raise UserError("templates without {} for the class name", details=wrong)
 
 
-class ZeroShot(NameHeadMethod):
+class ZeroShot(ClassNameMethod):
     """CLIP without training: one sentence per class."""
 
     name = "zero_shot"
@@ -47,22 +46,22 @@ class ZeroShot(NameHeadMethod):
     options: ZeroShotOptions
 
     @classmethod
-    def of(cls, clip: CLIP, problem: Problem) -> Self:
-        """Zero-shot CLIP for a problem, sealed: what other methods are compared with."""
+    def for_problem(cls, clip: CLIP, problem: Problem) -> Self:
+        """Zero-shot CLIP for a problem, with its head: what other methods are compared with."""
         method = cls.build(clip, problem, ZeroShotOptions())
         method.finish()
         return method.build_head()
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
-        ensemble = SEVEN if self.options.ensemble == "seven" else (self.problem.template,)
-        self.text_features = unit_mean(class_texts(self.clip, self.problem, self.options.templates or ensemble))
+        ensemble = SEVEN_TEMPLATES if self.options.ensemble == "seven" else (self.problem.template,)
+        self.text_features = unit_mean(encode_class_texts(self.clip, self.problem, self.options.templates or ensemble))
 
     @torch.no_grad()
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """The predictions themselves: no image was used to make the head."""
-        found = self.make_head()(self.encode_all(support)).double()
-        return HeldOutPredictions((found / found.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
+        p = self.make_head()(self.encode_all(support)).double()
+        return HeldOutPredictions((p / p.sum(dim=1, keepdim=True)).cpu().numpy(), "zero-shot predictions")
 
 
 METHOD = ZeroShot

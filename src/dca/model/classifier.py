@@ -519,7 +519,7 @@ class Classifier:
     def zero_shot(self) -> ZeroShot:
         """Zero-shot CLIP for the same classes on the same backbone, for comparison; the classifier must be fitted."""
         method = self._require_fitted()
-        return ZeroShot.of(method.clip, method.problem)
+        return ZeroShot.for_problem(method.clip, method.problem)
 
     @torch.no_grad()
     def add_class(

@@ -87,7 +87,7 @@ def assess(
     temperature = fit_temperature(held.probabilities[known], labels[known], prior=DOUBT) if calibrates else 1.0
     plain = None
     if not isinstance(method, ZeroShot):
-        images, zero_shot = [item.image for item in dataset.train], ZeroShot.of(context.clip, method.problem)
+        images, zero_shot = [item.image for item in dataset.train], ZeroShot.for_problem(context.clip, method.problem)
         (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
     context.progress("estimating", 1, 1, held.how)
     return Assessment(

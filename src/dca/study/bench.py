@@ -44,9 +44,9 @@ from dca.images.decode import open_image
 from dca.methods.base import Batch, Problem
 from dca.methods.dca import DCA
 from dca.methods.shared import gaussian
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.heads import MahalanobisHead
 from dca.methods.shared.losses import IntraClass
-from dca.methods.shared.shots import ClassFeatures
 from dca.methods.zero_shot import ZeroShot
 from dca.model.inputs import as_dataset
 from dca.training.evaluate import predict_probabilities
@@ -170,7 +170,7 @@ def method_of(clip: CLIP, classes: int, shots: int = 2) -> DCA:
     method = DCA.build(clip, Problem(names=names_of(classes), shots=16, seed=1), DCA.Options())
     features = units(classes * shots, clip.config.embed_dim, device=clip.device)
     labels = torch.arange(classes, device=clip.device).repeat_interleave(shots)
-    method._intra_class = IntraClass.of(features, labels, method.problem.names, method.problem.shots)
+    method._intra_class = IntraClass.from_features(features, labels, method.problem.names, method.problem.shots)
     return method
 
 
@@ -288,9 +288,11 @@ def measure_head(device: torch.device, classes: int, shots: int, images: int) ->
     """Distances of DCA's head: structured, and with whole inverse covariances (M·C of D×D). Memory is the head's."""
     u = units(PROMPTS, classes, WIDTH, device=device)
     x, labels = units(classes * shots, WIDTH, device=device, seed=1), torch.arange(classes, device=device)
-    gamma1, gamma2 = gaussian.gammas(shots)
-    family = gaussian.dca(gamma1, gamma2, shots)
-    head = MahalanobisHead.of(u, ClassFeatures.group(x, labels.repeat_interleave(shots), classes), family, tau=100.0)
+    gamma1, gamma2 = gaussian.paper_gammas(shots)
+    family = gaussian.dca_gaussian(gamma1, gamma2, shots)
+    head = MahalanobisHead.from_text(
+        u, ClassFeatures.group(x, labels.repeat_interleave(shots), classes), family, tau=100.0
+    )
     f = units(images, WIDTH, device=device, seed=2)
     ours = measure(lambda: head.distances(f), device, repeats=5, warm_up=1)
     inverses = torch.stack([dense_inverses(x.view(classes, shots, -1), one, gamma1, gamma2) for one in u])
@@ -406,7 +408,7 @@ def measure_eval(data: str, clip: CLIP, most: int) -> Result:
     """Images from files to probabilities: decoded ahead of the tower in threads, and one after the other."""
     dataset = as_dataset(data, None, for_evaluation=True)
     images = [item.image for item in (dataset.test or dataset.val or dataset.train)[:most]]
-    method = ZeroShot.of(clip, Problem(names=dataset.names, shots=0))
+    method = ZeroShot.for_problem(clip, Problem(names=dataset.names, shots=0))
     session = Session(device=str(clip.device))
     times = []
     for work in (lambda: predict_probabilities([method], images, session), lambda: _one_by_one(method, images)):

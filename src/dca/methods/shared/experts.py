@@ -1,6 +1,9 @@
-"""A Gaussian head whose class means are informed by text, and its exact leave-one-out scores.
+"""Two experts over frozen features, with exact leave-one-out: a Gaussian head with text, and kernel ridge regression.
 
-Unit image features x_i with labels y_i, n_c images of class c, N in all, unit text features t_c:
+All computations are in float64.
+
+**Gaussian head whose class means are informed by text.** Unit image features x_i with labels y_i, n_c images of class
+c, N in all, unit text features t_c:
 
     x̄_c  mean of class c,   x̄  mean of the x̄_c,   t̄  mean of the t_c
     t̃_c = x̄ + r (t_c - t̄),   r = mean_c ‖x̄_c - x̄‖ / mean_c ‖t_c - t̄‖      text moved to where images are
@@ -11,24 +14,22 @@ Unit image features x_i with labels y_i, n_c images of class c, N in all, unit t
 Leaving images out changes the means of their classes and S; ν, λ and t̃ are held fixed. For one image with
 d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
 copies of each other leave together. The scores of every image under the model without it then cost one
-eigendecomposition and a few products (N, D) x (D, C).
+eigendecomposition and a few products (N, D) x (D, C), in coordinates in which P is the identity.
 
-A left-out image is farther from the mean of the n - b remaining images than a new image is from the mean of n.
-`repaired` scores multiply its squared distance to its own class by (1 + 1/(n + k)) / (1 + 1/(n - b + k)).
+A held-out image is farther from the mean of the n - b remaining images than a new image is from the mean of n.
+`corrected` scores multiply its squared distance to its own class by (1 + 1/(n + k)) / (1 + 1/(n - b + k)).
 
 Where fewer than half of the images have another image of their class, little can be left out and S would be
 almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ.
 
-All computations are in float64, in coordinates in which P is the identity.
-
-Kernel ridge regression to one-hot labels over the training images, and its exact leave-one-out predictions.
+**Kernel ridge regression** to one-hot labels over the training images:
 
     κ(x, x') = exp(-w (1 - x·x') / s),   s = mean over pairs of training images of 1 - x·x'
     min over f of  Σ_i ω_i ‖f(x_i) - y_i‖² + λ ‖f‖²,   ω_i = N / (C n_{y_i}), so that all classes count the same
     G = (K + λ Ω⁻¹)⁻¹,   A = G Y,   f(x) = κ(x, ·) A,   λ = ρ times the mean eigenvalue of Ω^½ K Ω^½
 
 The prediction for an image by the model without it is y_i - A_i / G_ii; images B that leave together have
-Y_B - G_BB⁻¹ A_B. One eigendecomposition serves every ρ. All computations are in float64.
+Y_B - G_BB⁻¹ A_B. One eigendecomposition serves every ρ.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.class_features import ClassFeatures
 
 
 @dataclass(frozen=True)
 class TextGaussian:
-    """Training features and text features, with the statistics that every k and g share.
+    """Training features and text features, with the statistics that all k and g share.
 
     x: unit features (N, D). labels: (N,). text: unit text features (C, D). groups: (N,), copies share a number.
     All float64; a class may have no image.
@@ -58,8 +59,10 @@ class TextGaussian:
     groups: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, text: Tensor, groups: Tensor | None = None) -> TextGaussian:
-        """From unit features (N, D), labels (N,) and unit text features (C, D) of any type."""
+    def from_features(
+        cls, features: Tensor, labels: Tensor, text: Tensor, groups: Tensor | None = None
+    ) -> TextGaussian:
+        """Convert unit features (N, D), labels (N,) and unit text features (C, D) of any type."""
         if groups is None:
             groups = torch.arange(len(labels), device=labels.device)
         return cls(features.double(), labels, text.double(), groups)
@@ -72,9 +75,9 @@ class TextGaussian:
     @cached_property
     def means(self) -> Tensor:
         """x̄_c, (C, D); that of a class without images is x̄."""
-        shots = ClassFeatures.group(self.x, self.labels, len(self.text))
+        grouped = ClassFeatures.group(self.x, self.labels, len(self.text))
         filled = self.counts > 0
-        means = torch.where(filled[:, None], shots.means(), 0)
+        means = torch.where(filled[:, None], grouped.means(), 0)
         return torch.where(filled[:, None], means, means[filled].mean(dim=0))
 
     @cached_property
@@ -87,24 +90,24 @@ class TextGaussian:
         return center + r * text
 
     @cached_property
-    def fellows(self) -> Tensor:
-        """As `has_fellows`, (N,)."""
-        return has_fellows(self.labels, self.groups)
+    def peers(self) -> Tensor:
+        """Whether each image can be left out, (N,): see `has_peers`."""
+        return has_peers(self.labels, self.groups)
 
     @cached_property
-    def leaves_out(self) -> bool:
-        """Whether enough images can be left out: half of them at least."""
-        return 2 * int(self.fellows.sum()) >= len(self.labels)
+    def can_hold_out(self) -> bool:
+        """Whether enough images can be left out: at least half of them."""
+        return 2 * int(self.peers.sum()) >= len(self.labels)
 
     @cached_property
     def residuals(self) -> Tensor:
         """d_i = x_i - x̄_{y_i}, or x_i - t̃_{y_i} where too few images can be left out: (N, D)."""
-        return self.x - (self.means if self.leaves_out else self.moved_text)[self.labels]
+        return self.x - (self.means if self.can_hold_out else self.moved_text)[self.labels]
 
     @cached_property
     def nu(self) -> float:
         """ν: degrees of freedom of S."""
-        return float(len(self.x) - int((self.counts > 0).sum())) if self.leaves_out else float(len(self.x))
+        return float(len(self.x) - int((self.counts > 0).sum())) if self.can_hold_out else float(len(self.x))
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -112,15 +115,15 @@ class TextGaussian:
         values, vectors = torch.linalg.eigh(self.residuals.T @ self.residuals / self.nu)
         return values.clamp_min(0), vectors
 
-    def whitened(self, g: float) -> Whitened:
-        """Everything in coordinates in which Σ is the identity."""
+    def whiten(self, g: float) -> WhitenedGaussian:
+        """Change to coordinates in which Σ is the identity."""
         values, vectors = self.spectrum
         scale = (values + g * values.mean().clamp_min(1e-12)).rsqrt()
-        return Whitened(self, vectors * scale)
+        return WhitenedGaussian(self, vectors * scale)
 
 
 @dataclass(frozen=True)
-class Whitened:
+class WhitenedGaussian:
     """A `TextGaussian` for one ridge g. basis: (D, D), P = basis basisᵀ."""
 
     source: TextGaussian
@@ -143,7 +146,7 @@ class Whitened:
 
     def centers(self, k: float) -> Tensor:
         """m_c, (C, D); that of a class without images is t̃_c."""
-        return mixed(self.text, self.means, self.source.counts, k)
+        return mix_means(self.text, self.means, self.source.counts, k)
 
     def linear(self, k: float) -> tuple[Tensor, Tensor]:
         """W (C, D) and b (C,) of score_c(x) = w_c · x + b_c, for images in their own coordinates."""
@@ -163,27 +166,27 @@ class Whitened:
             tm=(t * m).sum(dim=-1), mm=m.square().sum(dim=-1),
         )  # fmt: skip
 
-    def left_out(self, k: float, *, repaired: bool = True) -> tuple[Tensor, Tensor]:
+    def held_out(self, k: float, *, corrected: bool = True) -> tuple[Tensor, Tensor]:
         """Scores (N, C) and squared distances (N, C) of every image under the model without it and its copies."""
-        scores, squares = self._left_out_alone(k)
-        for rows in groups_of(self.source.groups):
-            scores[rows], squares[rows] = self._left_out_together(rows, k)
-        if repaired:
+        scores, squares = self._held_out_singly(k)
+        for rows in iterate_copies(self.source.groups):
+            scores[rows], squares[rows] = self._held_out_jointly(rows, k)
+        if corrected:
             rows, y = torch.arange(len(scores), device=scores.device), self.source.labels
-            scores[rows, y] += (1 - self.repair(k)) * squares[rows, y] / 2
+            scores[rows, y] += (1 - self.distance_correction(k)) * squares[rows, y] / 2
         return scores, squares
 
-    def repair(self, k: float) -> Tensor:
-        """Factor of the squared distance of each left-out image to its own class, (N,)."""
+    def distance_correction(self, k: float) -> Tensor:
+        """Factor of the squared distance of each held-out image to its own class, (N,)."""
         labels, groups = self.source.labels, self.source.groups
         _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
         leaving = torch.bincount(member)[member].double()
         n = self.source.counts[labels] + k
-        rest = n - leaving
-        return torch.where(rest > 0, (1 + 1 / n) / (1 + 1 / rest), 1.0)
+        remaining = n - leaving
+        return torch.where(remaining > 0, (1 + 1 / n) / (1 + 1 / remaining), 1.0)
 
-    def _left_out_alone(self, k: float) -> tuple[Tensor, Tensor]:
-        """As `left_out`, as if no image had copies."""
+    def _held_out_singly(self, k: float) -> tuple[Tensor, Tensor]:
+        """As `held_out`, as if no image had copies."""
         p, y, counts = self._products, self.source.labels, self.source.counts
         n = counts[y]
         alpha = torch.where(n > 1, n / ((n - 1).clamp_min(1) * self.source.nu), 0.0)
@@ -202,7 +205,7 @@ class Whitened:
         xm, mm = xm + gamma[:, None] * xd * dm, mm + gamma[:, None] * dm**2
         return xm - mm / 2, (p.xx + gamma * p.xd**2)[:, None] - 2 * xm + mm
 
-    def without_each(self, x: Tensor, rows: Tensor, k: float) -> Tensor:
+    def scores_without_each(self, x: Tensor, rows: Tensor, k: float) -> Tensor:
         """Scores of new images x (B, D), in their own coordinates, under the models without image i of `rows` (n,).
 
         Returns (B, n, C); no other image leaves with i.
@@ -222,8 +225,8 @@ class Whitened:
         zm[:, at, y], dm[at, y], mm[at, y] = z @ own.T, (d * own).sum(dim=-1), own.square().sum(dim=-1)
         return zm + gamma * zd[..., None] * dm - (mm + gamma * dm**2) / 2
 
-    def _left_out_together(self, rows: Tensor, k: float) -> tuple[Tensor, Tensor]:
-        """As `left_out`, for the images `rows` (b,) that leave together."""
+    def _held_out_jointly(self, rows: Tensor, k: float) -> tuple[Tensor, Tensor]:
+        """As `held_out`, for the images `rows` (b,) that leave together."""
         source, nu = self.source, self.source.nu
         means, counts = self.means.clone(), source.counts.clone()
         lost = []
@@ -234,7 +237,7 @@ class Whitened:
             if counts[c] > 0:
                 lost.append(d.sum(dim=0, keepdim=True) / counts[c].sqrt())
                 means[c] -= d.sum(dim=0) / counts[c]
-        centers = mixed(self.text, means, counts, k)
+        centers = mix_means(self.text, means, counts, k)
         U = torch.cat(lost)  # rows u with Σ without the images = Σ - 1/ν Uᵀ U
         inner = nu * torch.eye(len(U), dtype=U.dtype, device=U.device) - U @ U.T
         x, xu, mu = self.x[rows], self.x[rows] @ U.T, centers @ U.T
@@ -261,12 +264,12 @@ class _Products:
 
 
 def _weights(n: Tensor, k: float) -> tuple[Tensor, Tensor]:
-    """Shares of text and images in a mean of n images: k / (k + n) and n / (k + n); all text where both are 0."""
+    """Weights of text and images in a mean of n images: k / (k + n) and n / (k + n); all text where both are 0."""
     total = (k + n).clamp_min(1e-12)
     return torch.where(k + n > 0, k / total, 1.0), n / total
 
 
-def mixed(text: Tensor, means: Tensor, counts: Tensor, k: float) -> Tensor:
+def mix_means(text: Tensor, means: Tensor, counts: Tensor, k: float) -> Tensor:
     """m_c = (k t̃_c + n_c x̄_c) / (k + n_c) of texts and means (C, D) and counts (C,)."""
     u, v = _weights(counts, k)
     return u[:, None] * text + v[:, None] * means
@@ -278,14 +281,14 @@ def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
     return squares.clamp_min(0)
 
 
-def has_fellows(labels: Tensor, groups: Tensor) -> Tensor:
-    """Whether another image of the class, not a copy, remains when an image leaves: labels, groups (N,) -> (N,)."""
+def has_peers(labels: Tensor, groups: Tensor) -> Tensor:
+    """Whether another image of the class, not a copy, remains without an image: labels, groups (N,) -> (N,)."""
     pairs = torch.unique(torch.stack([labels, groups]), dim=1)
     return (torch.bincount(pairs[0]) > 1)[labels]
 
 
-def groups_of(groups: Tensor) -> Iterator[Tensor]:
-    """Indices of the images of every group (N,) that has more than one."""
+def iterate_copies(groups: Tensor) -> Iterator[Tensor]:
+    """Iterate over groups with several images, as indices of these images. groups: (N,)."""
     order = groups.argsort(stable=True)
     sizes = torch.bincount(groups)
     for rows in torch.split(order, sizes[sizes > 0].tolist()):
@@ -295,7 +298,10 @@ def groups_of(groups: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class KernelRidge:
-    """Unit features x (N, D) and labels (N,) of C classes, float64. groups: (N,), copies share a number. width: w."""
+    """Kernel ridge regression on unit features x (N, D), float64, and labels (N,) of C classes.
+
+    groups: (N,), copies share a number. width: w.
+    """
 
     x: Tensor
     labels: Tensor
@@ -305,12 +311,12 @@ class KernelRidge:
 
     @cached_property
     def rate(self) -> float:
-        """W / s; kernel values are exp(-rate (1 - x·x'))."""
+        """Rate w / s; kernel values are exp(-rate (1 - x·x'))."""
         n = len(self.x)
-        apart = float((n - self.x.sum(dim=0).square().sum() / n) / max(n - 1, 1))  # over pairs of two images
-        return self.width / max(apart, 1e-12)
+        s = float((n - self.x.sum(dim=0).square().sum() / n) / max(n - 1, 1))  # over pairs of different images
+        return self.width / max(s, 1e-12)
 
-    def kernel(self, x: Tensor) -> Tensor:
+    def kernel_values(self, x: Tensor) -> Tensor:
         """κ of unit features x (B, D) and the training images: (B, N)."""
         return (self.rate * (x.double() @ self.x.T - 1)).exp()
 
@@ -327,7 +333,7 @@ class KernelRidge:
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        weighted = self._root[:, None] * self.kernel(self.x) * self._root
+        weighted = self._root[:, None] * self.kernel_values(self.x) * self._root
         values, vectors = torch.linalg.eigh(weighted)
         return values.clamp_min(0), vectors
 
@@ -341,20 +347,20 @@ class KernelRidge:
         B, inverse = self._inverse(rho)
         return B @ (inverse[:, None] * (B.T @ self.targets))
 
-    def left_out(self, rho: float) -> Tensor:
+    def held_out(self, rho: float) -> Tensor:
         """Predictions (N, C) for every image by the model without it and its copies."""
         B, inverse = self._inverse(rho)
         A = self.coefficients(rho)
         held = self.targets - A / (B.square() @ inverse)[:, None]
-        for rows in groups_of(self.groups):
+        for rows in iterate_copies(self.groups):
             block = (B[rows] * inverse) @ B[rows].T
             held[rows] = self.targets[rows] - torch.linalg.solve(block, A[rows])
         return held
 
-    def without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
+    def predictions_without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
         """Predictions for new images x (B, D) by the models without image i of `rows` (n,): (B, n, C)."""
         B, inverse = self._inverse(rho)
-        A, values = self.coefficients(rho), self.kernel(x)
+        A, values = self.coefficients(rho), self.kernel_values(x)
         diagonal = (B[rows].square() @ inverse)[:, None]
         change = (values @ B * inverse) @ B[rows].T  # κ(x, ·) G at i
         return (values @ A)[:, None, :] - change[..., None] * (A[rows] / diagonal)

@@ -1,19 +1,7 @@
-"""The inverse of a shrunk covariance whose small and negative eigenvalues are raised to a floor.
-
-    Σ_s = Uᵀ U + a I + b J      is indefinite where γ2 V_o exceeds γ1 V_d, or where V_o < 0 and γ2 is large
-    Σ_f = Σ_k max(λ_k, ℓ) e_k e_kᵀ,    ℓ = floor · tr Σ_s / D,    λ_k, e_k of Σ_s
-    Σ̂ = S⁻¹ Σ_f S⁻¹,           S the square root of the diagonal of Σ_f, or I
-
-FeCAM takes the pseudo-inverse there, which keeps negative eigenvalues, and with them negative distances, whose score
-τ / (d + ε) has no order. With a floor every distance is positive, and γ1 and γ2 may have any values.
-
-All eigenvalues but R + 1 are a, so the small problem in the span of the rows of U and of the ones vector is enough.
-Only bJ can bring an eigenvalue below a, hence at most one is: the inverse has the structure of `metric.Precision`.
-
-Gaussian heads as one family.
+"""Gaussian heads as one family, a floor for eigenvalues, and exact leave-one-out scores.
 
 Every head here scores a class by a Gaussian about its mean μ_c, and they differ in Σ_c. For DCA μ_c is
-the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`mahalanobis_head.py`):
+the text feature u_c, and the score is τ / (d + ε) of the distance d alone (`heads.MahalanobisHead`):
 
     log p(c | f) = -½ (f - μ_c)ᵀ Σ_c⁻¹ (f - μ_c) [ - ½ log det Σ_c ] + log π_c + const
     Σ_c = shrink( (1 - l) S_c + l S ),   S_c of the class, S pooled within the classes
@@ -36,11 +24,20 @@ Goswami et al., FeCAM, NeurIPS 2023. Wang et al., A Hard-to-Beat Baseline for Tr
 CLIP-based Adaptation, ICLR 2024. Ledoit and Wolf, J. Multivariate Analysis 88, 2004. Chen et al.,
 IEEE Trans. Signal Processing 58, 2010 (OAS). Friedman, JASA 84, 1989 (RDA).
 
-Exact leave-one-out scores of GDA's Gaussian part, from one eigendecomposition.
+**Floor.** `floored_precision` inverts a shrunk covariance whose small and negative eigenvalues are raised to a floor:
 
-N images have V views each; image i of class y leaves with all of its views. M is the scatter within the classes,
-M = Σ (f - μ)(f - μ)ᵀ over the n = N V rows, m the number of rows of class y, Δ (V, D) the rows of image i minus
-μ_y, and δ their mean. Without the image:
+    Σ_s = Uᵀ U + a I + b J      is indefinite where γ2 V_o exceeds γ1 V_d, or where V_o < 0 and γ2 is large
+    Σ_f = Σ_k max(λ_k, ℓ) e_k e_kᵀ,    ℓ = floor · tr Σ_s / D,    λ_k, e_k of Σ_s
+    Σ̂ = S⁻¹ Σ_f S⁻¹,           S the square root of the diagonal of Σ_f, or I
+
+FeCAM takes the pseudo-inverse there, which keeps negative eigenvalues, and with them negative distances, whose score
+τ / (d + ε) has no order. With a floor every distance is positive, and γ1 and γ2 may have any values. All eigenvalues
+but R + 1 are a, so the small problem in the span of the rows of U and of the ones vector is enough. Only bJ can bring
+an eigenvalue below a, hence at most one is: the inverse has the structure of `metric.Precision`.
+
+**Leave-one-out** scores of GDA's Gaussian part, from one eigendecomposition. N images have V views each; image i of
+class y leaves with all of its views. M is the scatter within the classes, M = Σ (f - μ)(f - μ)ᵀ over the n = N V rows,
+m the number of rows of class y, Δ (V, D) the rows of image i minus μ_y, and δ their mean. Without the image:
 
     M_i = M - Eᵀ E,    E = (I + 1 1ᵀ / (m - V))^½ Δ,    μ_y' = μ_y - V / (m - V) δ,    n' = n - V
     P_i = D (M_i + r_i I)⁻¹,    r_i = tr(M_i) / (n' - 1)
@@ -53,9 +50,10 @@ changes only eigenvalues, w = 1 / (e + r_i), and Woodbury's formula takes the V 
 The cost is one eigendecomposition and O(N V C D). An image that is alone in its class has E = Δ: the class then
 has no mean, and its score is -∞.
 
-A left-out image is farther from the mean of the k - 1 other images of its class than a new image is from the mean of
-all k: its expected squared distance is k / (k - 1) instead of (k + 1) / k times the variance. `repair` multiplies the
-distance d² to its own class by the ratio (k² - 1) / k², for choices that are to suit the model of all images.
+A held-out image is farther from the mean of the k - 1 other images of its class than a new image is from the mean of
+all k: its expected squared distance is k / (k - 1) instead of (k + 1) / k times the variance. `corrected` scores
+multiply the distance d² to its own class by the ratio (k² - 1) / k², for selections that are to suit the model of all
+images.
 """
 
 from __future__ import annotations
@@ -72,61 +70,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import metric
-from dca.methods.shared.metric import FLAT, IndefiniteError, Precision, added
-from dca.methods.shared.shots import ClassFeatures
-
-
-def floored_precision(U: Tensor, gamma1: float, gamma2: float, floor: float, *, normalize: bool = True) -> Precision:
-    """Shrink UᵀU as `metric.precision` does, raise its eigenvalues to `floor` times their mean, and invert it.
-
-    U: (..., R, D). floor: above 0.
-    """
-    D = U.shape[-1]
-    a, b = added(U, gamma1, gamma2)
-    least = floor * (U.square().sum(dim=(-2, -1)) / D + a + b)
-    lambdas, E = _eigen(U, a, b)
-    lambdas, a = torch.maximum(lambdas, least[..., None]), torch.maximum(a, least)
-    variances = a[..., None] + ((lambdas - a[..., None])[..., None, :] * E.square()).sum(dim=-1)
-    s = variances.sqrt() if normalize else torch.ones_like(variances)
-    # Σ_f⁻¹ = I / a - E diag(c) Eᵀ; only c of the smallest eigenvalue may be negative.
-    c = 1 / a[..., None] - 1 / lambdas
-    rows = (c[..., None, 1:].clamp_min(0).sqrt() * E[..., 1:] * s[..., None]).mT
-    ones = c[..., :1].abs().sqrt() * E[..., 0] * s
-    log_det = (D - lambdas.shape[-1]) * a.log() + lambdas.log().sum(dim=-1) - 2 * s.log().sum(dim=-1)
-    return Precision(s.square() / a[..., None], ones, c[..., 0].sign(), rows, log_det)
-
-
-def _eigen(U: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (..., k), ascending, and eigenvectors (..., D, k) of Σ_s in a space that holds all but a.
-
-    k = min(R + 1, D): the rows of U, and ones.
-    """
-    rows = torch.cat([U, torch.ones_like(U[..., :1, :])], dim=-2)
-    basis, corner = torch.linalg.qr(rows.mT)
-    weights = torch.ones_like(rows[..., 0])
-    weights[..., -1] = b
-    small = (corner * weights[..., None, :]) @ corner.mT
-    lambdas, vectors = torch.linalg.eigh(small)
-    return lambdas + a[..., None], basis @ vectors
-
+from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.metric import FLAT, IndefiniteError, Precision, shrinkage_terms
 
 SHRINKAGES = ("identity", "additive", "convex", "gda", "ledoit_wolf", "oas")
 # Covariances of DCA's head: one per class, shrunk by γ1 and γ2, or one for all classes.
 Covariance = Literal["class", "gda", "ledoit_wolf", "oas"]
 FLOOR_HELP = "smallest eigenvalue of a shrunk covariance, as a share of the mean one; 0: an indefinite one is an error"
-MOST_RHO = 1 - 1e-9
+MAX_RHO = 1 - 1e-9
 # Shots -> (γ1, γ2); other numbers take the largest listed one not above them.
 GAMMAS = {1: (500.0, 300.0), 2: (500.0, 300.0), 4: (600.0, 100.0), 8: (500.0, 100.0), 16: (500.0, 500.0)}
 
 
-def gammas(shots: int) -> tuple[float, float]:
+def paper_gammas(shots: int) -> tuple[float, float]:
     """DCA's γ1 and γ2 for a number of shots."""
     return GAMMAS[max(k for k in GAMMAS if k <= max(shots, 1))]
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One head of the family; symbols as above.
+    """A head of the family; symbols as above.
 
     shrinkage: "identity" for Σ = I; "additive" takes gamma1 and gamma2, "convex" takes rho; the
     others estimate ρ from the data, and pooling must then be 1. Classes with a single image have
@@ -159,19 +122,19 @@ class Gaussian:
         return self.pooling == 1 or self.shrinkage == "identity"
 
     @property
-    def of_single(self) -> Gaussian:
-        """The same for classes with one image."""
+    def for_single_images(self) -> Gaussian:
+        """The head of classes with one image."""
         if self.single is None:
             return self
         return replace(self, gamma1=self.single[0], gamma2=self.single[1])
 
 
-def fecam(gamma1: float, gamma2: float) -> Gaussian:
+def fecam_gaussian(gamma1: float, gamma2: float) -> Gaussian:
     """FeCAM's head."""
     return Gaussian("additive", gamma1=gamma1, gamma2=gamma2, normalize=True)
 
 
-def dca(
+def dca_gaussian(
     gamma1: float | None,
     gamma2: float | None,
     shots: int,
@@ -188,7 +151,7 @@ def dca(
     assert gamma2 is not None
     if covariance != "class":
         return Gaussian(covariance, pooling=1.0, normalize=normalize)
-    single = gammas(1) if (gamma1, gamma2) == gammas(shots) else None
+    single = paper_gammas(1) if (gamma1, gamma2) == paper_gammas(shots) else None
     return Gaussian("additive", gamma1=gamma1, gamma2=gamma2, normalize=normalize, single=single, floor=floor)
 
 
@@ -196,8 +159,8 @@ HEADS = MappingProxyType(
     {
         "nearest mean, cosine": Gaussian("identity", unit_means=True),
         "nearest mean, Euclidean": Gaussian("identity"),
-        "FeCAM (10, 10)": fecam(10.0, 10.0),
-        "DCA (500, 500)": fecam(500.0, 500.0),
+        "FeCAM (10, 10)": fecam_gaussian(10.0, 10.0),
+        "DCA (500, 500)": fecam_gaussian(500.0, 500.0),
         "GDA": Gaussian("gda", pooling=1.0),
         "Ledoit-Wolf": Gaussian("ledoit_wolf", pooling=1.0),
         "OAS": Gaussian("oas", pooling=1.0),
@@ -207,22 +170,22 @@ HEADS = MappingProxyType(
 )
 
 
-def means_of(shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
+def head_means(shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
     """μ of every class, (C, D)."""
     return F.normalize(shots.means(), dim=-1) if gaussian.unit_means else shots.means()
 
 
-def _squared(x: Tensor) -> float:
+def _mean_squared_norm(x: Tensor) -> float:
     """‖XᵀX / n‖² of the entries, from the smaller of the two products. x: (n, D)."""
     n, D = x.shape
     return float((x @ x.T if n < D else x.T @ x).square().sum()) / n**2
 
 
 def ledoit_wolf(x: Tensor) -> float:
-    """ρ that is nearest in the mean to the true covariance. x: (n, D), centred."""
+    """ρ whose covariance is nearest in the mean to the true one. x: (n, D), centred."""
     n, D = x.shape
     variance = float(x.square().sum()) / (n * D)
-    squared = _squared(x)
+    squared = _mean_squared_norm(x)
     delta = squared / D - variance**2
     beta = (float(x.square().sum(dim=1).square().sum()) / n - squared) / (n * D)
     return min(beta / delta, 1.0) if delta > 0 else 1.0
@@ -231,13 +194,13 @@ def ledoit_wolf(x: Tensor) -> float:
 def oas(x: Tensor) -> float:
     """ρ of the oracle approximating shrinkage. x: (n, D), centred."""
     n, D = x.shape
-    squared, variance = _squared(x) / D**2, float(x.square().sum()) / (n * D)
+    squared, variance = _mean_squared_norm(x) / D**2, float(x.square().sum()) / (n * D)
     below = (n + 1) * (squared - variance**2 / D)
     return min((squared + variance**2) / below, 1.0) if below > 0 else 1.0
 
 
-def shrunk(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
-    """Σ̂⁻¹ of rows U (..., R, D) of a problem with n images."""
+def shrink(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
+    """Shrink UᵀU as the head does and invert it: Σ̂⁻¹ of rows U (..., R, D) of a problem with n images."""
     if gaussian.shrinkage == "gda":
         return metric.precision(U, U.shape[-1] / max(n - 1, 1), 0.0, normalize=gaussian.normalize)
     if gaussian.shrinkage == "additive" and gaussian.floor:
@@ -246,99 +209,133 @@ def shrunk(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
         return metric.precision(U, gaussian.gamma1, gaussian.gamma2, normalize=gaussian.normalize)
     form = metric.precision(U, rho / (1 - rho), 0.0, normalize=gaussian.normalize)
     # Correlations do not see the factor of a convex shrinkage.
-    return form if gaussian.normalize else form.scaled(1 - rho)
+    return form if gaussian.normalize else form.for_scaled(1 - rho)
 
 
-def rho_of(gaussian: Gaussian, centred: Tensor | None = None) -> float:
-    """ρ of a convex shrinkage: the one given, or found in the centred features (n, D); 0 for the others."""
+def estimate_rho(gaussian: Gaussian, centred: Tensor | None = None) -> float:
+    """ρ of a convex shrinkage: fixed, or estimated from the centred features (n, D); 0 for other shrinkages."""
     rho = gaussian.rho if gaussian.shrinkage == "convex" else 0.0
-    if found := {"ledoit_wolf": ledoit_wolf, "oas": oas}.get(gaussian.shrinkage):
+    if estimate := {"ledoit_wolf": ledoit_wolf, "oas": oas}.get(gaussian.shrinkage):
         assert centred is not None
-        rho = found(centred)
-    return min(rho, MOST_RHO)
+        rho = estimate(centred)
+    return min(rho, MAX_RHO)
 
 
 def shared_precision(shots: ClassFeatures, gaussian: Gaussian) -> Precision:
     """Σ̂⁻¹ of the covariance pooled within the classes."""
     means = shots.means().double()
-    rho = rho_of(gaussian, shots.features.double() - means[shots.labels()])
-    return shrunk(shots.pooled_rows(means), gaussian, len(shots.features), rho)
+    rho = estimate_rho(gaussian, shots.features.double() - means[shots.labels()])
+    return shrink(shots.pooled_rows(means), gaussian, len(shots.features), rho)
 
 
 def precisions(
     shots: ClassFeatures, gaussian: Gaussian, centers: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Precision]]:
-    """Places of some classes (c,) and their Σ̂⁻¹ in float64, for all classes.
+    """Iterate over all classes, a few of similar counts at a time: class indices (c,) and their Σ̂⁻¹ in float64.
 
     Σ̂⁻¹ is a batch (c,), or (1,) where those classes share one. centers: (M, C, D) to measure the spread of
     a class about, such as text features, instead of the means of the images (a shared Σ̂ is always about
-    those); the batch is then (M, c) or (M, 1). A few classes of similar counts at a time.
+    those); the batch is then (M, c) or (M, 1).
     """
     if gaussian.shared:
         common = shared_precision(shots, gaussian)
         yield torch.arange(len(shots.counts), device=shots.counts.device), common.map(lambda t: t[None])
         return
-    n, rho, pooled = len(shots.features), rho_of(gaussian), None
+    n, rho, pooled = len(shots.features), estimate_rho(gaussian), None
     single = (shots.counts < 2).nonzero().flatten()
     if gaussian.pooling or len(single):
-        about = shots.means() if centers is None and gaussian.pooling else centers
-        pooled = (shots.pooled_rows(about) if gaussian.pooling else shots.all_rows(about))[..., None, :, :]
-    for places, K in shots.batches(1 if centers is None else len(centers)):
-        U = shots.class_rows(places, K, centers)
+        middle = shots.means() if centers is None and gaussian.pooling else centers
+        pooled = (shots.pooled_rows(middle) if gaussian.pooling else shots.all_rows(middle))[..., None, :, :]
+    for classes, K in shots.batches(1 if centers is None else len(centers)):
+        U = shots.class_rows(classes, K, centers)
         if gaussian.pooling and pooled is not None:
             common_rows = pooled.expand(*U.shape[:-2], *pooled.shape[-2:])
             U = torch.cat([math.sqrt(1 - gaussian.pooling) * U, math.sqrt(gaussian.pooling) * common_rows], dim=-2)
-        with numbering_classes(places):
-            own = shrunk(U, gaussian, n, rho)
-        yield places, own
+        with translate_class_indices(classes):
+            precision = shrink(U, gaussian, n, rho)
+        yield classes, precision
     if len(single) and pooled is not None:
-        yield single, shrunk(pooled, gaussian.of_single, n, rho)
+        yield single, shrink(pooled, gaussian.for_single_images, n, rho)
 
 
 @contextmanager
-def numbering_classes(group: Tensor) -> Iterator[None]:
-    """Turn the places of an IndefiniteError in a batch into the classes `group` (c,) of the batch."""
+def translate_class_indices(classes: Tensor) -> Iterator[None]:
+    """Replace positions in a batch by its class indices `classes` (c,) in an IndefiniteError."""
     try:
         yield
     except IndefiniteError as error:
-        raise IndefiniteError([int(group[c]) for c in error.classes], *error.gammas) from None
+        raise IndefiniteError([int(classes[c]) for c in error.classes], *error.gammas) from None
 
 
 @contextmanager
-def naming_classes(names: Sequence[str]) -> Iterator[None]:
-    """Turn the class numbers of an IndefiniteError into class names."""
+def name_classes_in_error(names: Sequence[str]) -> Iterator[None]:
+    """Add class names to an IndefiniteError."""
     try:
         yield
     except IndefiniteError as error:
         raise IndefiniteError(error.classes, *error.gammas, names=names) from None
 
 
-def linear(shots: ClassFeatures, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
+def linear_weights(shots: ClassFeatures, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
     """W (C, D) and b (C,) of a shared covariance: w_c = Σ⁻¹ μ_c, b_c = log π - ½ μ_cᵀ Σ⁻¹ μ_c."""
     if not gaussian.shared:
         raise ValueError("only a covariance that all classes share makes a linear head")
-    W = means = means_of(shots, gaussian)
+    W = means = head_means(shots, gaussian)
     if gaussian.shrinkage != "identity":
         W = metric.precision_times(shared_precision(shots, gaussian), means)
     return W, log_prior - (W * means).sum(dim=-1) / 2
 
 
 def log_likelihoods(f: Tensor, shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
-    """Input of the softmax, up to a term that all classes share: f (N, D) -> (N, C). Exact in float64."""
+    """Inputs of the softmax, up to a term that all classes share: f (N, D) -> (N, C). Exact in float64."""
     if gaussian.shared:
-        W, b = linear(shots, gaussian)
+        W, b = linear_weights(shots, gaussian)
         return f @ W.T + b
-    means = means_of(shots, gaussian)
+    means = head_means(shots, gaussian)
     out = f.new_empty(len(means), len(f))
-    for places, form in precisions(shots, gaussian):
-        out[places] = -metric.mahalanobis(form, f, means[places]) / 2
+    for classes, form in precisions(shots, gaussian):
+        out[classes] = -metric.mahalanobis(form, f, means[classes]) / 2
         if gaussian.log_det:
-            out[places] -= form.log_det[..., None] / 2
+            out[classes] -= form.log_det[..., None] / 2
     return out.T
 
 
-# Numbers in the largest tensor of a batch of images: bounds memory, not results.
-NUMBERS = 2**23
+def floored_precision(U: Tensor, gamma1: float, gamma2: float, floor: float, *, normalize: bool = True) -> Precision:
+    """Shrink UᵀU as `metric.precision` does, raise its eigenvalues to `floor` times their mean, and invert it.
+
+    U: (..., R, D). floor: above 0.
+    """
+    D = U.shape[-1]
+    a, b = shrinkage_terms(U, gamma1, gamma2)
+    least = floor * (U.square().sum(dim=(-2, -1)) / D + a + b)
+    lambdas, E = _eigen(U, a, b)
+    lambdas, a = torch.maximum(lambdas, least[..., None]), torch.maximum(a, least)
+    variances = a[..., None] + ((lambdas - a[..., None])[..., None, :] * E.square()).sum(dim=-1)
+    s = variances.sqrt() if normalize else torch.ones_like(variances)
+    # Σ_f⁻¹ = I / a - E diag(c) Eᵀ; only c of the smallest eigenvalue may be negative.
+    c = 1 / a[..., None] - 1 / lambdas
+    rows = (c[..., None, 1:].clamp_min(0).sqrt() * E[..., 1:] * s[..., None]).mT
+    ones = c[..., :1].abs().sqrt() * E[..., 0] * s
+    log_det = (D - lambdas.shape[-1]) * a.log() + lambdas.log().sum(dim=-1) - 2 * s.log().sum(dim=-1)
+    return Precision(s.square() / a[..., None], ones, c[..., 0].sign(), rows, log_det)
+
+
+def _eigen(U: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (..., k), ascending, and eigenvectors (..., D, k) of Σ_s in a space that holds all but a.
+
+    k = min(R + 1, D): the rows of U, and ones.
+    """
+    rows = torch.cat([U, torch.ones_like(U[..., :1, :])], dim=-2)
+    basis, corner = torch.linalg.qr(rows.mT)
+    weights = torch.ones_like(rows[..., 0])
+    weights[..., -1] = b
+    small = (corner * weights[..., None, :]) @ corner.mT
+    lambdas, vectors = torch.linalg.eigh(small)
+    return lambdas + a[..., None], basis @ vectors
+
+
+# Values in the largest tensor of a batch of images: bounds memory, not results.
+MAX_VALUES = 2**23
 
 
 @dataclass(frozen=True)
@@ -356,41 +353,41 @@ class _Scatter:
     counts: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> _Scatter:
+    def from_rows(cls, rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> _Scatter:
         rows, queries = rows.double(), queries.double()
         all_labels = labels.repeat_interleave(rows.shape[1])
-        shots = ClassFeatures.group(rows.flatten(0, 1), all_labels, classes)
+        grouped = ClassFeatures.group(rows.flatten(0, 1), all_labels, classes)
         # A class without rows has no mean; zeros stand in, and no score of it is used.
-        means = shots.means().nan_to_num(0.0)
-        apart = rows.flatten(0, 1) - means[all_labels]
-        e, Q = torch.linalg.eigh(apart.mT @ apart)
-        return cls(e.clamp_min(0), means @ Q, rows @ Q, queries @ Q, labels, shots.counts)
+        means = grouped.means().nan_to_num(0.0)
+        residuals = rows.flatten(0, 1) - means[all_labels]
+        e, Q = torch.linalg.eigh(residuals.mT @ residuals)
+        return cls(e.clamp_min(0), means @ Q, rows @ Q, queries @ Q, labels, grouped.counts)
 
     def batches(self) -> Iterator[Tensor]:
-        """Places of images, a few at a time."""
+        """Indices of images, a few at a time."""
         N, V, D = self.rows.shape
-        at_once = max(NUMBERS // (V * max(len(self.means), D)), 1)
-        yield from torch.split(torch.arange(N, device=self.labels.device), at_once)
+        batch_size = max(MAX_VALUES // (V * max(len(self.means), D)), 1)
+        yield from torch.split(torch.arange(N, device=self.labels.device), batch_size)
 
 
-def left_out_scores(rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, repair: bool = False) -> Tensor:
-    """Gaussian part of each image under the model without it: f·w_c + b_c, (N, C) in float64.
+def held_out_scores(rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, corrected: bool = False) -> Tensor:
+    """Gaussian part of the score of each image by the model without it: f·w_c + b_c, (N, C) in float64.
 
     rows: unit features (N, V, D) of the views of each image. labels: (N,). queries: (N, D), the feature to score of
-    each image, such as its evaluation view. The score of a class that is left without images is -∞. repair: not
-    the refitted score of the own class, but the one with the distance of a new image.
+    each image, such as its evaluation view. The score of a class that is left without images is -∞. corrected:
+    with the distance to the own class that a new image would have, instead of the refitted one.
     """
-    scatter = _Scatter.of(rows, labels, queries, classes)
-    scores = torch.cat([_scores(scatter, some, repair) for some in scatter.batches()])
+    scatter = _Scatter.from_rows(rows, labels, queries, classes)
+    scores = torch.cat([_scores_without(scatter, batch, corrected) for batch in scatter.batches()])
     return scores - math.log(classes)
 
 
-def left_out_logits(rows: Tensor, labels: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
-    """GDA's logits τ f·t + α (f·w + b) of each image under the model without it, (N, C) in float64.
+def held_out_logits(rows: Tensor, labels: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
+    """GDA's logits τ f·t + α (f·w + b) of each image by the model without it, (N, C) in float64.
 
-    text: unit text features (C, D); the others as in `left_out_scores`.
+    text: unit text features (C, D); the others as in `held_out_scores`.
     """
-    return add_text(left_out_scores(rows, labels, queries, len(text)), queries, text, tau=tau, alpha=alpha)
+    return add_text(held_out_scores(rows, labels, queries, len(text)), queries, text, tau=tau, alpha=alpha)
 
 
 def add_text(scores: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha: float) -> Tensor:
@@ -399,24 +396,24 @@ def add_text(scores: Tensor, queries: Tensor, text: Tensor, *, tau: float, alpha
     return zero_shot + alpha * scores if alpha else zero_shot  # 0 · -∞ would not be a number
 
 
-def _removed(scatter: _Scatter, some: Tensor) -> tuple[Tensor, Tensor]:
-    """E (B, V, D) and μ_y' (B, D) of the images `some` (B,); μ_y' is not finite for an image alone in its class."""
-    y, rows = scatter.labels[some], scatter.rows[some]
+def _rows_and_means_without(scatter: _Scatter, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """E (B, V, D) and μ_y' (B, D) of the images `batch` (B,); μ_y' is not finite for an image alone in its class."""
+    y, rows = scatter.labels[batch], scatter.rows[batch]
     V = rows.shape[1]
     own = scatter.means[y]
-    apart = rows - own[:, None]
-    middle = apart.mean(dim=1)
+    delta = rows - own[:, None]
+    middle = delta.mean(dim=1)
     left = (scatter.counts[y] - V)[:, None].double()
     # (I + 11ᵀ/(m - V))^½ = I + c 11ᵀ. The rows of a lone image are already centred: there c does not matter.
     factor = torch.where(left > 0, (1 + V / left.clamp_min(1)).sqrt() - 1, 0.0)
-    return apart + (factor * middle)[:, None], own - V / left * middle
+    return delta + (factor * middle)[:, None], own - V / left * middle
 
 
-def _scores(scatter: _Scatter, some: Tensor, repair: bool) -> Tensor:
-    """f·w_c - ½ μ_c·w_c of the images `some` (B,), each without itself: (B, C)."""
-    E, own = _removed(scatter, some)
+def _scores_without(scatter: _Scatter, batch: Tensor, corrected: bool) -> Tensor:
+    """f·w_c - ½ μ_c·w_c of the images `batch` (B,), each without itself: (B, C)."""
+    E, own = _rows_and_means_without(scatter, batch)
     N, V, D = scatter.rows.shape
-    f, means, y = scatter.queries[some], scatter.means, scatter.labels[some]
+    f, means, y = scatter.queries[batch], scatter.means, scatter.labels[batch]
     degrees = max((N - 1) * V - 1, 1)
     trace = scatter.eigenvalues.sum() - E.square().sum(dim=(1, 2))
     # As in `metric.precision`: without any variation Σ̂ = I, which is M + (n' - 1) I here.
@@ -433,7 +430,7 @@ def _scores(scatter: _Scatter, some: Tensor, repair: bool) -> Tensor:
     own_linear = (w * f * own).sum(dim=-1) + (along_f * along_own).sum(dim=-1)
     own_squared = (w * own.square()).sum(dim=-1) + along_own.square().sum(dim=-1)
     own_score = own_linear - own_squared / 2
-    if repair:
+    if corrected:
         distance = (w * (f - own).square()).sum(dim=-1) + (along_f - along_own).square().sum(dim=-1)
         own_score = own_score + distance / 2 * (V / scatter.counts[y].double()).square()
     own_score = torch.where(scatter.counts[y] > V, own_score, -torch.inf)

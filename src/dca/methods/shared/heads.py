@@ -1,39 +1,32 @@
-"""Inverse covariances of all classes in one table, stored without padding.
+"""Finished heads: unit image features (B, D) -> probabilities (B, C).
 
-Finished heads: unit image features (B, D) -> probabilities (B, C).
-
-A head is a frozen value. Everything that does not depend on the image is computed once, in float64,
-when the head is made; a call is a few matrix products over a batch of any size, so that a head
-can be exported with a dynamic batch. `prompt_logits` is for training, where texts change in every step.
+A head is a frozen value. Everything that does not depend on the image is computed once, in float64, when the head is
+built; a call is a few matrix products over a batch of any size, so that a head can be exported with a dynamic batch.
 
     LinearHead       softmax_y( w_y · f + b_y )
     PromptHead       1/M Σ_m softmax_y( τ u_{m,y} · f ), or of the score of ‖f - u_{m,y}‖²
     CacheHead        softmax_y( w_y · f + α Σ_{i of class y} exp(-β (1 - k_i · f)) )
-    MahalanobisHead  1/M Σ_m softmax_y( score of (f - u_{m,y})ᵀ Σ̂⁻¹ (f - u_{m,y}) ), in mahalanobis_head.py
+    MahalanobisHead  1/M Σ_m softmax_y( score of (f - u_{m,y})ᵀ Σ̂_y⁻¹ (f - u_{m,y}) ), the head of DCA
 
-The finished head of DCA: Mahalanobis distances to text features, as two matrix products.
-
-Shared by methods whose head is made of class names alone: p(y | x) = softmax_y( τ f·t_y ).
+`prompt_logits` is for training, where texts change in every step. `ClassPrecisions` has the inverse covariances of all
+classes in one table, without padding, for training; `MahalanobisHead` folds them into two matrix products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.core.errors import UserError
-from dca.methods.base import Head, Method, Problem, Support
+from dca.methods.base import Head
 from dca.methods.shared import gaussian, metric
-from dca.methods.shared.frozen import shape_problems
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.gaussian import Gaussian
 from dca.methods.shared.metric import Precision
-from dca.methods.shared.shots import ClassFeatures
 
 
 @dataclass(frozen=True)
@@ -41,8 +34,8 @@ class ClassPrecisions:
     """Σ̂⁻¹ of C classes (`metric.Precision`); classes that share one share its rows.
 
     diagonal, ones: (C, D). sign, log_det: (C,). rows: (S + 1, D), the last one zero. table: (C, R),
-    which rows belong to each class, padded with S. groups: classes with equally many rows R as their
-    places (c,), the places whose Σ̂⁻¹ they have, (c,) or (1,) if they share one, and R.
+    which rows belong to each class, padded with S. groups: classes with equally many rows R, as their
+    indices (c,), the indices whose Σ̂⁻¹ they have, (c,) or (1,) if they share one, and R.
     """
 
     diagonal: Tensor
@@ -54,24 +47,24 @@ class ClassPrecisions:
     groups: tuple[tuple[Tensor, Tensor, int], ...]
 
     @classmethod
-    def of(cls, shots: ClassFeatures, head: Gaussian, dtype: torch.dtype) -> ClassPrecisions:
-        """About the means of the images, computed in float64 and kept in `dtype`."""
-        C, D = len(shots.counts), shots.features.shape[-1]
-        new = shots.features.new_zeros
+    def from_features(cls, features: ClassFeatures, head: Gaussian, dtype: torch.dtype) -> ClassPrecisions:
+        """Estimate them about the class means, in float64, and keep them in `dtype`."""
+        C, D = len(features.counts), features.features.shape[-1]
+        new = features.features.new_zeros
         diagonal, ones = new(C, D, dtype=dtype), new(C, D, dtype=dtype)
         sign, log_det = new(C, dtype=dtype), new(C, dtype=dtype)
-        rows, groups, lines, stored = [], [], [], 0
-        for places, form in gaussian.precisions(shots, head):
-            diagonal[places], ones[places] = form.diagonal.to(dtype), form.ones.to(dtype)
-            sign[places], log_det[places] = form.sign.to(dtype), form.log_det.to(dtype)
+        rows, groups, row_numbers, stored = [], [], [], 0
+        for classes, form in gaussian.precisions(features, head):
+            diagonal[classes], ones[classes] = form.diagonal.to(dtype), form.ones.to(dtype)
+            sign[classes], log_det[classes] = form.sign.to(dtype), form.log_det.to(dtype)
             c, R = form.rows.shape[:2]
             rows.append(form.rows.flatten(0, 1).to(dtype))
-            lines.append((places, stored + torch.arange(c * R, device=places.device).view(c, R)))
-            groups.append((places, places[:c], R))
+            row_numbers.append((classes, stored + torch.arange(c * R, device=classes.device).view(c, R)))
+            groups.append((classes, classes[:c], R))
             stored += c * R
-        table = torch.full((C, max(R for *_, R in groups)), stored, device=shots.counts.device)
-        for places, line in lines:
-            table[places, : line.shape[1]] = line
+        table = torch.full((C, max(R for *_, R in groups)), stored, device=features.counts.device)
+        for classes, numbers in row_numbers:
+            table[classes, : numbers.shape[1]] = numbers
         return cls(diagonal, ones, sign, log_det, torch.cat([*rows, new(1, D, dtype=dtype)]), table, tuple(groups))
 
     def __getitem__(self, labels: Tensor) -> Precision:
@@ -84,9 +77,9 @@ class ClassPrecisions:
 
     def distances(self, f: Tensor, u: Tensor) -> Tensor:
         """d_m of every f (N, D) to every class about its u (M, C, D): (M, C, N)."""
-        found = [metric.mahalanobis(self._take(first, R), f, u[:, places]) for places, first, R in self.groups]
-        order = torch.cat([places for places, *_ in self.groups]).argsort()
-        return torch.cat(found, dim=1)[:, order]
+        distances = [metric.mahalanobis(self._take(owners, R), f, u[:, own]) for own, owners, R in self.groups]
+        order = torch.cat([classes for classes, *_ in self.groups]).argsort()
+        return torch.cat(distances, dim=1)[:, order]
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class LinearHead(Head):
     @classmethod
     def cosine(cls, text: Tensor, tau: float) -> LinearHead:
         """Softmax of τ t_y · f for unit text features (C, D)."""
-        return cls(_as(tau * text.double(), text))
+        return cls(_like(tau * text.double(), text))
 
     def logits(self, f: Tensor) -> Tensor:
         """w_y · f + b_y of image features f (B, D): (B, C)."""
@@ -137,7 +130,7 @@ def prompt_logits(
         distance = precisions.distances(f, u)
     else:
         raise ValueError("the Mahalanobis metric needs precisions")
-    return metric.scores(distance, tau, eps, score).transpose(-1, -2)
+    return metric.softmax_inputs(distance, tau, eps, score).transpose(-1, -2)
 
 
 @dataclass(frozen=True)
@@ -155,21 +148,23 @@ class PromptHead(Head):
     eps: float
 
     @classmethod
-    def of(cls, u: Tensor, tau: float, metric_name: str, score: str = "inverse", eps: float = 1e-6) -> PromptHead:
+    def from_text(
+        cls, u: Tensor, tau: float, metric_name: str, score: str = "inverse", eps: float = 1e-6
+    ) -> PromptHead:
         """From unit text features u (M, C, D) and the metric "cosine" or "euclidean"."""
         exact, classes = u.double().flatten(0, 1), u.shape[1]
-        squares = _as(exact.square().sum(dim=-1), u)
-        require_finite(squares)
+        squares = _like(exact.square().sum(dim=-1), u)
+        check_finite(squares)
         if metric_name == "cosine":
-            return cls(_as(tau * exact, u), None, classes, tau, score, eps)
-        return cls(_as(-2 * exact, u), squares, classes, tau, score, eps)
+            return cls(_like(tau * exact, u), None, classes, tau, score, eps)
+        return cls(_like(-2 * exact, u), squares, classes, tau, score, eps)
 
     def logits(self, f: Tensor) -> Tensor:
         """Inputs of the M softmaxes of image features f (B, D): (B, M, C)."""
         logits = F.linear(f, self.weight, self.squares)
         if self.squares is not None:
             distance = (logits + f.square().sum(dim=-1, keepdim=True)).clamp_min(0)
-            logits = metric.scores(distance, self.tau, self.eps, self.score)
+            logits = metric.softmax_inputs(distance, self.tau, self.eps, self.score)
         return torch.unflatten(logits, 1, (-1, self.classes))
 
     def __call__(self, f: Tensor) -> Tensor:
@@ -197,28 +192,28 @@ class CacheHead(Head):
     order: Tensor
 
     @classmethod
-    def of(cls, text: Tensor, keys: Tensor, labels: Tensor, tau: float, alpha: float, beta: float) -> CacheHead:
+    def from_keys(cls, text: Tensor, keys: Tensor, labels: Tensor, tau: float, alpha: float, beta: float) -> CacheHead:
         """From unit text features (C, D), keys (N, D) and their labels (N,)."""
         counts = torch.bincount(labels, minlength=len(text))
         classes = counts.argsort(stable=True)
         rows = (counts[labels] * len(text) + labels).argsort(stable=True)
-        each, numbers = torch.unique(counts, return_counts=True)
+        sizes, numbers = torch.unique(counts, return_counts=True)
         return cls(
-            text=_as(tau * text.double(), text),
-            keys=_as(beta * keys.double()[rows].T, text),
+            text=_like(tau * text.double(), text),
+            keys=_like(beta * keys.double()[rows].T, text),
             offset=text.new_tensor(alpha).log() - beta,
-            sizes=tuple(zip(numbers.tolist(), each.tolist(), strict=True)),
+            sizes=tuple(zip(numbers.tolist(), sizes.tolist(), strict=True)),
             order=classes.argsort(),
         )
 
     def logits(self, f: Tensor) -> Tensor:
         """Text and cache of image features f (B, D), before the softmax: (B, C)."""
-        near = (f @ self.keys + self.offset).exp()
+        affinity = (f @ self.keys + self.offset).exp()
         sums, start = [], 0
-        for classes, each in self.sizes:
-            own = near[:, start : start + classes * each]
-            sums.append(torch.unflatten(own, 1, (classes, each)).sum(dim=-1))
-            start += classes * each
+        for classes, size in self.sizes:
+            block = affinity[:, start : start + classes * size]
+            sums.append(torch.unflatten(block, 1, (classes, size)).sum(dim=-1))
+            start += classes * size
         cache = torch.cat(sums, dim=1).index_select(1, self.order)
         return F.linear(f, self.text) + cache
 
@@ -232,8 +227,8 @@ class CacheHead(Head):
         return self.keys.shape[1]
 
 
-def require_finite(constants: Tensor) -> None:
-    """Raise for constants that overflowed: infinite distances would give equal probabilities for all classes."""
+def check_finite(constants: Tensor) -> None:
+    """Raise if constants overflowed: infinite distances would give all classes equal probabilities."""
     if not torch.isfinite(constants).all():
         raise UserError(
             "the text or training features of this model hold extreme values",
@@ -241,8 +236,8 @@ def require_finite(constants: Tensor) -> None:
         )
 
 
-def _as(tensor: Tensor, like: Tensor) -> Tensor:
-    """In the type of another tensor, contiguous."""
+def _like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Convert to the type of another tensor, contiguous."""
     return tensor.to(like.dtype).contiguous()
 
 
@@ -280,10 +275,10 @@ class MahalanobisHead(Head):
     eps: float
 
     @classmethod
-    def of(
+    def from_text(
         cls,
         u: Tensor,
-        shots: ClassFeatures,
+        features: ClassFeatures,
         family: Gaussian,
         *,
         tau: float,
@@ -292,50 +287,52 @@ class MahalanobisHead(Head):
         score: str = "inverse",
         eps: float = 1e-6,
     ) -> MahalanobisHead:
-        """From the unit vectors u (M, C, D) that distances are measured to, and the training features of the classes.
+        """Build the head from the unit vectors u (M, C, D) that distances are measured to, and the training features.
 
         center: "text" measures the spread of a class about its text feature, "visual" about the mean of
         its images. texts: the text features (M, C, D), if u are others.
         """
         centers = u if texts is None else texts
-        alike: dict[tuple[int, bool], list[_Part]] = {}
-        for part in _measured(u, shots, family, centers if center == "text" else None):
-            alike.setdefault((part.form.rows.shape[2], part.shared), []).append(part)
-        groups = [_group(parts) for parts in alike.values()]
+        by_shape: dict[tuple[int, bool], list[_Part]] = {}
+        for part in _iterate_parts(u, features, family, centers if center == "text" else None):
+            by_shape.setdefault((part.form.rows.shape[2], part.shared), []).append(part)
+        groups = [_merge_parts(parts) for parts in by_shape.values()]
         products = sum(R * m * c for R, m, c in (group.shape for group in groups))
         weight = u.new_empty(u.shape[-1], products + u.shape[:2].numel())
         square = u.new_empty(u.shape[-1], sum(group.sign.numel() for group in groups))
         row, own, last = 0, 0, products
-        for group, parts in zip(groups, alike.values(), strict=True):
+        for group, parts in zip(groups, by_shape.values(), strict=True):
             (R, m, c), M, n = group.shape, len(u), group.classes
             rows = torch.unflatten(weight[:, row : row + R * m * c], 1, (R, m, c))
             forms = torch.unflatten(square[:, own : own + m * c], 1, (m, c))
-            _fill(parts, rows, forms, torch.unflatten(weight[:, last : last + M * n], 1, (M, n)))
+            _write_parts(parts, rows, forms, torch.unflatten(weight[:, last : last + M * n], 1, (M, n)))
             row, own, last = row + R * m * c, own + m * c, last + M * n
-        places = [part.places for parts in alike.values() for part in parts]
-        constant = torch.cat([part.constant for parts in alike.values() for part in parts], dim=1)
-        require_finite(constant)
-        return cls(weight, square, constant, torch.cat(places).argsort(), tuple(groups), tau, score, eps)
+        order = torch.cat([part.classes for parts in by_shape.values() for part in parts]).argsort()
+        constant = torch.cat([part.constant for parts in by_shape.values() for part in parts], dim=1)
+        check_finite(constant)
+        return cls(weight, square, constant, order, tuple(groups), tau, score, eps)
 
     def distances(self, f: Tensor) -> Tensor:
         """d_m of every image to every class under every prompt: f (B, D) -> (B, M, C)."""
         products, squares = f @ self.weight, f.square() @ self.square
         M, row, own = len(self.constant), 0, 0
         last = self.weight.shape[1] - self.constant.numel()
-        found = []
+        distances = []
         for group in self.groups:
             R, m, c = group.shape
             rows = torch.unflatten(products[:, row : row + R * m * c], 1, group.shape).square()
             form = torch.unflatten(squares[:, own : own + m * c], 1, (m, c))
             form = form - rows[:, :-1].sum(dim=1) - group.sign * rows[:, -1]
-            found.append(form + torch.unflatten(products[:, last : last + M * group.classes], 1, (M, group.classes)))
+            distances.append(
+                form + torch.unflatten(products[:, last : last + M * group.classes], 1, (M, group.classes))
+            )
             row, own, last = row + R * m * c, own + m * c, last + M * group.classes
-        distance = torch.cat(found, dim=2) if len(found) > 1 else found[0]
+        distance = torch.cat(distances, dim=2) if len(distances) > 1 else distances[0]
         return (distance + self.constant).clamp_min(0).index_select(2, self.order)
 
     def logits(self, f: Tensor) -> Tensor:
         """Inputs of the M softmaxes of image features f (B, D): (B, M, C)."""
-        return metric.scores(self.distances(f), self.tau, self.eps, self.score)
+        return metric.softmax_inputs(self.distances(f), self.tau, self.eps, self.score)
 
     def __call__(self, f: Tensor) -> Tensor:
         """Image features f (B, D) -> probabilities (B, C)."""
@@ -349,9 +346,9 @@ class MahalanobisHead(Head):
 
 @dataclass(frozen=True)
 class _Part:
-    """Some classes: places (n,), Σ̂⁻¹ as a batch (m, c), v (M, n, D) and u·v (M, n)."""
+    """Some classes: their indices (n,), Σ̂⁻¹ as a batch (m, c), v (M, n, D) and u·v (M, n)."""
 
-    places: Tensor
+    classes: Tensor
     form: Precision
     v: Tensor
     constant: Tensor
@@ -359,64 +356,34 @@ class _Part:
     @property
     def shared(self) -> bool:
         """Whether the classes share one Σ̂⁻¹."""
-        return self.form.sign.shape[1] < len(self.places)
+        return self.form.sign.shape[1] < len(self.classes)
 
 
-def _measured(u: Tensor, shots: ClassFeatures, family: Gaussian, centers: Tensor | None) -> Iterator[_Part]:
-    """A few classes at a time, computed in float64 and given in the type of u (M, C, D)."""
-    for places, form in gaussian.precisions(shots, family, centers):
-        text = u[:, places].double()
+def _iterate_parts(u: Tensor, features: ClassFeatures, family: Gaussian, centers: Tensor | None) -> Iterator[_Part]:
+    """Compute a few classes at a time, in float64, and yield them in the type of u (M, C, D)."""
+    for classes, form in gaussian.precisions(features, family, centers):
+        text = u[:, classes].double()
         v = metric.precision_times(form, text)
         batch = form.map(lambda tensor: tensor[None]) if form.sign.dim() == 1 else form
         constant = (text * v).sum(dim=-1).to(u.dtype)
-        yield _Part(places, batch.map(lambda tensor: tensor.to(u.dtype)), v.to(u.dtype), constant)
+        yield _Part(classes, batch.map(lambda tensor: tensor.to(u.dtype)), v.to(u.dtype), constant)
 
 
-def _group(parts: list[_Part]) -> ClassGroup:
-    """Parts with equally many rows as one group."""
+def _merge_parts(parts: list[_Part]) -> ClassGroup:
+    """Merge parts with equally many rows into a group."""
     sign = torch.cat([part.form.sign for part in parts], dim=1)
     R = parts[0].form.rows.shape[2]
-    return ClassGroup((R + 1, *sign.shape), sign, sum(len(part.places) for part in parts))
+    return ClassGroup((R + 1, *sign.shape), sign, sum(len(part.classes) for part in parts))
 
 
-def _fill(parts: list[_Part], rows: Tensor, square: Tensor, linear: Tensor) -> None:
+def _write_parts(parts: list[_Part], rows: Tensor, square: Tensor, linear: Tensor) -> None:
     """Write the parts of a group into its rows (D, R + 1, m, c), h (D, m, c) and -2 v (D, M, n)."""
-    place = first = 0
+    start = first = 0
     for part in parts:
-        forms, classes = part.form.sign.shape[1], len(part.places)
-        own = slice(place, place + forms)
+        forms, classes = part.form.sign.shape[1], len(part.classes)
+        own = slice(start, start + forms)
         rows[:, :-1, :, own] = part.form.rows.permute(3, 2, 0, 1)
         rows[:, -1, :, own] = part.form.ones.movedim(-1, 0)
         square[:, :, own] = part.form.diagonal.movedim(-1, 0)
         linear[:, :, first : first + classes] = -2 * part.v.movedim(-1, 0)
-        place, first = place + forms, first + classes
-
-
-class NameHeadMethod(Method):
-    """A method that stores one unit text feature per class; `finish` makes them and needs no image."""
-
-    results = MappingProxyType({"text_features": torch.float32})
-    text_features: Tensor
-
-    def finish(self, support: Support | None = None) -> None:
-        """Make `text_features`, (C, D)."""
-        raise NotImplementedError
-
-    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """The same sentences for other names."""
-        other = self.copy_for(problem, sources)
-        other.finish()
-        return other.build_head()
-
-    def prompt_features(self) -> Tensor | None:
-        """One per class."""
-        return self.text_features[None]
-
-    def make_head(self) -> Head:
-        """Softmax of τ cos."""
-        return LinearHead.cosine(self.text_features, self.clip.tau)
-
-    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One text feature per class."""
-        expected = (len(self.problem.names), self.clip.config.embed_dim)
-        return shape_problems({"text_features": (state["text_features"], expected)})
+        start, first = start + forms, first + classes

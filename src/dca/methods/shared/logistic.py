@@ -1,8 +1,9 @@
-"""Multinomial logistic regression with an L2 penalty: the minimum for many c from one factorisation.
+"""Multinomial logistic regression with an L2 penalty: minima for many c, and approximate leave-one-out.
 
     min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
 
-is, divided by c N, with centred features F - 1 f̄ᵀ = U S Vᵀ, W = A Vᵀ and one more column of Z and A for the bias:
+**Minima for many c from one factorisation.** Divided by c N, with centred features F - 1 f̄ᵀ = U S Vᵀ, W = A Vᵀ and one
+more column of Z and A for the bias, the problem is
 
     min over A of  λ/2 ‖A without its last column‖² + mean_i CE(A z_i, y_i),    Z = (U S, 1),  λ = 1 / (c N)
 
@@ -12,9 +13,7 @@ gradient, which decide where the minimum is, are float64; directions, which deci
 float32. CE, 1 - p_y and products with the Hessian are computed from differences to the logit of the label y: their
 relative error stays small where the data are separable and c is large, so that p_y rounds to 1.
 
-Approximate leave-one-out for logistic regression: one Newton step from the fit on all images.
-
-    min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
+**Approximate leave-one-out**: one Newton step from the fit on all images,
 
     z_-i = z_i + A_i (I - L_i A_i)⁻¹ (p_i - y_i),    A_i = c J_i H⁻¹ J_iᵀ,    L_i = diag(p_i) - p_i p_iᵀ
 
@@ -35,11 +34,11 @@ from torch.nn import functional as F
 
 from dca.core.device import limit_threads
 
-# Share of the residual that conjugate gradients leave of a Newton step.
+# Share of the residual of a Newton step at which conjugate gradients stop.
 RESIDUAL = 0.1
 # Singular values below this share of the largest are zero.
 NULL = 1e-12
-# Relative rounding of the objective: a step may seem to raise it by this much.
+# Relative rounding error of the objective: a step may seem to raise it by this much.
 ROUNDING = 1e-14
 TINY = torch.finfo(torch.float32).tiny
 
@@ -58,7 +57,7 @@ class Point:
 
 
 class Logistic:
-    """Logistic regression on features (N, D) and labels (N,); a solution for one c is where the next ones start."""
+    """Logistic regression on features (N, D) and labels (N,); solutions for one c are starts for others."""
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
         x = features.double()
@@ -76,7 +75,7 @@ class Logistic:
         self._known: dict[float, Tensor] = {}
 
     def solve(self, c: float, *, tolerance: float, iterations: int) -> Tensor:
-        """The minimum A (C, R) for c, after at most `iterations` iterations of conjugate gradients in all.
+        """Find the minimum A (C, R) for c in at most `iterations` iterations of conjugate gradients in all.
 
         Ends with a Newton step before which the largest entry of the gradient was at most `tolerance`, and the
         distance of W to the minimum at most the share `tolerance` of its norm.
@@ -111,15 +110,15 @@ class Logistic:
         x = (features.double() - self.mean) @ self.V
         return torch.cat([x, x.new_ones(len(x), 1)], dim=1)
 
-    def _starts(self, place: float) -> list[Tensor]:
-        """Where to start: at the solution of the nearest log c, or on the line through the two nearest; else at 0."""
-        nearest = sorted(self._known, key=lambda known: abs(known - place))[:2]
+    def _starts(self, log_c: float) -> list[Tensor]:
+        """Start at the solution of the nearest log c, or on the line through the two nearest; else at 0."""
+        nearest = sorted(self._known, key=lambda known: abs(known - log_c))[:2]
         if not nearest:
             return [self.Z.new_zeros(self.classes, self.Z.shape[1])]
         first = self._known[nearest[0]]
-        if len(nearest) < 2 or place == nearest[0]:
+        if len(nearest) < 2 or log_c == nearest[0]:
             return [first]
-        share = (place - nearest[0]) / (nearest[1] - nearest[0])
+        share = (log_c - nearest[0]) / (nearest[1] - nearest[0])
         return [first, torch.lerp(first, self._known[nearest[1]], share)]
 
     def _at(self, A: Tensor, ridge: Tensor) -> Point:
@@ -155,9 +154,9 @@ class Logistic:
         """The point after a step, halved until the objective falls, and whether it fell."""
         size = 1.0
         while size > ROUNDING and bool(decrement > 0):
-            found = self._at(point.A - size * step, ridge)
-            if bool(found.value <= (1 + ROUNDING) * point.value - 1e-4 * size * decrement):
-                return found, True
+            lower = self._at(point.A - size * step, ridge)
+            if bool(lower.value <= (1 + ROUNDING) * point.value - 1e-4 * size * decrement):
+                return lower, True
             size /= 2
         return point, False
 
@@ -185,14 +184,14 @@ def conjugate_gradients(
 
 
 # Rows of the largest Hessian: 6000² float64 numbers are 288 MB.
-MOST_WEIGHTS = 6000
+MAX_WEIGHTS = 6000
 
 
 @torch.no_grad()
 def leave_one_out(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, c: float, most: int = MOST_WEIGHTS
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, c: float, most: int = MAX_WEIGHTS
 ) -> Tensor | None:
-    """Logits (N, C) of each image without it, in float64; None if the Hessian is singular or has over `most` rows.
+    """Logits (N, C) of each image by the fit without it, float64; None if H is singular or has over `most` rows.
 
     features: (N, D), labels: (N,); weight (C, D) and bias (C,) minimise the objective at c.
     """
@@ -206,18 +205,18 @@ def leave_one_out(
     z = F.linear(x, torch.cat([W, b[:, None]], dim=1))
     p = z.softmax(dim=-1)
     curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    factor, failed = torch.linalg.cholesky_ex(hessian(x, curvature, c))
+    factor, failed = torch.linalg.cholesky_ex(full_hessian(x, curvature, c))
     if bool(failed):
         return None
-    influence = c * _through(x, torch.cholesky_inverse(factor))
-    wrong = p - F.one_hot(labels, len(W)).to(p)
-    kept = torch.eye(len(W), dtype=p.dtype, device=p.device) - curvature @ influence
-    step: Tensor = influence @ torch.linalg.solve(kept, wrong[:, :, None])
+    influence = c * _hat_blocks(x, torch.cholesky_inverse(factor))
+    error = p - F.one_hot(labels, len(W)).to(p)
+    damping = torch.eye(len(W), dtype=p.dtype, device=p.device) - curvature @ influence
+    step: Tensor = influence @ torch.linalg.solve(damping, error[:, :, None])
     return z + step.squeeze(-1)
 
 
 def restore_balance(logits: Tensor, labels: Tensor, count: Tensor) -> Tensor:
-    """Leave-one-out logits (N, C) as if the image's own class had not lost an image: + log( n / (n - 1) ) for it.
+    """Correct leave-one-out logits (N, C) for the image that the own class has lost: + log( n / (n - 1) ) for it.
 
     The bias learns how frequent a class is. Without image i, its own class is rarer than the others, and a weak model
     of balanced classes would call every image something else. count: (N,) images of each image's class; where it is 1,
@@ -227,7 +226,7 @@ def restore_balance(logits: Tensor, labels: Tensor, count: Tensor) -> Tensor:
     return torch.where(own > 0, logits + (count / (count - 1)).to(logits).log()[:, None], logits)
 
 
-def hessian(x: Tensor, curvature: Tensor, c: float) -> Tensor:
+def full_hessian(x: Tensor, curvature: Tensor, c: float) -> Tensor:
     """Hessian of the objective in the weights of all classes, class after class: (C M, C M).
 
     x: (N, M), the last column 1. curvature: L_i (N, C, C). The objective does not change if all biases grow by the same
@@ -244,13 +243,13 @@ def hessian(x: Tensor, curvature: Tensor, c: float) -> Tensor:
     return blocks.reshape(C * M, C * M)
 
 
-def _through(x: Tensor, inverse: Tensor) -> Tensor:
+def _hat_blocks(x: Tensor, inverse: Tensor) -> Tensor:
     """J_i H⁻¹ J_iᵀ of every image: (N, C, C). x: (N, M), inverse: (C M, C M)."""
     M = x.shape[1]
     C = len(inverse) // M
     blocks = inverse.reshape(C, M, C, M)
-    found = x.new_empty(len(x), C, C)
+    products = x.new_empty(len(x), C, C)
     for one in range(C):
         for other in range(one, C):
-            found[:, one, other] = found[:, other, one] = ((x @ blocks[one, :, other]) * x).sum(dim=1)
-    return found
+            products[:, one, other] = products[:, other, one] = ((x @ blocks[one, :, other]) * x).sum(dim=1)
+    return products

@@ -1,6 +1,6 @@
-"""Loss terms as pure functions.
+"""DCA's loss terms: pure functions, and the constants of its intra-class loss L_in.
 
-Constants of DCA's intra-class loss L_in: class centres and covariances.
+L = L_cls + α L_in + β L_ts
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from dca.methods.base import Support
 from dca.methods.shared import gaussian
+from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.heads import ClassPrecisions
-from dca.methods.shared.metric import Precision, quadratic
-from dca.methods.shared.shots import ClassFeatures
+from dca.methods.shared.metric import Precision, quadratic_form
 
 Intra = Literal["mahalanobis", "l2", "l1"]
 IntraReduction = Literal["element", "mean", "sum"]
@@ -28,7 +28,7 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
 
     logits: (M, B, C). labels: (B,). Each prompt's term is the mean over the batch.
     """
-    return torch.stack([F.cross_entropy(of_prompt, labels) for of_prompt in logits]).sum()
+    return torch.stack([F.cross_entropy(prompt_logits, labels) for prompt_logits in logits]).sum()
 
 
 def intra_class(
@@ -49,7 +49,7 @@ def intra_class(
     if form == "mahalanobis":
         if precision is None:
             raise ValueError("the Mahalanobis form needs covariances")
-        distance = quadratic(precision, delta)
+        distance = quadratic_form(precision, delta)
     elif form == "l2":
         distance = delta.square().sum(dim=-1)
     else:
@@ -63,7 +63,7 @@ def text_separation(text: Tensor, *, reduction: str = "mean", pairs: Tensor | No
     """L_ts, Eq. 12: minus the squared distances between all text features.
 
     text: (n, D). Closed form of -Σ_{i≠j} ‖u_i - u_j‖² = -2 (n Σ‖u_i‖² - ‖Σ u_i‖²): the term
-    pushes the mean text feature to zero. pairs: (P, 2) places to use instead of all pairs.
+    pushes the mean text feature to zero. pairs: (P, 2) indices to use instead of all pairs.
     """
     n = len(text)
     if pairs is not None:
@@ -75,8 +75,8 @@ def text_separation(text: Tensor, *, reduction: str = "mean", pairs: Tensor | No
     return total if reduction == "sum" else total / max(count, 1)
 
 
-def random_pairs(n: int, count: int, generator: torch.Generator) -> Tensor:
-    """Ordered pairs of different places below n, drawn with replacement: (count, 2)."""
+def draw_pairs(n: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw ordered pairs of different indices below n, with replacement: (count, 2)."""
     first = torch.randint(n, (count,), generator=generator)
     offset = torch.randint(1, n, (count,), generator=generator)
     return torch.stack([first, (first + offset) % n], dim=1)
@@ -90,22 +90,22 @@ class IntraClass:
     precisions: ClassPrecisions
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, names: tuple[str, ...], per_class: int) -> IntraClass:
-        """From unit features (N, D) of all training images, before any training.
+    def from_features(cls, features: Tensor, labels: Tensor, names: tuple[str, ...], per_class: int) -> IntraClass:
+        """Compute them from unit features (N, D) of all training images, before any training.
 
-        per_class: Shots; they decide γ, whatever the options of the head: those must not change training.
+        per_class: shots; they decide γ, whatever the options of the head: those must not change training.
         """
-        shots = ClassFeatures.group(features, labels, len(names))
-        family = gaussian.dca(*gaussian.gammas(per_class), per_class)
-        with gaussian.naming_classes(names):
-            return cls(shots.means(), ClassPrecisions.of(shots, family, features.dtype))
+        grouped = ClassFeatures.group(features, labels, len(names))
+        family = gaussian.dca_gaussian(*gaussian.paper_gammas(per_class), per_class)
+        with gaussian.name_classes_in_error(names):
+            return cls(grouped.means(), ClassPrecisions.from_features(grouped, family, features.dtype))
 
     @classmethod
-    def of_backbone(cls, support: Support, names: tuple[str, ...], per_class: int) -> IntraClass:
-        """From the features that CLIP itself gives the training images."""
-        return cls.of(F.normalize(support.frozen_features(), dim=-1), support.labels, names, per_class)
+    def from_support(cls, support: Support, names: tuple[str, ...], per_class: int) -> IntraClass:
+        """Compute them from the features that CLIP itself gives the training images."""
+        return cls.from_features(F.normalize(support.frozen_features(), dim=-1), support.labels, names, per_class)
 
     def __call__(self, f: Tensor, labels: Tensor, form: str = "mahalanobis", reduction: str = "element") -> Tensor:
         """L_in of unit features f (B, D) with labels (B,)."""
-        own = self.precisions[labels] if form == "mahalanobis" else None
-        return intra_class(f, self.centers[labels], own, form=form, reduction=reduction)
+        precision = self.precisions[labels] if form == "mahalanobis" else None
+        return intra_class(f, self.centers[labels], precision, form=form, reduction=reduction)

@@ -1,4 +1,4 @@
-"""Distances and the structured covariance under them.
+"""Distances, and the structured inverse covariance of the Mahalanobis distance.
 
 A class covariance of K images in D dimensions has rank below K, and shrinkage adds only a
 multiple of the identity and a multiple of the all-ones matrix:
@@ -46,12 +46,12 @@ class Precision:
     log_det: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Precision:
-        """The same with `change` applied to each tensor."""
+        """Apply `change` to each tensor."""
         parts = (self.diagonal, self.ones, self.sign, self.rows, self.log_det)
         return Precision(*(change(part) for part in parts))
 
-    def scaled(self, factor: float) -> Precision:
-        """The inverses of Σ̂ times a positive factor."""
+    def for_scaled(self, factor: float) -> Precision:
+        """The inverses of `factor` · Σ̂, factor > 0."""
         root, D = math.sqrt(factor), self.diagonal.shape[-1]
         log_det = self.log_det + D * math.log(factor)
         return Precision(self.diagonal / factor, self.ones / root, self.sign, self.rows / root, log_det)
@@ -65,11 +65,8 @@ def mean_entries(U: Tensor) -> tuple[Tensor, Tensor]:
     return trace / D, (everything - trace) / (D * (D - 1))
 
 
-def added(U: Tensor, gamma1: float, gamma2: float) -> tuple[Tensor, Tensor]:
-    """Find a and b of B = a I + b J, which shrinkage adds to UᵀU; 1 and 0 where U is zero.
-
-    U: (..., R, D) -> two (...).
-    """
+def shrinkage_terms(U: Tensor, gamma1: float, gamma2: float) -> tuple[Tensor, Tensor]:
+    """A and b of B = a I + b J, which shrinkage adds to UᵀU; 1 and 0 where U is zero. U: (..., R, D) -> two (...)."""
     v_d, v_o = mean_entries(U)
     flat = U.shape[-1] * v_d <= FLAT
     return torch.where(flat, 1.0, gamma1 * v_d - gamma2 * v_o), torch.where(flat, 0.0, gamma2 * v_o)
@@ -85,7 +82,7 @@ def precision(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True
     Where all (unit) features of a class are equal, Σ is zero and its correlation undefined: Σ̂ = I.
     """
     D = U.shape[-1]
-    a, b = added(U, gamma1, gamma2)
+    a, b = shrinkage_terms(U, gamma1, gamma2)
     require_positive_definite(a, a + b * D, gamma1, gamma2)
     variances = U.square().sum(dim=-2) + (a + b)[..., None]
     s = variances.sqrt() if normalize else torch.ones_like(variances)
@@ -103,7 +100,7 @@ def precision(U: Tensor, gamma1: float, gamma2: float, *, normalize: bool = True
 
 
 class IndefiniteError(UserError):
-    """Shrinkage that leaves some classes without a distance; `classes` are their places in the batch."""
+    """Shrinkage that leaves some classes without a distance; `classes` are their indices."""
 
     def __init__(self, classes: Sequence[int], gamma1: float, gamma2: float, names: Sequence[str] = ()) -> None:
         self.classes, self.gammas = list(classes), (gamma1, gamma2)
@@ -119,11 +116,11 @@ def require_positive_definite(a: Tensor, along_ones: Tensor, gamma1: float, gamm
     bad = ~((a > 0) & (along_ones > 0))
     if bad.any():
         # Any other leading axis is the prompt; a class fails as soon as one of its prompts does.
-        places = bad.reshape(-1, bad.shape[-1] if bad.dim() else 1).any(dim=0).nonzero().flatten().tolist()
-        raise IndefiniteError(places, gamma1, gamma2)
+        classes = bad.reshape(-1, bad.shape[-1] if bad.dim() else 1).any(dim=0).nonzero().flatten().tolist()
+        raise IndefiniteError(classes, gamma1, gamma2)
 
 
-def quadratic(form: Precision, delta: Tensor) -> Tensor:
+def quadratic_form(form: Precision, delta: Tensor) -> Tensor:
     """δᵀ Σ̂⁻¹ δ, one δ for each class of the batch. delta: (..., D) -> (...)."""
     plain = (form.diagonal * delta.square()).sum(dim=-1)
     along = (form.ones * delta).sum(dim=-1).square()
@@ -155,12 +152,12 @@ def euclidean(f: Tensor, u: Tensor) -> Tensor:
     return (squares - 2 * u @ f.mT).clamp_min(0)
 
 
-def scores(distance: Tensor, tau: float, eps: float, form: str = "inverse") -> Tensor:
-    """Input of the softmax: τ / (d + ε), Eq. 8, or the Gaussian -τ d / 2."""
+def softmax_inputs(distance: Tensor, tau: float, eps: float, form: str = "inverse") -> Tensor:
+    """Inputs of the softmax: τ / (d + ε), Eq. 8, or the Gaussian -τ d / 2."""
     return tau / (distance + eps) if form == "inverse" else -tau * distance / 2
 
 
-def contrasts(K: int, like: Tensor) -> Tensor:
+def helmert_contrasts(K: int, like: Tensor) -> Tensor:
     """Helmert's matrix (K - 1, K): orthonormal rows, each orthogonal to the ones vector.
 
     Its first n - 1 rows use only the first n columns, so they serve a class of n images.
@@ -195,11 +192,11 @@ def _centred_rows(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
     are folded by a QR decomposition.
     """
     K, D = features.shape[-2:]
-    places = torch.arange(K, device=features.device)
+    index = torch.arange(K, device=features.device)
     if K - 1 <= D:
-        used = places[1:] < counts[:, None]
-        return (contrasts(K, features) @ features) * used[..., None]
-    inside = places < counts[:, None]
+        used = index[1:] < counts[:, None]
+        return (helmert_contrasts(K, features) @ features) * used[..., None]
+    inside = index < counts[:, None]
     folded: Tensor = torch.linalg.qr((features - mean[:, None]) * inside[..., None], mode="r")[1]
     return folded
 
@@ -211,8 +208,8 @@ def pooled_rows(features: Tensor, labels: Tensor, center: Tensor | None = None) 
     about the centre of its own class. Returns (..., R, D) with R = min(N, D): more rows than
     dimensions are folded by a QR decomposition, which does not change UᵀU.
     """
-    middle = features.mean(dim=0) if center is None else center[..., labels, :]
-    rows: Tensor = (features - middle) / max(len(features) - 1, 1) ** 0.5
+    centers = features.mean(dim=0) if center is None else center[..., labels, :]
+    rows: Tensor = (features - centers) / max(len(features) - 1, 1) ** 0.5
     if len(features) > features.shape[-1]:
         rows = torch.linalg.qr(rows, mode="r")[1]
     return rows

@@ -1,9 +1,8 @@
-"""Learned text and visual tokens, shared by the prompt methods.
+"""Learned text and visual tokens, their initial values, and units for backbones other than OpenAI's CLIP.
 
-Units in which vectors of any backbone have the size of those of OpenAI's CLIP.
-
-A published recipe (learning rate, weight decay, weight of a penalty ‖w - w°‖²) belongs to the size of the vectors
-that it was chosen for. It is carried over to another backbone by training v instead of w = s v:
+**Units.** In them vectors of any backbone have the size of those of OpenAI's CLIP. A published recipe (learning rate,
+weight decay, weight of a penalty ‖w - w°‖²) belongs to the size of the vectors that it was chosen for. It is carried
+over to another backbone by training v instead of w = s v:
 
     loss(v) = CE(s v) + λ ‖v - w°/s‖²,    v starts at w°/s
 
@@ -32,7 +31,16 @@ from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 
+# Standard deviation of randomly drawn tokens.
 RANDOM_STD = 0.02
+UnitRecipe = Literal["scaled", "paper"]
+# logit_scale of all models of OpenAI: training clips it at log 100 (Radford et al., ICML 2021, section 2.5).
+CLIP_TAU = 100.0
+# Mean length of ViT-B/32's text vectors of "a NAME": 9.8 for the 1,203 names of LVIS, 10.2 for the 80 of COCO
+# (the vectors that the authors of Detic published).
+CLIP_TEXT_NORM = 10.0
+# Length to which textual inversion of Stable Diffusion 1 keeps tokens of ViT-L/14 (cloneofsimo/lora).
+CLIP_TOKEN_NORM = 0.4
 
 
 def coop_epochs(problem: Problem) -> int:
@@ -50,24 +58,24 @@ def dropout(x: Tensor, share: float, generator: torch.Generator | None) -> Tenso
     return x * kept / (1 - share)
 
 
-def alphabetical(names: Sequence[str]) -> list[int]:
+def alphabetical_order(names: Sequence[str]) -> list[int]:
     """Class indices sorted by name, so random draws do not depend on the order of the labels."""
-    return sorted(range(len(names)), key=lambda place: names[place])
+    return sorted(range(len(names)), key=lambda c: names[c])
 
 
-def sentences(names: Sequence[str], template: str) -> list[str]:
-    """The template with each class name in place of {}."""
+def fill_template(names: Sequence[str], template: str) -> list[str]:
+    """Put each class name in place of {} in the template."""
     return [template.replace("{}", name.replace("_", " ")) for name in names]
 
 
-def name_ids(clip: CLIP, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
+def tokenize_names(clip: CLIP, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
     """Token ids of each class: words `before`, the name, the suffix, EOT."""
-    written = sentences(names, f"{before}{{}}{suffix}")
-    return [[*clip.tokenizer.encode(sentence), clip.tokenizer.eot_id] for sentence in written]
+    sentences = fill_template(names, f"{before}{{}}{suffix}")
+    return [[*clip.tokenizer.encode(sentence), clip.tokenizer.eot_id] for sentence in sentences]
 
 
-def require_room(clip: CLIP, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
-    """Raise for class names whose ids do not fit after SOS and a context of the given length."""
+def check_name_lengths(clip: CLIP, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
+    """Raise if the ids of a class name do not fit after SOS and a context of this length."""
     room = clip.config.text.context_length - 1 - context
     long = [f"{name}: {len(own)} tokens" for name, own in zip(names, ids, strict=True) if len(own) > room]
     if long:
@@ -97,28 +105,28 @@ class TextPrompts(nn.Module):
     ) -> None:
         """phrases: initial words of each context, or the length of a context drawn from normal(0, 0.02)."""
         super().__init__()
-        self.name_ids = name_ids(clip, names, suffix)
-        starts = [start_context(clip, phrase, generator) for phrase in phrases]
+        self.name_ids = tokenize_names(clip, names, suffix)
+        starts = [init_context(clip, phrase, generator) for phrase in phrases]
         if per_class:
             starts = [start.expand(len(names), -1, -1).clone() for start in starts]
         self.contexts = nn.ParameterList(starts)
-        require_room(clip, names, self.name_ids, max(start.shape[-2] for start in starts))
+        check_name_lengths(clip, names, self.name_ids, max(start.shape[-2] for start in starts))
 
-    def encode(self, clip: CLIP, places: Sequence[int] | None = None) -> Tensor:
-        """Features of every class, or of those at `places`, under every context, not normalised: (M, C, D)."""
-        if places is None:
+    def encode(self, clip: CLIP, classes: Sequence[int] | None = None) -> Tensor:
+        """Encode all classes, or some of them, under every context: (M, C, D), not normalised."""
+        if classes is None:
             return clip.encode_prompts(list(self.contexts), self.name_ids)
-        contexts = [context if context.dim() == 2 else context[list(places)] for context in self.contexts]
-        return clip.encode_prompts(contexts, [self.name_ids[place] for place in places])
+        contexts = [context if context.dim() == 2 else context[list(classes)] for context in self.contexts]
+        return clip.encode_prompts(contexts, [self.name_ids[c] for c in classes])
 
 
 def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Tokens drawn from normal(0, 0.02)."""
+    """Draw tokens from normal(0, 0.02)."""
     return (RANDOM_STD * torch.randn(*shape, generator=generator)).to(clip.device)
 
 
-def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
-    """Initial context (L, W): the embeddings of words, or that many random tokens."""
+def init_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
+    """Initialise a context (L, W) by the embeddings of words, or by that many random tokens."""
     if isinstance(phrase, int):
         return random_tokens(clip, (phrase, clip.config.text.width), generator)
     ids = clip.tokenizer.encode(phrase)
@@ -127,8 +135,8 @@ def start_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> 
     return clip.text.embed(ids).detach().clone()
 
 
-def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with torch's initial distribution, U(±1/sqrt(inputs)), from a private stream."""
+def init_linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """Initialise a linear layer as torch does, by U(±1/sqrt(inputs)), from a private stream."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=clip.device)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -137,8 +145,8 @@ def linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) ->
     return layer
 
 
-def visual_start(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
-    """Initial visual tokens (count, W): uniform, in VPT's range."""
+def init_visual_tokens(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
+    """Initialise visual tokens (count, W): uniform, in VPT's range."""
     config = clip.config.vision
     reach = math.sqrt(6 / (3 * config.patch_size**2 + config.width))
     start = (2 * torch.rand(count, config.width, generator=generator) - 1) * reach
@@ -150,29 +158,19 @@ class VisualTokens(nn.Module):
 
     def __init__(self, clip: CLIP, count: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.tokens = nn.Parameter(visual_start(clip, count, generator))
+        self.tokens = nn.Parameter(init_visual_tokens(clip, count, generator))
 
-    def extra(self) -> ExtraTokens:
+    def as_extra_tokens(self) -> ExtraTokens:
         """The tokens as the image tower takes them."""
         return ExtraTokens({0: self.tokens}) if len(self.tokens) else ExtraTokens()
 
 
-UnitRecipe = Literal["scaled", "paper"]
-# logit_scale of all models of OpenAI: training clips it at log 100 (Radford et al., ICML 2021, section 2.5).
-CLIP_TAU = 100.0
-# Mean length of ViT-B/32's text vectors of "a NAME": 9.8 for the 1,203 names of LVIS, 10.2 for the 80 of COCO
-# (the vectors that the authors of Detic published).
-CLIP_TEXT_NORM = 10.0
-# Length to which textual inversion of Stable Diffusion 1 keeps tokens of ViT-L/14 (cloneofsimo/lora).
-CLIP_TOKEN_NORM = 0.4
-
-
 def clip_unit(vectors: Tensor, reference: float, tau: float | Tensor) -> Tensor:
-    """s, a tensor (), of vectors (..., D) whose mean length in CLIP is `reference`. tau: of the backbone."""
+    """The unit s, a tensor (), of vectors (..., D) whose mean length in CLIP is `reference`. tau: of the backbone."""
     length: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1).mean()
     return length / reference * (CLIP_TAU / tau)
 
 
-def no_unit(like: Tensor) -> Tensor:
+def unit_of_one(like: Tensor) -> Tensor:
     """The unit 1, which changes no bit: for the published recipe as it is."""
     return torch.ones((), dtype=like.dtype, device=like.device)

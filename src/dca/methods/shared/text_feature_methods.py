@@ -1,18 +1,16 @@
-"""Trained methods whose finished head may need the features of the training images, for covariances.
+"""Base classes of trained methods that compare images with text features.
 
-Methods with one text feature per class, and the distances and losses of DCA for them.
+`ClassFeatureMethod` stores text features and, for covariances, the features of the training images.
 
-They are trained as in their papers; the finished model can use the distance of DCA instead of the
-cosine. The DCA paper shows in this way that covariances help other methods, too ("baseline + d_m").
-With `alpha_in` or `beta_ts` the terms of DCA are added to their loss:
+`TextFeatureMethod` has one text feature per class. Methods are trained as in their papers; the finished model can use
+the distance of DCA instead of the cosine. The DCA paper shows in this way that covariances help other methods, too
+("baseline + d_m"). With `alpha_in` or `beta_ts` the terms of DCA are added to their loss:
 
     L + α L_in + β L_ts
 
-Methods that update layers of CLIP's towers and classify by one sentence per class.
+`TowerUpdateMethod` updates layers of CLIP's towers and classifies by one sentence per class, that of the dataset:
 
-    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y)
-
-f and t come from the updated towers; the sentences are those of the dataset.
+    p(y | x) = softmax_y( τ cos(f, t_y) ),    L = CE(p, y),    f and t from the updated towers
 """
 
 from __future__ import annotations
@@ -34,117 +32,113 @@ from dca.core.errors import UserError
 from dca.core.options import opt
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions
 from dca.methods.shared import gaussian, losses
+from dca.methods.shared.class_features import ClassFeatures, OtherClasses, check_class_features
+from dca.methods.shared.frozen_features import check_shapes
 from dca.methods.shared.heads import LinearHead, MahalanobisHead, PromptHead
 from dca.methods.shared.losses import IntraClass
 from dca.methods.shared.metric import Metric
-from dca.methods.shared.prompts import alphabetical, sentences
-from dca.methods.shared.shots import ClassFeatures, OtherClasses, check_class_features
+from dca.methods.shared.prompts import alphabetical_order, fill_template
 
 
-class KeepsShots(TrainedMethod):
-    """A method that stores text features and the features of the training images; it has the option `test_metric`.
+class ClassFeatureMethod(TrainedMethod):
+    """A method that stores text features and features of the training images; it has the option `test_metric`.
 
     A class with one image takes the covariance of all images of the fit. So that this stays as it is in a model for
-    some of the classes, such a model also stores the others' images and texts (`rest_...`).
+    some of the classes, such a model also stores the images and texts of the other classes (`other_...`).
     """
 
     results = MappingProxyType(
         {
             "text_features": torch.float32,
-            "shot_features": torch.float32,
-            "shot_counts": torch.int64,
-            "rest_features": torch.float32,
-            "rest_counts": torch.int64,
-            "rest_text": torch.float32,
+            "train_features": torch.float32,
+            "train_counts": torch.int64,
+            "other_features": torch.float32,
+            "other_counts": torch.int64,
+            "other_text": torch.float32,
         }
     )
     text_features: Tensor
-    shot_features: Tensor
-    shot_counts: Tensor
-    rest_features: Tensor
-    rest_counts: Tensor
-    rest_text: Tensor
+    train_features: Tensor
+    train_counts: Tensor
+    other_features: Tensor
+    other_counts: Tensor
+    other_text: Tensor
 
     @abstractmethod
     def encode_text(self) -> Tensor:
         """Unit text features of the classes, (C, D) or (M, C, D)."""
 
     @property
-    def shots(self) -> ClassFeatures:
+    def class_features(self) -> ClassFeatures:
         """The stored features of the training images."""
-        return ClassFeatures(
-            self.shot_features, self.shot_counts, OtherClasses(self.rest_features, self.rest_counts, self.rest_text)
-        )
+        others = OtherClasses(self.other_features, self.other_counts, self.other_text)
+        return ClassFeatures(self.train_features, self.train_counts, others)
 
-    def keep(self, text: Tensor, shots: ClassFeatures) -> None:
+    def store(self, text: Tensor, features: ClassFeatures) -> None:
         """Store text features (C, D) or (M, C, D) and training features."""
-        rest = shots.rest or OtherClasses.none(text)
-        self.text_features, self.shot_features, self.shot_counts = text, shots.features, shots.counts
-        self.rest_features, self.rest_counts, self.rest_text = rest.features, rest.counts, rest.centers
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As for every method; models had no `rest_...` at first."""
-        text = state.get("text_features")
-        if text is not None and text.dim() > 1 and not any(name.startswith("rest_") for name in state):
-            rest = OtherClasses.none(text)
-            state = {**state, "rest_features": rest.features, "rest_counts": rest.counts, "rest_text": rest.centers}
-        super().restore(state)
+        others = features.others or OtherClasses.empty(text)
+        self.text_features, self.train_features, self.train_counts = text, features.features, features.counts
+        self.other_features, self.other_counts, self.other_text = others.features, others.counts, others.centers
 
     def prompt_features(self) -> Tensor | None:
         """The stored text features."""
         return self.text_features if self.text_features.dim() == 3 else self.text_features[None]
 
     def training_features(self) -> tuple[Tensor, Tensor] | None:
-        """The stored features."""
-        return (self.shot_features, self.shots.labels()) if len(self.shot_features) else None
+        """The stored features and their classes."""
+        return (self.train_features, self.class_features.labels()) if len(self.train_features) else None
 
     @property
-    def shot_views(self) -> int:
-        """Augmented views of each image that are stored; 0 for the evaluation view."""
+    def feature_views(self) -> int:
+        """Number of augmented views of each image that are stored; 0 for the evaluation view."""
         return 0
 
     @property
-    def keeps_shots(self) -> bool:
+    def stores_features(self) -> bool:
         """Whether features of training images are stored with these options."""
         return True
 
-    def without_shots(self) -> Any:
-        """The options of a model without training features: there are no covariances."""
+    def options_without_features(self) -> Any:
+        """The options of a model that stores no training features, so that there are no covariances."""
         covariances = self.options.test_metric == "mahalanobis"
         return dataclasses.replace(self.options, test_metric="euclidean") if covariances else self.options
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
-        """Prompts on the new names; covariances by class, or Euclidean distances if one is missing."""
+        """Put the prompts on the new names; covariances follow their classes.
+
+        If a class has no source, distances become Euclidean.
+        """
         other = self.copy_for(problem, sources)
         text = other.encode_text().detach()
-        shots = self.shots.select(sources) or ClassFeatures.none(len(problem.names), text)
-        if not len(shots.features):
-            other.options = self.without_shots()
-        other.keep(text, self._with_rest(shots, sources))
+        features = self.class_features.select(sources) or ClassFeatures.empty(len(problem.names), text)
+        if not len(features.features):
+            other.options = self.options_without_features()
+        other.store(text, self._with_other_classes(features, sources))
         return other.build_head()
 
-    def _with_rest(self, shots: ClassFeatures, sources: Sequence[int | None]) -> ClassFeatures:
-        """The selected shots, with the others' where a class takes the covariance of all images."""
-        if not len(shots.features) or bool((shots.counts > 1).all()):
-            return dataclasses.replace(shots, rest=None)
-        left = sorted(set(range(len(self.shot_counts))) - set(sources))
-        rest = self.shots.rest or OtherClasses.none(self.text_features)
-        return dataclasses.replace(shots, rest=rest.joined(self.shots, self.text_features, left))
+    def _with_other_classes(self, features: ClassFeatures, sources: Sequence[int | None]) -> ClassFeatures:
+        """Add the images of the other classes if a selected class takes the covariance of all images."""
+        if not len(features.features) or bool((features.counts > 1).all()):
+            return dataclasses.replace(features, others=None)
+        removed = sorted(set(range(len(self.train_counts))) - set(sources))
+        others = self.class_features.others or OtherClasses.empty(self.text_features)
+        return dataclasses.replace(features, others=others.extend(self.class_features, self.text_features, removed))
 
     def with_class(self, name: str, images: Support) -> Self:
-        """Prompts on the new name, and a covariance from its images; without any, that of all images."""
+        """Put the prompts on the new name; its covariance is that of its images, or of all images without any."""
         other = super().with_class(name, images)
-        rows = self.shot_features[:0]
-        if self.keeps_shots and len(images.labels):
-            rows = self.encode_all(images, views=self.shot_views)
+        rows = self.train_features[:0]
+        if self.stores_features and len(images.labels):
+            rows = self.encode_all(images, views=self.feature_views)
         other.options = self.options  # `retarget` gives up covariances for a class without a source
-        other.keep(other.text_features, dataclasses.replace(self.shots.append(rows), rest=self.shots.rest))
+        features = dataclasses.replace(self.class_features.append(rows), others=self.class_features.others)
+        other.store(other.text_features, features)
         return other.build_head()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextHeadOptions(TrainingOptions):
-    """A recipe, and how the finished model compares image with text."""
+class TextFeatureOptions(TrainingOptions):
+    """Training options, and how the finished model compares images with texts."""
 
     test_metric: Metric = opt("cosine", "distance between image and text in the finished model")
     covariance: gaussian.Covariance = opt(
@@ -160,7 +154,7 @@ class TextHeadOptions(TrainingOptions):
     beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
 
 
-class TextHead(KeepsShots):
+class TextFeatureMethod(ClassFeatureMethod):
     """A method with one unit text feature per class; it adds its parameters, `encode_text` and `step`.
 
     A step adds `dca_terms` to its own terms.
@@ -170,39 +164,40 @@ class TextHead(KeepsShots):
     learns_text: ClassVar[bool] = True
     head_options = ("gamma1", "gamma2", "floor", "covariance", "center")
 
-    options: TextHeadOptions
+    options: TextFeatureOptions
 
     @classmethod
     def resolve(cls, options: Any, problem: Problem) -> Any:
         """γ1 and γ2 by shots."""
-        gamma1, gamma2 = gaussian.gammas(problem.shots)
+        gamma1, gamma2 = gaussian.paper_gammas(problem.shots)
         return options.fill_unset(gamma1=gamma1, gamma2=gamma2)
 
     def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
         super().__init__(clip, problem, options)
-        idle = [("alpha_in", "image features")] if options.alpha_in and self.has_frozen_image_tower else []
-        idle += [("beta_ts", "text features")] if options.beta_ts and not self.learns_text else []
-        if idle:
+        unused = [("alpha_in", "image features")] if options.alpha_in and self.has_frozen_image_tower else []
+        unused += [("beta_ts", "text features")] if options.beta_ts and not self.learns_text else []
+        if unused:
+            names = " and ".join(name for name, _ in unused)
             raise UserError(
-                f"{self.name} has no use for {' and '.join(name for name, _ in idle)}",
-                details=[f"{name}: it does not learn {what}" for name, what in idle],
-                hint=f"leave {' and '.join(name for name, _ in idle)} at 0",
+                f"{self.name} has no use for {names}",
+                details=[f"{name}: it does not learn {what}" for name, what in unused],
+                hint=f"leave {names} at 0",
             )
 
     @property
-    def keeps_shots(self) -> bool:
+    def stores_features(self) -> bool:
         """Only covariances need them."""
         return self.options.test_metric == "mahalanobis"
 
     @property
     def changeable_options(self) -> tuple[str, ...]:
         """All belong to covariances."""
-        return self.head_options if self.keeps_shots else ()
+        return self.head_options if self.stores_features else ()
 
     def prepare(self, support: Support) -> None:
-        """The constants of L_in."""
+        """Compute the constants of L_in."""
         if self.options.alpha_in:
-            self._intra_class = IntraClass.of_backbone(support, self.problem.names, self.problem.shots)
+            self._intra_class = IntraClass.from_support(support, self.problem.names, self.problem.shots)
 
     def dca_terms(self, f: Tensor, t: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """α L_in of unit image features f (B, D) and β L_ts of unit text features t (C, D), where not 0."""
@@ -216,10 +211,10 @@ class TextHead(KeepsShots):
     def finish(self, support: Support) -> None:
         """Text features and, for covariances, the training images through the finished image tower."""
         C, text = len(self.problem.names), self.encode_text().detach()
-        shots = ClassFeatures.none(C, text)
-        if self.keeps_shots:
-            shots = ClassFeatures.group(self.encode_all(support), support.labels, C)
-        self.keep(text, shots)
+        features = ClassFeatures.empty(C, text)
+        if self.stores_features:
+            features = ClassFeatures.group(self.encode_all(support), support.labels, C)
+        self.store(text, features)
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
@@ -227,29 +222,28 @@ class TextHead(KeepsShots):
         if options.test_metric == "cosine":
             return LinearHead.cosine(self.text_features, tau)
         if options.test_metric == "euclidean":
-            return PromptHead.of(u, tau, "euclidean")
-        family = gaussian.dca(
+            return PromptHead.from_text(u, tau, "euclidean")
+        family = gaussian.dca_gaussian(
             options.gamma1, options.gamma2, self.problem.shots, covariance=options.covariance, floor=options.floor
         )
-        with gaussian.naming_classes(self.problem.names):
-            return MahalanobisHead.of(u, self.shots, family, tau=tau, center=options.center)
+        with gaussian.name_classes_in_error(self.problem.names):
+            return MahalanobisHead.from_text(u, self.class_features, family, tau=tau, center=options.center)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class; training features if the metric needs them."""
         expected = C, D = len(self.problem.names), self.clip.config.embed_dim
-        found = tuple(state["text_features"].shape)
-        problems = [] if found == expected else [f"text_features: shape {found}, expected {expected}"]
-        if self.keeps_shots:
+        problems = check_shapes(state, {"text_features": expected})
+        if self.stores_features:
             return problems + check_class_features(state, C, D)
-        kept = sum(state[name].numel() for name in ("shot_features", "rest_features", "rest_counts"))
-        kept += int(state["shot_counts"].abs().sum())
-        return problems + (["shot_features: none expected"] if kept else [])
+        stored = sum(state[name].numel() for name in ("train_features", "other_features", "other_counts"))
+        stored += int(state["train_counts"].abs().sum())
+        return problems + (["train_features: none expected"] if stored else [])
 
 
 TOWERS = ("visual", "text")
 
 
-class UpdatedTowers(TextHead):
+class TowerUpdateMethod(TextFeatureMethod):
     """A method with updates of both towers; it adds its parameters and `updates`.
 
     steps_per_shot: training takes this many steps for each image of a class, whatever the number of classes.
@@ -268,13 +262,13 @@ class UpdatedTowers(TextHead):
 
     def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
         super().__init__(clip, problem, options)
-        order = alphabetical(problem.names)
-        self.sentences = clip.tokenizer(sentences([problem.names[place] for place in order], problem.template))
-        self._places = torch.tensor(order, device=clip.device).argsort()
+        order = alphabetical_order(problem.names)
+        self.sentences = clip.tokenizer(fill_template([problem.names[c] for c in order], problem.template))
+        self._class_order = torch.tensor(order, device=clip.device).argsort()
 
     @abstractmethod
     def updates(self) -> Mapping[str, Update]:
-        """What is added to the outputs of layers, by name."""
+        """Functions whose values are added to the outputs of layers, by name."""
 
     def training_updates(self, batch: Batch) -> Mapping[str, Update]:
         """The updates of a training step."""
@@ -290,7 +284,7 @@ class UpdatedTowers(TextHead):
 
     def encode_sentences(self, updates: Mapping[str, Update]) -> Tensor:
         """Unit features (C, D) of the sentences with these updates, in the order of the classes."""
-        return F.normalize(self.clip.encode_text(self.sentences, updates=updates)[self._places], dim=-1)
+        return F.normalize(self.clip.encode_text(self.sentences, updates=updates)[self._class_order], dim=-1)
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one batch through both towers."""

@@ -1,10 +1,14 @@
-"""Shared by methods over frozen features: class texts, views, and selection on validation images."""
+"""Methods over the features of frozen towers: class texts, augmented views, selection, and base classes.
+
+`ClassNameMethod` is for heads that are made of class names alone: p(y | x) = softmax_y( τ f·t_y ).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -14,11 +18,12 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.options import opt
-from dca.methods.base import CROP_LOW, VIEW_CROP_LOW, Batch, Method, Problem, Support, TrainingOptions
+from dca.methods.base import CROP_LOW, VIEW_CROP_LOW, Batch, Head, Method, Problem, Support, TrainingOptions
+from dca.methods.shared.heads import LinearHead
 
 T = TypeVar("T")
-# The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence.
-SEVEN = (
+# The sentences that CLIP's authors chose for ImageNet; other datasets have one sentence each.
+SEVEN_TEMPLATES = (
     "itap of a {}.",
     "a bad photo of the {}.",
     "a origami {}.",
@@ -49,50 +54,52 @@ def crop_option() -> Any:
     return opt(VIEW_CROP_LOW, help, low=0.001, high=1, source="Tip-Adapter's code")
 
 
-def sentences_of(problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN) -> Sequence[str]:
-    """The sentences of every class: those given, else CLIP's for ImageNet, else that of the dataset."""
+def select_templates(
+    problem: Problem, templates: Sequence[str] = (), imagenet: Sequence[str] = SEVEN_TEMPLATES
+) -> Sequence[str]:
+    """Sentences with {} for the name: those given, else CLIP's for ImageNet, else that of the dataset."""
     return templates or (imagenet if problem.dataset == "imagenet" else (problem.template,))
 
 
-def class_texts(
+def encode_class_texts(
     clip: CLIP,
     problem: Problem,
     templates: Sequence[str] = (),
-    imagenet: Sequence[str] = SEVEN,
+    imagenet: Sequence[str] = SEVEN_TEMPLATES,
     names: Sequence[str] | None = None,
 ) -> Tensor:
-    """Text features of every sentence and class, not normalised: (T, C, D). names: instead of the problem's words."""
+    """Encode every sentence of every class: (T, C, D), not normalised. names: instead of those of the problem."""
     names = [name.replace("_", " ") for name in problem.names] if names is None else names
-    sentences = sentences_of(problem, templates, imagenet)
+    sentences = select_templates(problem, templates, imagenet)
     with torch.no_grad():
         return torch.stack([clip.encode_text([s.replace("{}", name) for name in names]) for s in sentences])
 
 
 def unit_mean(texts: Tensor) -> Tensor:
-    """t̂: normalised mean of unit vectors, as CLIP does it. (T, C, D) -> (C, D)."""
+    """t̂: normalised mean of unit vectors, as CLIP computes it. (T, C, D) -> (C, D)."""
     return F.normalize(F.normalize(texts, dim=-1).mean(dim=0), dim=-1)
 
 
-def image_views(support: Support, views: int, crop_low: float = CROP_LOW) -> Tensor:
-    """Raw features of `views` augmented views of each image, or of its evaluation view: (N, V, D)."""
-    return by_image(support.frozen_features(views=views, crop_low=crop_low), views)
+def encode_views(support: Support, views: int, crop_low: float = CROP_LOW) -> Tensor:
+    """Raw features of `views` augmented views of each image, or of its evaluation view if 0: (N, V, D)."""
+    return group_by_image(support.frozen_features(views=views, crop_low=crop_low), views)
 
 
-def by_image(rows: Tensor, views: int) -> Tensor:
-    """Rows of `views` views, view after view, grouped by image: (V · N, D) -> (N, V, D)."""
+def group_by_image(rows: Tensor, views: int) -> Tensor:
+    """Group rows, which are view after view, by image: (V · N, D) -> (N, V, D)."""
     return rows.reshape(max(views, 1), -1, rows.shape[-1]).transpose(0, 1).contiguous()
 
 
-def drawn_view(batch: Batch) -> Tensor:
-    """One view of each image as it is, drawn at random. Inputs (B, V, D) -> (B, D)."""
+def draw_view(batch: Batch) -> Tensor:
+    """Draw one view of each image. Inputs (B, V, D) -> (B, D), not normalised."""
     B, V = batch.inputs.shape[:2]
     drawn = torch.randint(V, (B,), generator=batch.generator).to(batch.inputs.device)
     return batch.inputs[torch.arange(B, device=drawn.device), drawn]
 
 
-def one_view(batch: Batch) -> Tensor:
-    """Unit features of one view of each image, drawn at random. Inputs (B, V, D) -> (B, D)."""
-    return F.normalize(drawn_view(batch), dim=-1)
+def draw_unit_view(batch: Batch) -> Tensor:
+    """Draw one view of each image. Inputs (B, V, D) -> unit features (B, D)."""
+    return F.normalize(draw_view(batch), dim=-1)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -100,8 +107,8 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(dim=-1) == labels).double().mean())
 
 
-def tempered_log_loss(logits: Tensor, labels: Tensor) -> float:
-    """Least mean of CE(t z, y) over the scale t, which does not change the ranking. logits: z (N, C), labels: y (N,).
+def log_loss_at_best_scale(logits: Tensor, labels: Tensor) -> float:
+    """Minimum over t of the mean of CE(t z, y); t does not change the ranking. logits: z (N, C), labels: y (N,).
 
     The loss is convex in t: bisection on its slope, for t of 10⁻³ to 10² in units of the spread of the logits. The
     upper limit keeps classes that are separated perfectly comparable.
@@ -118,33 +125,37 @@ def tempered_log_loss(logits: Tensor, labels: Tensor) -> float:
 
 
 def first_best(candidates: Iterable[T], score: Callable[[T], float]) -> tuple[T, float]:
-    """The first candidate with the highest score, and that score."""
+    """Find the first candidate with the highest score, and that score."""
     scored = [(candidate, score(candidate)) for candidate in candidates]
     return max(scored, key=lambda pair: pair[1])
 
 
-def shape_problems(found: dict[str, tuple[Tensor, tuple[int, ...]]]) -> list[str]:
-    """One line for each tensor whose shape is not the expected one."""
+def check_shapes(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Compare saved tensors with expected shapes; one line for each difference."""
     return [
-        f"{name}: shape {tuple(tensor.shape)}, expected {shape}"
-        for name, (tensor, shape) in found.items()
-        if tensor.shape != shape
+        f"{name}: shape {tuple(state[name].shape)}, expected {shape}"
+        for name, shape in expected.items()
+        if state[name].shape != shape
     ]
 
 
 class FrozenMethod(Method):
-    """A method that leaves both towers unchanged and works on their features."""
+    """A method that leaves both towers unchanged and works on their features.
 
-    imagenet_templates: ClassVar[Sequence[str]] = SEVEN
-    # Stored tensors with one row per class, if the score of a class depends on its own rows only.
+    Attributes:
+        imagenet_templates: Sentences for ImageNet.
+        class_rows: Stored tensors with one row per class, if the score of a class depends on its own rows only.
+    """
+
+    imagenet_templates: ClassVar[Sequence[str]] = SEVEN_TEMPLATES
     class_rows: ClassVar[frozenset[str]] = frozenset()
 
     def texts(self) -> Tensor:
         """Text features of the sentences, not normalised: (T, C, D)."""
-        return class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
+        return encode_class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
 
     def prompt_features(self) -> Tensor | None:
-        """Those of the sentences."""
+        """Unit features of the sentences, (T, C, D)."""
         return F.normalize(self.texts(), dim=-1)
 
     def class_parameters(self) -> set[str]:
@@ -152,16 +163,46 @@ class FrozenMethod(Method):
         return {name for name, _ in self.named_parameters() if name in self.class_rows}
 
     def without_class(self, index: int) -> Self:
-        """The scores of the other classes as they are: probabilities p_y / (1 - p_index)."""
+        """Drop the rows of the class; the other scores stay: probabilities p_y / (1 - p_index)."""
         if not self.class_rows:
             return super().without_class(index)
         kept = self.other_classes(index)
         return self.with_rows(kept, [self.problem.names[c] for c in kept])
 
     def with_rows(self, kept: Sequence[int], names: Sequence[str]) -> Self:
-        """The rows `kept` of `class_rows` under these names, sealed."""
+        """A method with the rows `kept` of `class_rows` under these names, and its head."""
         other = self.copy_for(dataclasses.replace(self.problem, names=tuple(names)), kept)
         for name in self.results:
             tensor: Tensor = getattr(self, name)
             setattr(other, name, tensor[list(kept)] if name in self.class_rows else tensor)
         return other.build_head()
+
+
+class ClassNameMethod(Method):
+    """A method whose finished head is one unit text feature per class; `finish` computes them and needs no image."""
+
+    results = MappingProxyType({"text_features": torch.float32})
+    text_features: Tensor
+
+    def finish(self, support: Support | None = None) -> None:
+        """Compute `text_features`, (C, D)."""
+        raise NotImplementedError
+
+    def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
+        """Encode the same sentences for other names."""
+        other = self.copy_for(problem, sources)
+        other.finish()
+        return other.build_head()
+
+    def prompt_features(self) -> Tensor | None:
+        """The text features, (1, C, D)."""
+        return self.text_features[None]
+
+    def make_head(self) -> Head:
+        """Softmax of τ cos."""
+        return LinearHead.cosine(self.text_features, self.clip.tau)
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """One text feature per class."""
+        expected = (len(self.problem.names), self.clip.config.embed_dim)
+        return check_shapes(state, {"text_features": expected})
