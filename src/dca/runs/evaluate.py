@@ -75,7 +75,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
     session = session.for_dataset(target.dataset, method.problem.rules)
-    zero_shot = ZeroShot.of(moved.clip, moved.problem)
+    zero_shot = ZeroShot.for_problem(moved.clip, moved.problem)
     if features is None or moved.has_frozen_image_tower:
         plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)
     else:
