@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dca.core.options import opt
     from dca.datasets import load_dataset, protocols
     from dca.datasets.dataset import Dataset, Item
-    from dca.export.folder import export_onnx
+    from dca.export.folder import ExportResult, export_onnx
     from dca.methods.base import Method, TrainedMethod, TrainingOptions
     from dca.methods.registry import all_methods as list_methods
     from dca.model.classifier import Classifier, Predictions
@@ -28,6 +28,7 @@ __all__ = [
     "Dataset",
     "Estimate",
     "Evaluation",
+    "ExportResult",
     "FittedRun",
     "HeldOutPrediction",
     "Item",
@@ -56,6 +57,7 @@ _HOMES = {
     "Dataset": "dca.datasets.dataset:Dataset",
     "Estimate": "dca.model.records:Estimate",
     "Evaluation": "dca.training.evaluate:Evaluation",
+    "ExportResult": "dca.export.folder:ExportResult",
     "FittedRun": "dca.runs.run:FittedRun",
     "HeldOutPrediction": "dca.model.records:HeldOutPrediction",
     "Item": "dca.datasets.dataset:Item",

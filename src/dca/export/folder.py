@@ -73,6 +73,13 @@ class ExportResult:
         sizes: Size of each file in bytes, by its path in the folder.
         parity: The float32 model compared with torch.
         cost: The cost of 8-bit weights; None without them.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dca.export.folder import ExportResult, TorchParity
+        >>> result = ExportResult(Path("out"), {"model.onnx": 29_100_000}, TorchParity(7e-7, 100), None)
+        >>> result.to_dict()["parity"]
+        {'difference': 7e-07, 'images': 100}
     """
 
     folder: Path
@@ -81,7 +88,11 @@ class ExportResult:
     cost: Int8Cost | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as `dca export --json` prints them."""
+        """Plain values, as `dca export --json` prints them.
+
+        Returns:
+            Folder, files with their sizes, `parity`, and `int8`, which is None without 8-bit weights.
+        """
         return {
             "folder": str(self.folder),
             "files": self.sizes,
