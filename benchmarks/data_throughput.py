@@ -26,7 +26,7 @@ from dca.backbones.clip import CLIP
 from dca.backbones.preprocess import Preprocess
 from dca.datasets.dataset import Item
 from dca.images.crops import random_crops
-from dca.images.decode import iter_decoded
+from dca.images.decode import iter_decode
 from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
 from dca.training.loop import Trainer
@@ -76,7 +76,7 @@ def measure_decoding(count: int) -> dict[str, float]:
                 TRANSFORM.crop(Image.open(path).convert("RGB"))
 
         def streamed() -> None:
-            for _ in iter_decoded(paths, TRANSFORM.crop, workers=os.cpu_count() or 1, ahead=64):
+            for _ in iter_decode(paths, TRANSFORM.crop, workers=os.cpu_count() or 1, ahead=64):
                 pass
 
         start = time.perf_counter()

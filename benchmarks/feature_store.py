@@ -46,7 +46,7 @@ def measure(folder: Path, width: int) -> dict[str, float]:
         return (rows[list(places[start : start + BATCH])] for start in range(0, len(places), BATCH))
 
     def ask(some: Sequence[str]) -> Callable[[], object]:
-        return lambda: store.rows(ABOUT, some, compute)
+        return lambda: store.get_or_compute(ABOUT, some, compute)
 
     def write_file() -> None:
         with (folder / "plain.npy").open("wb") as file:
@@ -62,7 +62,7 @@ def measure(folder: Path, width: int) -> dict[str, float]:
         f"store the rest of {MANY:,} rows": measure_seconds(ask(keys)),
         f"read {FEW:,} of {MANY:,} rows": measure_seconds(ask(few)),
         f"read {MANY:,} of {MANY:,} rows": measure_seconds(ask(keys)),
-        f"find {MANY:,} keys": measure_seconds(lambda: store.known(ABOUT, keys)),
+        f"find {MANY:,} keys": measure_seconds(lambda: store.known_keys(ABOUT, keys)),
     }
     size = store.path.stat().st_size / (MANY * width * 4)
     result |= {f"clear {MANY:,} rows": measure_seconds(store.clear)}

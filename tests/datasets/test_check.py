@@ -11,7 +11,7 @@ from PIL import Image
 from conftest import shared as shared_folder
 from dca.datasets import catalog, load_dataset
 from dca.datasets.check import check_folder, check_public
-from dca.images.hashing import near_copies, thumbnail
+from dca.images.hashing import find_near_copies, make_thumbnail
 from helpers.miniatures import SPLIT_FILES, WNID_FOLDERS, miniature, split_path
 from helpers.small_images import make_folder, photo
 
@@ -170,9 +170,9 @@ def test_images_that_metadata_name_are_used(tmp_path):
 
 
 def test_no_near_copies_among_different_or_flat_pictures():
-    different = [thumbnail(busy(k)) for k in range(60)]
-    flat = [thumbnail(Image.new("RGB", (40, 40), (0, 30, 90 + k))) for k in range(20)]
-    assert near_copies(np.stack(different + flat)) == []
+    different = [make_thumbnail(busy(k)) for k in range(60)]
+    flat = [make_thumbnail(Image.new("RGB", (40, 40), (0, 30, 90 + k))) for k in range(20)]
+    assert find_near_copies(np.stack(different + flat)) == []
 
 
 def test_links_that_are_not_followed_are_named(tmp_path):
@@ -194,16 +194,16 @@ def test_pipes_are_named(tmp_path):
 
 def test_near_copies_equal_the_pairwise_loop_in_blocks():
     pictures = [busy(k % 20, (80 + 3 * k, 64)) for k in range(40)]
-    thumbs = np.stack([thumbnail(image) for image in pictures])
-    pairs = near_copies(thumbs, block=7)
+    thumbs = np.stack([make_thumbnail(image) for image in pictures])
+    pairs = find_near_copies(thumbs, block=7)
     assert sorted(pairs) == [(k, k + 20) for k in range(20)]
-    assert sorted(near_copies(thumbs)) == sorted(pairs)
+    assert sorted(find_near_copies(thumbs)) == sorted(pairs)
 
 
 def test_real_flowers_have_few_near_copies(shared):
     files = sorted((shared / "images/oxford_flowers/jpg").iterdir())[:600]
-    thumbs = np.stack([thumbnail(Image.open(file)) for file in files])
-    assert len(near_copies(thumbs)) < 10
+    thumbs = np.stack([make_thumbnail(Image.open(file)) for file in files])
+    assert len(find_near_copies(thumbs)) < 10
 
 
 def test_a_zoo_of_odd_files_is_read_or_listed_with_the_reason(tmp_path):

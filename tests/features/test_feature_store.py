@@ -74,30 +74,30 @@ def test_equal_images_are_computed_once(store, images):
 
 def test_compute_gets_the_first_place_of_each_missing_key_in_order(store):
     a, b, c, d = keys_of("abcd")
-    store.rows(ABOUT, [c], lambda places: [torch.zeros(1, 1)])
+    store.get_or_compute(ABOUT, [c], lambda places: [torch.zeros(1, 1)])
     asked = []
 
     def compute(places):
         asked.extend(places)
         return [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
 
-    rows = store.rows(ABOUT, [d, c, a, d, b, a], compute)
+    rows = store.get_or_compute(ABOUT, [d, c, a, d, b, a], compute)
     assert asked == [0, 2, 4]
     assert rows.flatten().tolist() == [1, 0, 2, 1, 3, 2]
 
 
 def test_no_keys_give_no_rows_and_no_file(store):
-    assert store.rows(ABOUT, [], refuse).shape == (0, 0)
-    assert store.known(ABOUT, keys_of("a")) == set()
-    assert store.spaces() == []
+    assert store.get_or_compute(ABOUT, [], refuse).shape == (0, 0)
+    assert store.known_keys(ABOUT, keys_of("a")) == set()
+    assert store.list_spaces() == []
     assert not store.folder.exists()
 
 
 def test_known_keys(store):
     fill(store, ABOUT, range(1000))
-    assert store.known(ABOUT, keys_of(range(990, 1010))) == set(keys_of(range(990, 1000)))
-    assert store.known({"backbone": "other"}, keys_of(range(10))) == set()
-    assert store.known(ABOUT, []) == set()
+    assert store.known_keys(ABOUT, keys_of(range(990, 1010))) == set(keys_of(range(990, 1000)))
+    assert store.known_keys({"backbone": "other"}, keys_of(range(10))) == set()
+    assert store.known_keys(ABOUT, []) == set()
 
 
 def test_another_backbone_or_transform_is_another_space(store, images):
@@ -112,7 +112,7 @@ def test_another_backbone_or_transform_is_another_space(store, images):
 def test_what_is_only_displayed_does_not_decide_the_space(store):
     fill(store, {**ABOUT, "display": {"source": "mini"}}, range(3))
     assert fill(store, {**ABOUT, "display": {"source": "/models/mini"}}, range(4)) == 1
-    (space,) = store.spaces()
+    (space,) = store.list_spaces()
     assert space.name == space_name(ABOUT)
     assert space.about == {**ABOUT, "display": {"source": "/models/mini"}}  # the last one written
 
@@ -121,22 +121,24 @@ def test_features_that_are_not_finite_are_returned_but_not_kept(store):
     rows = torch.tensor([[1.0, 2.0], [torch.nan, 2.0], [3.0, torch.inf]])
     keys = keys_of("abc")
     for asked in (3, 2, 2):
-        found = store.rows(ABOUT, keys, lambda places, n=asked: [rows[-n:]] if len(places) == n else refuse(places))
+        found = store.get_or_compute(
+            ABOUT, keys, lambda places, n=asked: [rows[-n:]] if len(places) == n else refuse(places)
+        )
         assert torch.equal(found.nan_to_num(7), rows.nan_to_num(7))
-    assert store.known(ABOUT, keys) == {keys[0]}
-    assert store.spaces()[0].features == 1
+    assert store.known_keys(ABOUT, keys) == {keys[0]}
+    assert store.list_spaces()[0].features == 1
 
 
 @pytest.mark.parametrize("given", [1, 3])
 def test_too_few_or_too_many_rows_are_our_bug(store, given):
     with pytest.raises(ValueError, match="asked for"):
-        store.rows(ABOUT, keys_of("ab"), lambda places: [torch.ones(given, 2)])
+        store.get_or_compute(ABOUT, keys_of("ab"), lambda places: [torch.ones(given, 2)])
 
 
 def test_rows_of_different_lengths_are_never_joined(store):
-    store.rows(ABOUT, keys_of("a"), lambda places: [torch.ones(1, 2)])
+    store.get_or_compute(ABOUT, keys_of("a"), lambda places: [torch.ones(1, 2)])
     with pytest.raises(ValueError, match="different lengths"):
-        store.rows(ABOUT, keys_of("ab"), lambda places: [torch.ones(1, 4)])
+        store.get_or_compute(ABOUT, keys_of("ab"), lambda places: [torch.ones(1, 4)])
 
 
 def test_an_interrupted_run_keeps_what_it_had(store, monkeypatch):
@@ -147,9 +149,9 @@ def test_an_interrupted_run_keeps_what_it_had(store, monkeypatch):
             yield values(places[start : start + 100])
 
     with pytest.raises(KeyboardInterrupt):
-        store.rows(ABOUT, keys_of(range(3000)), stopped)
+        store.get_or_compute(ABOUT, keys_of(range(3000)), stopped)
     # Groups of 300, 300, 600: each at least as large as all before, and not more than half is lost.
-    assert store.known(ABOUT, keys_of(range(3000))) == set(keys_of(range(1200)))
+    assert store.known_keys(ABOUT, keys_of(range(3000))) == set(keys_of(range(1200)))
     assert fill(store, ABOUT, range(3000)) == 1800
 
 
@@ -161,14 +163,14 @@ def test_100_of_100_000_rows_are_found_without_reading_the_others(store):
             plan = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {query.format('?')}", arguments)]
             assert [step.split()[0] for step in plan] == ["SEARCH"]
     start, before = time.process_time(), bytes_read()
-    assert torch.equal(store.rows(ABOUT, keys_of(some), refuse), values(some, 128))
+    assert torch.equal(store.get_or_compute(ABOUT, keys_of(some), refuse), values(some, 128))
     seconds, read = time.process_time() - start, bytes_read() - before
     start = time.process_time()
-    store.rows(ABOUT, keys_of(range(100_000)), refuse)
+    store.get_or_compute(ABOUT, keys_of(range(100_000)), refuse)
     assert seconds < (time.process_time() - start) / 10
     assert read < store.path.stat().st_size / 10
     before = bytes_read()
-    assert len(store.known(ABOUT, keys_of(range(100_000)))) == 100_000
+    assert len(store.known_keys(ABOUT, keys_of(range(100_000)))) == 100_000
     assert bytes_read() - before < store.path.stat().st_size / 4  # the index, but no feature
 
 
@@ -190,7 +192,7 @@ def test_the_limit_deletes_the_rows_not_used_for_longest(tmp_path):
     small = FeatureStore(tmp_path / "cache", limit=4 * one, clock=lambda: now[0])
     now[0] = 6 * HOUR
     fill(small, {"backbone": 9}, range(500), 256)
-    kept = {space.about["backbone"]: space.features for space in small.spaces()}
+    kept = {space.about["backbone"]: space.features for space in small.list_spaces()}
     assert kept.keys() == {9, 0, 3, 2}
     assert list(kept)[:2] == [9, 0]
     assert (kept[9], kept[0], kept[3]) == (500, 500, 500)
@@ -198,7 +200,7 @@ def test_the_limit_deletes_the_rows_not_used_for_longest(tmp_path):
     assert store.path.stat().st_size <= 4 * one
     none = FeatureStore(tmp_path / "cache", limit=0)
     fill(none, {"backbone": 7}, range(500), 256)
-    assert none.spaces() == []
+    assert none.list_spaces() == []
     assert store.path.stat().st_size < one
 
 
@@ -211,28 +213,28 @@ def test_reading_marks_rows_as_used_once_per_hour(tmp_path, monkeypatch):
     fill(store, ABOUT, range(5))
     assert marked == []
     now[0] += 1
-    store.known(ABOUT, keys_of(range(5)))
-    assert store.spaces()[0].used == 10 * HOUR
+    store.known_keys(ABOUT, keys_of(range(5)))
+    assert store.list_spaces()[0].used == 10 * HOUR
     fill(store, ABOUT, range(3))
     fill(store, ABOUT, range(5))
     fill(store, ABOUT, range(5))
     assert marked == [3, 2]
-    assert store.spaces()[0].used == 11 * HOUR
+    assert store.list_spaces()[0].used == 11 * HOUR
 
 
 def test_spaces_and_clear(store):
     fill(store, ABOUT, range(5000), 64)
     fill(store, {"backbone": "x"}, range(2), 64)
-    spaces = {space.name: space for space in store.spaces()}
+    spaces = {space.name: space for space in store.list_spaces()}
     assert spaces[space_name(ABOUT)].features == 5000
     assert spaces[space_name(ABOUT)].about == ABOUT
     full = store.path.stat().st_size
     assert store.clear([space_name(ABOUT), "0" * 16]) == 5000 * 64 * 4
     assert full - store.path.stat().st_size > 5000 * 64 * 4
-    assert [space.about for space in store.spaces()] == [{"backbone": "x"}]
+    assert [space.about for space in store.list_spaces()] == [{"backbone": "x"}]
     assert store.clear([]) == 0
     assert store.clear() == 2 * 64 * 4
-    assert store.spaces() == []
+    assert store.list_spaces() == []
     with closing(sqlite3.connect(store.path)) as db:
         assert [db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("spaces", "vectors")] == [(0,)] * 2
 
@@ -278,14 +280,14 @@ class AgainstDict(RuleBasedStateMachine):
             assert places == todo
             return torch.split(want[places], batch)
 
-        rows = self.store.rows(about, keys_of(numbers), compute)
+        rows = self.store.get_or_compute(about, keys_of(numbers), compute)
         assert torch.equal(rows, want) if numbers else rows.shape == (0, 0)
         known |= set(numbers) - {11}
 
     @rule(about=spaces, numbers=numbers)
     def known(self, about, numbers):
         want = set(keys_of(set(numbers) & self.stored.get(about["backbone"], set())))
-        assert self.store.known(about, keys_of(numbers)) == want
+        assert self.store.known_keys(about, keys_of(numbers)) == want
 
     @rule(about=strategies.none() | spaces)
     def clear(self, about):
@@ -295,7 +297,7 @@ class AgainstDict(RuleBasedStateMachine):
 
     @rule()
     def list_spaces(self):
-        found = {space.about["backbone"]: space.features for space in self.store.spaces()}
+        found = {space.about["backbone"]: space.features for space in self.store.list_spaces()}
         assert found == {backbone: len(keys) for backbone, keys in self.stored.items() if keys}
 
 

@@ -40,7 +40,7 @@ def test_a_damaged_feature_is_computed_again(store):
     store.path.write_bytes(data.replace(row, row[:-1] + bytes([row[-1] ^ 1])))
     assert fill(store, ABOUT, range(20)) == 1
     assert fill(store, ABOUT, range(20)) == 0
-    assert store.spaces()[0].features == 20
+    assert store.list_spaces()[0].features == 20
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"not a database" * 1000, "cut", "other tables"])
@@ -69,9 +69,9 @@ def test_a_flipped_bit_anywhere_never_gives_a_wrong_feature(store):
         data = bytearray(sound)
         data[rng.choice(written)] ^= 1 << rng.randrange(8)
         store.path.write_bytes(data)
-        store.known(ABOUT, keys_of(range(60)))
+        store.known_keys(ABOUT, keys_of(range(60)))
         fill(store, ABOUT, range(60), 16)
-        store.spaces()
+        store.list_spaces()
         for path in store.folder.glob("features.sqlite-*"):
             path.unlink()
 
@@ -99,7 +99,7 @@ def test_a_full_disk_costs_only_time(store, caplog):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    kept = len(store.known(ABOUT, keys_of(range(5000))))
+    kept = len(store.known_keys(ABOUT, keys_of(range(5000))))
     assert fill(store, ABOUT, range(5000), 64) == 5000 - kept
     assert fill(store, ABOUT, range(5000), 64) == 0
 
@@ -145,8 +145,8 @@ def test_no_connection_is_open_while_features_are_computed_or_afterwards(store):
             assert not opened()
             yield values([place])
 
-    store.rows(ABOUT, keys_of(range(600)), compute)
-    store.rows(ABOUT, keys_of(range(700)), compute)
+    store.get_or_compute(ABOUT, keys_of(range(600)), compute)
+    store.get_or_compute(ABOUT, keys_of(range(700)), compute)
     assert not opened()
 
 
@@ -160,7 +160,7 @@ def test_threads_share_a_store(store):
         list(pool.map(work, range(8)))
     for backbone in range(2):
         fill(store, {"backbone": backbone}, range(300))
-    assert [space.features for space in store.spaces()] == [300, 300]
+    assert [space.features for space in store.list_spaces()] == [300, 300]
 
 
 WORKER = """
@@ -240,7 +240,7 @@ def test_two_processes_at_once_and_one_killed_leave_a_correct_store(tmp_path):
     store, backbone = FeatureStore(folder / "cache"), Backbone()
     assert torch.equal(features(store, ABOUT, images, backbone), expected(images))
     assert backbone.asked == []
-    assert store.spaces()[0].features == 40
+    assert store.list_spaces()[0].features == 40
 
 
 def test_clearing_while_another_process_fills_does_not_break_it(tmp_path):

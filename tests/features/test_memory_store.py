@@ -23,11 +23,11 @@ def test_both_stores_compute_what_is_missing_once(tmp_path: Path):
             return [torch.tensor([[float(int(wanted[place], 16))] * 3]) for place in places]
 
         for _ in range(2):
-            assert store.rows({"backbone": "x"}, wanted, compute)[:, 0].tolist() == [2.0, 0.0, 2.0, 3.0]
+            assert store.get_or_compute({"backbone": "x"}, wanted, compute)[:, 0].tolist() == [2.0, 0.0, 2.0, 3.0]
         assert asked == [[0, 1, 3]]
-        assert store.known({"backbone": "x"}, KEYS) == {KEYS[0], KEYS[2], KEYS[3]}
-        assert store.known({"backbone": "y"}, KEYS) == set()
+        assert store.known_keys({"backbone": "x"}, KEYS) == {KEYS[0], KEYS[2], KEYS[3]}
+        assert store.known_keys({"backbone": "y"}, KEYS) == set()
 
 
 def test_no_keys_are_no_rows():
-    assert MemoryStore().rows({}, [], lambda places: []).shape == (0, 0)
+    assert MemoryStore().get_or_compute({}, [], lambda places: []).shape == (0, 0)

@@ -37,7 +37,7 @@ class Backbone:
 def features(store, about, images, backbone):
     """Features of images by their content, as the evaluation asks for them."""
     keys = [sha256_of(image) for image in images]
-    return store.rows(about, keys, lambda places: backbone([images[place] for place in places]))
+    return store.get_or_compute(about, keys, lambda places: backbone([images[place] for place in places]))
 
 
 def expected(images):
@@ -56,7 +56,7 @@ def fill(store, about, numbers, width=8):
         asked.extend(places)
         return torch.split(values([numbers[place] for place in places], width), 1000)
 
-    assert torch.equal(store.rows(about, keys_of(numbers), compute), values(numbers, width))
+    assert torch.equal(store.get_or_compute(about, keys_of(numbers), compute), values(numbers, width))
     return len(asked)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.images import decode as decode_many
-from dca.images.decode import Unreadable, decode_in_processes, decode_in_threads, iter_decoded, processes_pay_off
+from dca.images.decode import Unreadable, decode_in_processes, decode_in_threads, iter_decode, processes_are_faster
 from helpers.processes import start_process, wait_until
 from helpers.small_images import photo
 
@@ -69,11 +69,11 @@ def test_a_killed_process_is_an_error_that_says_so(files):
 
 def test_processes_are_for_many_files_and_workers(files, monkeypatch):
     monkeypatch.setattr(decode_many, "MANY_FILES", len(files))
-    assert processes_pay_off(files, 4)
-    assert not processes_pay_off(files, 2)
-    assert not processes_pay_off(files[1:], 4)
-    assert not processes_pay_off([*files[1:], photo()], 4)
-    assert next(iter_decoded(files, lambda image: os.getpid(), workers=4, ahead=8)) != os.getpid()
+    assert processes_are_faster(files, 4)
+    assert not processes_are_faster(files, 2)
+    assert not processes_are_faster(files[1:], 4)
+    assert not processes_are_faster([*files[1:], photo()], 4)
+    assert next(iter_decode(files, lambda image: os.getpid(), workers=4, ahead=8)) != os.getpid()
 
 
 CHILD = """

@@ -111,7 +111,7 @@ def test_views_are_equal_on_every_machine():
 @pytest.mark.parametrize("shape", [(90, 70), (40, 300), (500, 260)])
 def test_views_equal_crop_resize(shape):
     image, size, views = photo(3, shape), 16, range(12)
-    small = image_store._shrunk(image, 4 * size)
+    small = image_store._shrink(image, 4 * size)
     assert min(small.size) <= 4 * size
     pixels = torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
     height, width = torch.tensor([small.height]), torch.tensor([small.width])

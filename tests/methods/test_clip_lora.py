@@ -13,7 +13,7 @@ from dca.methods.clip_lora import CLIPLoRA, CLIPLoRAOptions
 from dca.methods.shared.prompts import dropout
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
-from dca.training.loop import make_optimizer, rate_at
+from dca.training.loop import learning_rate_at, make_optimizer
 from oracles import towers
 from oracles.images import Images
 from oracles.towers import CLASSES, NAMES, TEMPLATE
@@ -144,5 +144,5 @@ def test_adamw_falls_from_its_rate_to_the_last_one(clip: CLIP) -> None:
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.defaults["weight_decay"] == 0.01
     assert chosen.learning_rate == 2e-4
-    rates = [rate_at(epoch, 10, chosen, 2e-4) for epoch in (0, 5, 10)]
+    rates = [learning_rate_at(epoch, 10, chosen, 2e-4) for epoch in (0, 5, 10)]
     assert rates == pytest.approx([2e-4, 1.005e-4, 1e-6])

@@ -12,7 +12,7 @@ from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.shared.gaussian import paper_gammas
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
-from dca.training.loop import rate_at
+from dca.training.loop import learning_rate_at
 from oracles import dca as dense
 from oracles.images import Images
 from oracles.steps import literal_logits, require_gradients, require_own_randomness, unit_images, values
@@ -136,7 +136,7 @@ def test_epochs_follow_shots_and_dataset(clip: CLIP) -> None:
 
 def test_the_lineage_schedule() -> None:
     """Section 13, test 12: one warm-up epoch, then a cosine shifted by it that never ends at zero."""
-    rates = [rate_at(e, 5, TrainingOptions(), 0.0035) for e in range(5)]
+    rates = [learning_rate_at(e, 5, TrainingOptions(), 0.0035) for e in range(5)]
     assert rates == pytest.approx([1e-5, 0.0035, 0.003166, 0.002291, 0.001209], abs=5e-7)
 
 

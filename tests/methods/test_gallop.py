@@ -14,7 +14,7 @@ from dca.methods.base import Problem
 from dca.methods.coop import CoOp, CoOpOptions
 from dca.methods.gallop import GalLoP, GalLoPOptions, GlobalLocalHead, draw_prompts, mean_of_top
 from dca.methods.summary import parameter_count
-from dca.training.loop import rate_at
+from dca.training.loop import learning_rate_at
 from oracles.images import Images
 from oracles.steps import require_gradients, require_own_randomness, values
 from oracles.text import encode_sequences_padded
@@ -202,7 +202,7 @@ def test_the_recipe_is_the_authors(clip: CLIP) -> None:
     chosen = build(clip).options
     assert (chosen.epochs, chosen.batch_size, chosen.learning_rate, chosen.optimizer) == (200, 32, 0.002, "sgd")
     assert (chosen.momentum, chosen.weight_decay, chosen.warmup_epochs, chosen.schedule) == (0.9, 0.01, 0, "epoch")
-    rates = [rate_at(epoch, 200, chosen, 0.002) for epoch in range(200)]
+    rates = [learning_rate_at(epoch, 200, chosen, 0.002) for epoch in range(200)]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.002)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
     expected = []

@@ -12,7 +12,7 @@ from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions
 from dca.methods.summary import parameter_count
-from dca.training.loop import rate_at
+from dca.training.loop import learning_rate_at
 from oracles import towers
 from oracles.images import Images
 
@@ -161,7 +161,7 @@ def test_the_sequence_keeps_its_length_beyond_the_depth() -> None:
 def test_the_rate_of_each_epoch_is_the_published_one() -> None:
     chosen = MaPLeOptions()
     assert (chosen.epochs, chosen.batch_size, chosen.learning_rate) == (5, 4, 0.0035)
-    rates = [rate_at(epoch, 5, chosen, 0.0035) for epoch in range(5)]
+    rates = [learning_rate_at(epoch, 5, chosen, 0.0035) for epoch in range(5)]
     assert rates == pytest.approx([1e-5, 0.0035, 0.003166, 0.002291, 0.001209], abs=5e-7)
 
 

@@ -44,7 +44,7 @@ def crops(cache, images, names=None, *, preprocess=PREPROCESS, keep=True):
     """The crop of every image, from the cache or decoded now; those that are decoded are kept if they fit."""
     contents = names or [str(id(image)) for image in images]
     keep = keep and cache.reserve(len(images), preprocess)
-    outcomes = [decode_source(source, True) for source in cache.sources(images, contents, preprocess)]
+    outcomes = [decode_source(source, True) for source in cache.crop_sources(images, contents, preprocess)]
     for content, crop in zip(contents, outcomes, strict=True):
         if keep and isinstance(crop, torch.Tensor):
             cache.put(content, preprocess, crop)

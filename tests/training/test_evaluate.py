@@ -65,7 +65,7 @@ def test_another_backbone_finds_nothing_stored(sample: Dataset, session: Session
         fitted = Classifier("zero_shot", backbone=make_clip(seed=seed)).fit(sample)
         (stored,) = predict_probabilities([fitted.method_], images, session)
         np.testing.assert_allclose(stored, fitted.predict_proba(images), atol=1e-6)
-    assert len(session.store.spaces()) == 2
+    assert len(session.store.list_spaces()) == 2
 
 
 def test_rows_sum_to_one_in_float64(model: Classifier, sample: Dataset) -> None:

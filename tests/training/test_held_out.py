@@ -24,7 +24,7 @@ from dca.training import held_out as module
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
-from dca.training.held_out import PREDICTED, NothingHeldOutError, assign_folds, held_out, number_of_folds
+from dca.training.held_out import PREDICTED, NothingHeldOutError, assign_folds, number_of_folds, predict_held_out
 from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
 from dca.training.support import ImageSupport
@@ -105,7 +105,7 @@ def held(
     kind = get_method(name)
     chosen = kind.parse_options(options)
     method, _ = fit(kind, chosen, source, FitContext(session=session, clip=clip, seed=1))
-    return held_out(method, chosen, source, FitContext(session=session, clip=clip, seed=1, folder=folder))
+    return predict_held_out(method, chosen, source, FitContext(session=session, clip=clip, seed=1, folder=folder))
 
 
 def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: CLIP):

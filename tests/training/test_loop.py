@@ -21,7 +21,7 @@ from dca.training import resume
 from dca.training.context import make_problem
 from dca.training.loop import StepProgress, Trainer
 from dca.training.resume import STATE, read_metrics
-from dca.training.schedule import batches, rate_at
+from dca.training.schedule import draw_batches, learning_rate_at
 from dca.training.session import Session
 from dca.training.support import ImageSupport
 from oracles.images import Images
@@ -46,7 +46,7 @@ def make(sample: Dataset, clip: CLIP, images: ImageSupport, **options: Any) -> T
 
 def test_the_rate_warms_up_and_then_falls_along_a_cosine():
     recipe = TrainingOptions(warmup_epochs=2, warmup_rate=1e-5)
-    rates = [rate_at(epoch, 10, recipe, 0.1) for epoch in range(10)]
+    rates = [learning_rate_at(epoch, 10, recipe, 0.1) for epoch in range(10)]
     assert rates[:2] == [1e-5, 1e-5]
     assert rates[2] == 0.1
     assert rates[7] == pytest.approx(0.05)
@@ -55,7 +55,7 @@ def test_the_rate_warms_up_and_then_falls_along_a_cosine():
 
 @pytest.mark.parametrize(("count", "size", "sizes"), [(20, 8, [8, 8]), (5, 8, [5]), (8, 8, [8]), (16, 8, [8, 8])])
 def test_batches_cover_a_random_order_and_leave_a_short_last_one_out(count: int, size: int, sizes: list[int]):
-    found = list(batches(count, size, seeds.generator(1, "x")))
+    found = list(draw_batches(count, size, seeds.generator(1, "x")))
     assert [len(indices) for indices in found] == sizes
     taken = torch.cat(found).tolist()
     assert len(set(taken)) == len(taken)
@@ -64,12 +64,12 @@ def test_batches_cover_a_random_order_and_leave_a_short_last_one_out(count: int,
 
 @pytest.mark.parametrize(("count", "size", "sizes"), [(20, 8, [8, 8, 4]), (5, 8, [5]), (16, 8, [8, 8])])
 def test_a_short_last_batch_is_kept_where_asked_for(count: int, size: int, sizes: list[int]):
-    found = batches(count, size, seeds.generator(1, "x"), "keep")
+    found = draw_batches(count, size, seeds.generator(1, "x"), "keep")
     assert [len(indices) for indices in found] == sizes
     assert sorted(torch.cat(found).tolist()) == list(range(count))
-    dropped = batches(count, size, seeds.generator(1, "x"))
+    dropped = draw_batches(count, size, seeds.generator(1, "x"))
     assert all(torch.equal(a, b) for a, b in zip(dropped, found, strict=False))
-    assert len(batches(count, size, seeds.generator(1, "x"), "keep", 1)) == 1
+    assert len(draw_batches(count, size, seeds.generator(1, "x"), "keep", 1)) == 1
 
 
 def test_every_image_counts_once_an_epoch_if_the_short_last_batch_is_kept(
@@ -117,7 +117,7 @@ def test_one_row_an_epoch_with_every_loss_term_and_its_sum(trainer: Trainer):
         assert row["loss"] == pytest.approx(sum(terms))
         assert 0 <= row["accuracy"] <= 1
         assert row["seconds"] >= 0
-    assert rows[0]["learning_rate"] == trainer.recipe.warmup_rate
+    assert rows[0]["learning_rate"] == trainer.options.warmup_rate
     assert rows[1]["learning_rate"] == trainer.rate
 
 
@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_stops_with_a_rate_to_try(
         trainer.run()
     assert "--set learning_rate=" in caught.value.render("cli")
     with pytest.raises(UserError, match="no finite gradient") as caught:
-        trainer.probe_rate()
+        trainer.probe_learning_rate()
     assert "dca methods show dca" in caught.value.render("cli")
 
 
@@ -223,7 +223,7 @@ def test_the_probed_rate_moves_the_tokens_by_the_stated_share(
     parameters = list(trainer.method.parameters())
     size = math.sqrt(sum(float(p.detach().square().sum()) for p in parameters))
     generator = seeds.generator(1, "probe")
-    steps = list(batches(len(images), 8, generator))
+    steps = list(draw_batches(len(images), 8, generator))
     for indices in steps:
         terms = trainer.method.step(next(trainer._batches([indices], generator))).terms
         (torch.stack(list(terms.values())).sum() / len(steps)).backward()
@@ -239,9 +239,9 @@ def test_no_rows_where_nothing_was_saved_and_a_bad_row_is_named(tmp_path: Path):
             read_metrics(tmp_path)
 
 
-def test_a_recipe_left_open_is_our_own_mistake(trainer: Trainer, images: ImageSupport):
-    with pytest.raises(ValueError, match="settled"):
-        Trainer(trainer.method, images, dataclasses.replace(trainer.recipe, epochs=None), 1)
+def test_training_options_without_numbers_are_refused(trainer: Trainer, images: ImageSupport):
+    with pytest.raises(ValueError, match="must be numbers"):
+        Trainer(trainer.method, images, dataclasses.replace(trainer.options, epochs=None), 1)
 
 
 def test_a_finished_state_is_left_as_it_is(trainer: Trainer, tmp_path: Path):
@@ -269,7 +269,7 @@ def test_each_stage_has_its_own_optimiser_and_schedule(sample: Dataset, clip: CL
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=1e-6)
         for epoch in (2 * stage, 2 * stage + 1):
             generator = seeds.generator(1, "epoch", epoch)
-            for indices in list(batches(len(images.labels), 8, generator)):
+            for indices in list(draw_batches(len(images.labels), 8, generator)):
                 optimizer.zero_grad()
                 method.step(next(theirs._batches([indices], generator))).terms["cls"].backward()
                 optimizer.step()

@@ -14,7 +14,7 @@ from dca.datasets.dataset import Dataset
 from dca.methods.registry import get_method
 from dca.training.context import FitContext
 from dca.training.fit import fit
-from dca.training.held_out import NestedFits, held_out
+from dca.training.held_out import NestedFits, predict_held_out
 from dca.training.session import Session
 
 
@@ -31,7 +31,7 @@ def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, c
     kind = get_method(name)
     chosen = kind.parse_options(options)
     alone, _ = fit(kind, chosen, sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
-    expected = held_out(alone, chosen, sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
+    expected = predict_held_out(alone, chosen, sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
     found = nested.predict_held_out(kind, chosen, 5)
     assert found.how == expected.how
     np.testing.assert_array_equal(found.probabilities, expected.probabilities)

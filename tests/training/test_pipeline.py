@@ -16,7 +16,7 @@ from dca.images.crops import view_crops
 from dca.images.decode import Unreadable, open_image
 from dca.images.hashing import sha256_of
 from dca.training import pipeline
-from dca.training.pipeline import Source, batch_size, encode_batches
+from dca.training.pipeline import Source, choose_batch_size, encode_batches
 
 
 @pytest.fixture
@@ -131,5 +131,5 @@ def test_bits_do_not_depend_on_the_number_of_cores(clip: CLIP, images: list[Path
 def test_small_images_come_in_large_batches_on_a_gpu(clip: CLIP) -> None:
     for side, expected in ((32, 1024), (112, 512), (448, 128)):
         gpu: Any = SimpleNamespace(device=torch.device("cuda"), preprocess=SimpleNamespace(size=side))
-        assert batch_size(gpu) == expected
-    assert batch_size(clip) == pipeline.MOST_ON_CPU
+        assert choose_batch_size(gpu) == expected
+    assert choose_batch_size(clip) == pipeline.MOST_ON_CPU

@@ -55,7 +55,7 @@ class Fake:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setattr(gradients, "on_gpu", lambda batch: True)
+    monkeypatch.setattr(gradients, "is_on_gpu", lambda batch: True)
     monkeypatch.setattr(gradients, "RecordedStep", Fake)
     monkeypatch.setattr(Fake, "made", [])
     monkeypatch.setattr(Fake, "replayed", [])

@@ -15,7 +15,7 @@ from dca.methods.dca import DCA, DCAOptions
 from dca.methods.gda import GDA
 from dca.training.context import FitContext
 from dca.training.fit import fit
-from dca.training.held_out import count_fits, fold_progress, held_out
+from dca.training.held_out import count_fits, fold_progress, predict_held_out
 from dca.training.session import Session, TimeNotice
 
 TOLD = "training will take about {}; closed_form, the default method, trains nothing and is much faster"
@@ -41,7 +41,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def take(clock: Clock, notice: TimeNotice, each: float, steps: range, total: int, **options: Any) -> int:
     """Take steps of `each` seconds until the notice is given; returns the last step."""
-    pace = notice.pace(options.pop("progress", heard), **options)
+    pace = notice.start_timer(options.pop("progress", heard), **options)
     for done in steps:
         clock.now += each
         pace.step(done, total)
@@ -76,7 +76,7 @@ def test_short_training_is_not_announced(caplog: pytest.LogCaptureFixture):
 
 def test_a_slow_beginning_does_not_count_as_the_pace(caplog: pytest.LogCaptureFixture):
     clock = Clock()
-    pace = TimeNotice(clock).pace(heard)
+    pace = TimeNotice(clock).start_timer(heard)
     clock.now += 40  # features are computed, the first batch is read
     for done in range(1, 101):
         clock.now += 0.1
@@ -165,6 +165,6 @@ def test_folds_say_it_for_those_to_come(sample: Dataset, clip: CLIP, slow: Sessi
     options, source = DCAOptions(epochs=1, batch_size=4, warmup_epochs=0), draw_few_shot(sample, 2, 1)
     method, _ = fit(DCA, options, source, FitContext(session=slow.with_progress(silent), clip=clip, seed=1))
     assert told(caplog) == []
-    held_out(method, options, source, FitContext(session=slow, clip=clip, seed=1))
+    predict_held_out(method, options, source, FitContext(session=slow, clip=clip, seed=1))
     # Two folds of ten images: two trial steps and two steps each.
     assert told(caplog) == [TOLD.format("8 minutes")]

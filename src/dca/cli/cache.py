@@ -32,7 +32,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     from dca.features.store import FeatureStore
 
     store = FeatureStore()
-    spaces = store.spaces()
+    spaces = store.list_spaces()
     total = sum(space.bytes for space in spaces)
     if as_json:
         values = [asdict(space) for space in spaces]
@@ -81,7 +81,7 @@ def clear(names: tuple[str, ...], as_json: bool) -> None:
     from dca.features.store import FeatureStore
 
     store = FeatureStore()
-    known = [space.name for space in store.spaces()]
+    known = [space.name for space in store.list_spaces()]
     for name in names:
         if name not in known:
             raise unknown_name("space", name, known, hint="`dca cache` lists them")

@@ -235,14 +235,14 @@ def list_images(images: Sequence[str], *, allow_missing: bool = False) -> list[s
 
     allow_missing: missing files stay in the list, to be reported with the others that cannot be read.
     """
-    from dca.images.convert import refuse_url
+    from dca.images.convert import reject_url
     from dca.model.inputs import as_images
 
     names = [name for image in images for name in (read_stdin_paths() if image == "-" else [image])]
     if not names:
         raise UserError("no images given: stdin held no paths", hint="find photos/ -name '*.jpg' | dca predict MODEL -")
     for name in names:
-        refuse_url(name)
+        reject_url(name)
     missing = dict.fromkeys(name for name in names if not os.path.exists(name))
     if missing and not allow_missing:
         raise UserError("no such file or folder", details=list(missing), hint="check the paths, or add --skip-bad")

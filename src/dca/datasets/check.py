@@ -27,7 +27,7 @@ from dca.datasets.folder import class_link_filter, load_folder, split_folders
 from dca.datasets.load import SAMPLE, find_dataset_folder, load_dataset
 from dca.datasets.walk import LinkFilter, is_named_image, list_class_folders, list_files, list_images, list_links
 from dca.images.decode import Count, Unreadable, is_image, try_decode_all
-from dca.images.hashing import THUMB, copy_pairs, sha256_of, thumbnail
+from dca.images.hashing import THUMB, find_copy_pairs, make_thumbnail, sha256_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -387,7 +387,7 @@ def _images(dataset: Dataset, items: Sequence[_PartItem], progress: Count | None
 
 
 def _image_facts(image: Image.Image) -> _ImageFacts:
-    return _ImageFacts(image.size, thumbnail(image))
+    return _ImageFacts(image.size, make_thumbnail(image))
 
 
 _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] = (
@@ -404,7 +404,7 @@ _SHAPES: tuple[tuple[Level, str, Callable[[tuple[int, int]], bool], str], ...] =
 def _copies(dataset: Dataset, items: Sequence[_PartItem], thumbs: Sequence[NDArray[np.uint8]]) -> list[Finding]:
     """Images that occur twice: in train and test, under two labels, or within a part."""
     content = [sha256_of(p.item.image) for p in items]
-    same, near = copy_pairs(content, np.stack(thumbs) if thumbs else np.empty((0, THUMB, THUMB, 3), np.uint8))
+    same, near = find_copy_pairs(content, np.stack(thumbs) if thumbs else np.empty((0, THUMB, THUMB, 3), np.uint8))
     findings = []
     for pairs, how in ((same, "the same file"), (near, "nearly the same image")):
         kinds: dict[str, list[str]] = defaultdict(list)

@@ -64,10 +64,10 @@ class Space:
 class Features(Protocol):
     """Where features are found by key; `FeatureStore` keeps them on disk, `MemoryStore` in memory."""
 
-    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
+    def get_or_compute(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
         """Features under the keys, computing and storing those that are missing."""
 
-    def known(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
+    def known_keys(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
         """The keys whose features are stored."""
 
 
@@ -113,9 +113,11 @@ class FeatureStore:
     Example:
         >>> import tempfile
         >>> store = FeatureStore(Path(tempfile.mkdtemp()))
-        >>> store.rows({"backbone": "c620"}, ["0a" * 32, "0b" * 32], lambda places: [torch.ones(len(places), 3)]).shape
+        >>> def compute(positions):
+        ...     return [torch.ones(len(positions), 3)]
+        >>> store.get_or_compute({"backbone": "c620"}, ["0a" * 32, "0b" * 32], compute).shape
         torch.Size([2, 3])
-        >>> store.known({"backbone": "c620"}, ["0a" * 32, "0c" * 32]) == {"0a" * 32}
+        >>> store.known_keys({"backbone": "c620"}, ["0a" * 32, "0c" * 32]) == {"0a" * 32}
         True
     """
 
@@ -128,7 +130,7 @@ class FeatureStore:
         self._clock = clock
         self._warned = False
 
-    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
+    def get_or_compute(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
         """Features under the keys, computing and storing those that are missing.
 
         Args:
@@ -147,23 +149,25 @@ class FeatureStore:
         """
         digests = [bytes.fromhex(key) for key in keys]
         space = _space_id(space_name(about))
-        found = self._tolerant(lambda db: database.read(db, space, digests, self._hour()), create=False) or {}
+        found = self._use_if_possible(lambda db: database.read(db, space, digests, self._hour()), create=False) or {}
         missing: dict[bytes, int] = {}
-        for place, digest in enumerate(digests):
+        for position, digest in enumerate(digests):
             if digest not in found:
-                missing.setdefault(digest, place)
+                missing.setdefault(digest, position)
         if missing:
-            found |= self._computed(about, list(missing), compute(list(missing.values())))
-        return _tensor([found[digest] for digest in digests])
+            found |= self._compute_and_store(about, list(missing), compute(list(missing.values())))
+        return _to_tensor([found[digest] for digest in digests])
 
-    def known(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
-        """The keys whose features are stored. The features are not read: a damaged one is found only by `rows`."""
+    def known_keys(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
+        """The keys whose features are stored. The features are not read, so damaged ones are not noticed."""
         space = _space_id(space_name(about))
         digests = {key: bytes.fromhex(key) for key in keys}
-        found = self._tolerant(lambda db: database.find(db, space, list(digests.values()), 0), create=False) or {}
+        found = (
+            self._use_if_possible(lambda db: database.find(db, space, list(digests.values()), 0), create=False) or {}
+        )
         return {key for key, digest in digests.items() if digest in found}
 
-    def spaces(self) -> list[Space]:
+    def list_spaces(self) -> list[Space]:
         """What is stored, most recently used first.
 
         Raises:
@@ -172,7 +176,13 @@ class FeatureStore:
         with self._as_user_error("read"):
             found = self._use(database.contents, create=False) or []
         return [
-            Space(space.to_bytes(8, "big", signed=True).hex(), _facts(about), features, int(size), float(hour * _HOUR))
+            Space(
+                space.to_bytes(8, "big", signed=True).hex(),
+                _parse_description(about),
+                features,
+                int(size),
+                float(hour * _HOUR),
+            )
             for space, about, features, size, hour in found
         ]
 
@@ -182,19 +192,19 @@ class FeatureStore:
         Raises:
             UserError: the database cannot be changed.
         """
-        chosen = [space for space in self.spaces() if names is None or space.name in names]
+        chosen = [space for space in self.list_spaces() if names is None or space.name in names]
         numbers = None if names is None else [_space_id(space.name) for space in chosen]
         with self._as_user_error("cleared"):
             self._use(lambda db: database.clear(db, numbers), create=False)
         return sum(space.bytes for space in chosen)
 
-    def _computed(
+    def _compute_and_store(
         self, about: Mapping[str, object], digests: Sequence[bytes], batches: Iterable[Tensor]
     ) -> dict[bytes, bytes]:
         """Features as bytes, by key; stored as they come. After a failure no more are: it may be a long wait."""
         found: dict[bytes, bytes] = {}
         storing = True
-        for rows in _gather(batches):
+        for rows in _group_batches(batches):
             part = digests[len(found) : len(found) + len(rows)]
             if len(part) < len(rows):
                 raise ValueError(f"compute returned more than the {len(digests)} rows it was asked for")
@@ -217,12 +227,12 @@ class FeatureStore:
             database.trim(db, self.limit)
             return True
 
-        return bool(self._tolerant(work, create=True))
+        return bool(self._use_if_possible(work, create=True))
 
     def _hour(self) -> int:
         return int(self._clock() // _HOUR)
 
-    def _tolerant(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T | None:
+    def _use_if_possible(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T | None:
         """`_use`, but None if the database cannot be used: that costs time, not the result."""
         try:
             return self._use(work, create=create)
@@ -273,7 +283,7 @@ class FeatureStore:
                 path.unlink(missing_ok=True)
 
 
-def _gather(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def _group_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
     """Join batches (b, D) into groups to store at once.
 
     The first groups are small and grow, so that little is lost however early a run stops.
@@ -290,7 +300,7 @@ def _gather(batches: Iterable[Tensor]) -> Iterator[Tensor]:
         yield torch.cat(waiting)
 
 
-def _tensor(values: Sequence[bytes]) -> Tensor:
+def _to_tensor(values: Sequence[bytes]) -> Tensor:
     """Features (N, D) from the bytes of each row."""
     if len(set(map(len, values))) > 1:
         raise ValueError("features of different lengths in one space: `about` does not tell them apart")
@@ -302,7 +312,7 @@ def _space_id(name: str) -> int:
     return int.from_bytes(bytes.fromhex(name), "big", signed=True)
 
 
-def _facts(about: bytes | None) -> dict[str, object]:
+def _parse_description(about: bytes | None) -> dict[str, object]:
     """The stored description; empty if it is damaged."""
     try:
         facts = json.loads(about or b"{}")
@@ -317,7 +327,7 @@ class MemoryStore:
     Example:
         >>> store = MemoryStore()
         >>> store.add({"backbone": "c620"}, ["0a" * 32], torch.ones(1, 3))
-        >>> store.rows({"backbone": "c620"}, ["0a" * 32], lambda places: []).shape
+        >>> store.get_or_compute({"backbone": "c620"}, ["0a" * 32], lambda positions: []).shape
         torch.Size([1, 3])
     """
 
@@ -329,18 +339,18 @@ class MemoryStore:
         space = space_name(about)
         self._rows.update(((space, key), row) for key, row in zip(keys, rows.float().cpu(), strict=True))
 
-    def rows(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
+    def get_or_compute(self, about: Mapping[str, object], keys: Sequence[str], compute: Compute) -> Tensor:
         """Features (N, D) under N keys; `compute` makes those that are missing, as for `FeatureStore`."""
         space = space_name(about)
         missing: dict[str, int] = {}
-        for place, key in enumerate(keys):
+        for position, key in enumerate(keys):
             if (space, key) not in self._rows:
-                missing.setdefault(key, place)
+                missing.setdefault(key, position)
         if missing:
             self.add(about, list(missing), torch.cat(list(compute(list(missing.values())))))
         return torch.stack([self._rows[space, key] for key in keys]) if keys else torch.empty(0, 0)
 
-    def known(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
+    def known_keys(self, about: Mapping[str, object], keys: Sequence[str]) -> set[str]:
         """The keys whose features are kept."""
         space = space_name(about)
         return {key for key in keys if (space, key) in self._rows}

@@ -32,7 +32,7 @@ def _is_tensor(x: Any) -> bool:
     return all(hasattr(x, name) for name in ("detach", "cpu", "ndim", "shape", "__array__"))
 
 
-def is_one_image(x: Any) -> bool:
+def is_image_array(x: Any) -> bool:
     """Whether an array is one image rather than several: (H, W), (H, W, C) or (C, H, W)."""
     return x.ndim in (2, 3)
 
@@ -46,8 +46,8 @@ def image_from_array(x: Any) -> Image.Image:
     >>> image_from_array(np.ones((2, 3, 3))).getpixel((0, 0))
     (255, 255, 255)
     """
-    pixels = np.asarray(x.detach().float().cpu() if _is_tensor(x) and _is_float(x) else _on_cpu(x))
-    levels = _levels(_channels_last(pixels, first=_is_tensor(x)))
+    pixels = np.asarray(x.detach().float().cpu() if _is_tensor(x) and _is_float(x) else _to_cpu(x))
+    levels = _to_levels(_move_channels_last(pixels, first=_is_tensor(x)))
     return Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels)
 
 
@@ -56,11 +56,11 @@ def _is_float(x: Any) -> bool:
     return bool(getattr(x, "is_floating_point", lambda: False)())
 
 
-def _on_cpu(x: Any) -> Any:
+def _to_cpu(x: Any) -> Any:
     return x.detach().cpu() if _is_tensor(x) else x
 
 
-def _channels_last(pixels: NDArray[Any], *, first: bool) -> NDArray[Any]:
+def _move_channels_last(pixels: NDArray[Any], *, first: bool) -> NDArray[Any]:
     """Pixels (H, W, C). first: prefer channels first where both are possible."""
     if pixels.size and pixels.ndim == 2:
         return pixels[..., None]
@@ -76,7 +76,7 @@ def _channels_last(pixels: NDArray[Any], *, first: bool) -> NDArray[Any]:
     )
 
 
-def _levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+def _to_levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     """Pixels as levels of 0 to 255."""
     if pixels.dtype == np.uint8:
         return np.ascontiguousarray(pixels)
@@ -101,13 +101,13 @@ def is_single_image(X: Any) -> bool:
     if isinstance(X, str | Path):
         return not os.path.isdir(X)
     if is_array(X):
-        return is_one_image(X)
+        return is_image_array(X)
     return isinstance(X, Image.Image | bytes | bytearray | memoryview) or _is_file(X)
 
 
 def as_image(x: Any) -> ImageLike:
     """A path, or an image in memory; raises UserError for what is neither an image nor a path to one."""
-    refuse_url(x)
+    reject_url(x)
     if isinstance(x, Image.Image | Path):
         return x
     if isinstance(x, str):
@@ -117,14 +117,14 @@ def as_image(x: Any) -> ImageLike:
     if isinstance(x, bytes | bytearray | memoryview):
         return open_bytes(bytes(x))
     if _is_file(x):
-        return open_bytes(_content(x))
+        return open_bytes(_read_bytes(x))
     raise UserError(
         f"an image must be a path, a PIL image, an array, a tensor, bytes or an open file, not a {type(x).__name__}",
         hint="give one of these for each image",
     )
 
 
-def refuse_url(x: Any) -> None:
+def reject_url(x: Any) -> None:
     """Raise for an address of the web or of a store: nothing is downloaded."""
     if isinstance(x, str) and _URL.match(x):
         raise UserError(f"'{x[:80]}' is a URL, and images are not downloaded", hint=download_first())
@@ -134,7 +134,7 @@ def _is_file(x: Any) -> bool:
     return hasattr(x, "read") and not isinstance(x, Image.Image)
 
 
-def _content(file: Any) -> bytes:
+def _read_bytes(file: Any) -> bytes:
     """What an open file holds from where it is."""
     data = file.read()
     if not isinstance(data, bytes):

@@ -45,7 +45,7 @@ class CropBoxes:
 
 
 @dataclass(frozen=True)
-class CropDraws:
+class CropNumbers:
     """Random numbers from 0 to 1 that decide the crops of B images.
 
     area, aspect: (B, 10), one per attempt. place: (B, 2). flip: (B,).
@@ -57,26 +57,26 @@ class CropDraws:
     flip: Tensor
 
     @classmethod
-    def of(cls, count: int, generator: torch.Generator) -> CropDraws:
+    def draw(cls, count: int, generator: torch.Generator) -> CropNumbers:
         """The random numbers of so many images."""
         area, aspect = torch.rand(2, count, _ATTEMPTS, generator=generator, dtype=torch.float64)
         place = torch.rand(count, 2, generator=generator, dtype=torch.float64)
         return cls(area, aspect, place, torch.rand(count, generator=generator, dtype=torch.float64))
 
     @classmethod
-    def of_steps(cls, counts: Sequence[int], generator: torch.Generator) -> CropDraws:
+    def draw_steps(cls, counts: Sequence[int], generator: torch.Generator) -> CropNumbers:
         """Those of several batches, as if each were drawn by itself."""
-        each = [cls.of(count, generator) for count in counts]
+        each = [cls.draw(count, generator) for count in counts]
         parts = zip(*((one.area, one.aspect, one.place, one.flip) for one in each), strict=True)
         return cls(*map(torch.cat, parts))
 
 
 def random_crops(heights: Tensor, widths: Tensor, generator: torch.Generator, low: float = LOW) -> CropBoxes:
     """Choose the boxes of a random resized crop, and mirror half of the images. heights, widths: (B,)."""
-    return boxes_from_draws(heights, widths, CropDraws.of(len(heights), generator), low)
+    return boxes_from_numbers(heights, widths, CropNumbers.draw(len(heights), generator), low)
 
 
-def boxes_from_draws(heights: Tensor, widths: Tensor, draws: CropDraws, low: float = LOW) -> CropBoxes:
+def boxes_from_numbers(heights: Tensor, widths: Tensor, draws: CropNumbers, low: float = LOW) -> CropBoxes:
     """The boxes that random numbers choose.
 
     heights, widths: (B,) sizes of the images. Up to ten pairs of an area share from `low` to 1 and an
@@ -189,7 +189,7 @@ def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str
     >>> view_crops(Image.new("RGB", (40, 30)), 8, range(3), "00ff").shape
     torch.Size([3, 3, 8, 8])
     """
-    image = _shrunk(image, round(_LARGEST * size))
+    image = _shrink(image, round(_LARGEST * size))
     height, width = torch.tensor([image.height]), torch.tensor([image.width])
     rows = []
     for view in views:
@@ -197,7 +197,7 @@ def view_crops(image: Image.Image, size: int, views: Sequence[int], content: str
         left, top = int(box.left), int(box.top)
         cut = image.crop((left, top, left + int(box.width), top + int(box.height)))
         # Pillow rather than `crop_resize`: integer arithmetic, so equal everywhere and in any batch.
-        pixels = _chw(cut.resize((size, size), Image.Resampling.BICUBIC))
+        pixels = _to_channels_first(cut.resize((size, size), Image.Resampling.BICUBIC))
         rows.append(pixels.flip(2) if box.flip else pixels)
     return torch.stack(rows) if rows else torch.zeros(0, 3, size, size, dtype=torch.uint8)
 
@@ -236,7 +236,7 @@ class DecodedImages:
         limit = stored_side(len(images), image_size)
 
         def keep(image: Image.Image) -> tuple[Tensor, NDArray[np.uint8]]:
-            return _chw(_shrunk(image, limit)), crop(image)
+            return _to_channels_first(_shrink(image, limit)), crop(image)
 
         kept = decode_all(images, keep, workers=workers, progress=progress, upright=upright)
         crops = [evaluation for _, evaluation in kept]
@@ -282,8 +282,11 @@ class DecodedImages:
         they are the same on every device, and the same as if each step were made by itself. low: smallest share of
         the image in a crop.
         """
-        positions, draws = torch.cat(list(steps)).cpu(), CropDraws.of_steps([len(rows) for rows in steps], generator)
-        crops = boxes_from_draws(self._heights[positions], self._widths[positions], draws, low)
+        positions, draws = (
+            torch.cat(list(steps)).cpu(),
+            CropNumbers.draw_steps([len(rows) for rows in steps], generator),
+        )
+        crops = boxes_from_numbers(self._heights[positions], self._widths[positions], draws, low)
         if self._joined is not None and triton_usable(self._joined):
             found = crop_resize_triton(self._joined, self._places[positions], crops, size)
         else:
@@ -302,7 +305,7 @@ def stored_side(count: int, image_size: int) -> int:
     return round(image_size * min(_LARGEST, max(_SMALLEST, factor)))
 
 
-def _shrunk(image: Image.Image, limit: int) -> Image.Image:
+def _shrink(image: Image.Image, limit: int) -> Image.Image:
     """The image, its short side at most `limit`."""
     short = min(image.size)
     if short <= limit:
@@ -311,6 +314,6 @@ def _shrunk(image: Image.Image, limit: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _chw(image: Image.Image) -> Tensor:
+def _to_channels_first(image: Image.Image) -> Tensor:
     """Pixels (3, H, W), uint8."""
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())

@@ -84,7 +84,7 @@ class Unreadable:
     too_large: bool = False
 
     def __str__(self) -> str:
-        return f"{_name(self.image)}: {self.reason}"
+        return f"{_describe_image(self.image)}: {self.reason}"
 
 
 def open_image(image: ImageLike) -> Image.Image:
@@ -95,17 +95,17 @@ def open_image(image: ImageLike) -> Image.Image:
     try:
         return _open(image)
     except _UNREADABLE as error:
-        raise UserError(f"cannot read {_name(image)}: {_reason(image, error)}.") from error
+        raise UserError(f"cannot read {_describe_image(image)}: {_explain_failure(image, error)}.") from error
 
 
 def open_bytes(data: bytes) -> Image.Image:
     """The image in the bytes of a file, as `open_image` opens the file; raises UserError with the reason."""
     try:
         enable_heif()
-        with _lazy(io.BytesIO(data)) as opened:
-            return _loaded(opened)
+        with _open_lazily(io.BytesIO(data)) as opened:
+            return _load_pixels(opened)
     except _UNREADABLE as error:
-        reason = "there are none" if not data else _reason(Image.new("RGB", (1, 1)), error)
+        reason = "there are none" if not data else _explain_failure(Image.new("RGB", (1, 1)), error)
         raise UserError(f"cannot read an image from {pluralize(len(data), 'byte')}: {reason}") from error
 
 
@@ -119,9 +119,9 @@ def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
     (255, 255, 255)
     """
     if upright:
-        found = _rgb(_upright(image))
+        found = _convert_to_rgb(_apply_rotation(image))
         return found.copy() if found is image else found
-    stored = _rgb(image).copy()
+    stored = _convert_to_rgb(image).copy()
     stored.info = {}  # so that no later call turns it
     return stored
 
@@ -134,7 +134,7 @@ def may_have_rotation(image: ImageLike) -> bool:
     if not isinstance(image, Path) or is_special(image):
         return True
     try:
-        with image.open("rb") as file, _lazy(file) as opened:
+        with image.open("rb") as file, _open_lazily(file) as opened:
             return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
     except _UNREADABLE:
         return True
@@ -152,7 +152,7 @@ def center_crop(image: Image.Image, size: int, resize: int | None, resample: int
     >>> center_crop(Image.new("RGB", (40, 30)), 8, 8, 3).shape
     (3, 8, 8)
     """
-    image = _rgb(_upright(image))
+    image = _convert_to_rgb(_apply_rotation(image))
     width, height = image.size
     if resize is None:
         image = image.resize((size, size), Image.Resampling(resample))
@@ -176,7 +176,7 @@ def is_image(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        with file.open("rb") as opened, _lazy(opened):
+        with file.open("rb") as opened, _open_lazily(opened):
             return True
     except Exception:  # decoders raise almost anything on bytes that are no image
         return False
@@ -192,7 +192,7 @@ def decode_image(
     try:
         rgb = _open(image, upright, data)
     except _UNREADABLE as error:
-        return Unreadable(image, _reason(image, error), _is_bomb(error))
+        return Unreadable(image, _explain_failure(image, error), _exceeds_limit(error))
     return apply(rgb)
 
 
@@ -220,18 +220,18 @@ def _open(image: ImageLike, upright: bool = True, data: bytes | None = None) -> 
         raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
     if image.suffix.lower() in _HEIF:
         enable_heif()
-    with image.open("rb") if data is None else io.BytesIO(data) as file, _lazy(file) as opened:
-        return _loaded(opened, upright)
+    with image.open("rb") if data is None else io.BytesIO(data) as file, _open_lazily(file) as opened:
+        return _load_pixels(opened, upright)
 
 
-def _loaded(image: Image.Image, upright: bool = True) -> Image.Image:
+def _load_pixels(image: Image.Image, upright: bool = True) -> Image.Image:
     """An image of which the header was read, as 8-bit RGB; not a copy, since nobody else has it."""
     _fit_into_limit(image)
     image.load()
-    return _rgb(_upright(image)) if upright else to_rgb(image, upright=False)
+    return _convert_to_rgb(_apply_rotation(image)) if upright else to_rgb(image, upright=False)
 
 
-def _lazy(file: BinaryIO) -> Image.Image:
+def _open_lazily(file: BinaryIO) -> Image.Image:
     """The image of an open file, of which only the header is read.
 
     A JPEG is opened without Pillow's check of its size, which is global and would warn of, or refuse, images that
@@ -290,7 +290,7 @@ def enable_heif() -> None:
     pillow_heif.register_heif_opener()
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _apply_rotation(image: Image.Image) -> Image.Image:
     """The image with its EXIF rotation applied; the same object where there is none, or the EXIF data is damaged.
 
     Pillow's function copies an image that needs no rotation, which takes a fifth of the time to decode a small one.
@@ -302,19 +302,19 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
     """Eight-bit RGB of any Pillow mode; the same object where it is that already."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(np.asarray(image), image.mode)).convert("RGB")
+        return Image.fromarray(_scale_to_8_bits(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
 
 
-def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
+def _scale_to_8_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
     """Scale grey values of more than 8 bits to 0..255 without clipping.
 
     16-bit files use their full range. 32-bit integers and floats have no stated range: it is the
@@ -329,7 +329,7 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
     return np.rint((wide - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
 
 
-def _name(image: ImageLike) -> str:
+def _describe_image(image: ImageLike) -> str:
     if isinstance(image, StoredImage):
         return image.name
     if isinstance(image, Path):
@@ -337,14 +337,14 @@ def _name(image: ImageLike) -> str:
     return f"{image.mode} image {image.width}x{image.height}"
 
 
-def _is_bomb(error: BaseException) -> bool:
+def _exceeds_limit(error: BaseException) -> bool:
     """Whether an image was refused for its number of pixels."""
     return isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning))
 
 
-def _reason(image: ImageLike, error: BaseException) -> str:
+def _explain_failure(image: ImageLike, error: BaseException) -> str:
     """Why an image cannot be read."""
-    if _is_bomb(error):
+    if _exceeds_limit(error):
         most = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         return f"more than {most} million pixels, or {JPEG_FACTOR * most} in a plain JPEG (a decompression bomb?)"
     if isinstance(image, StoredImage):
@@ -407,14 +407,14 @@ def try_decode_all(
 ) -> list[T | Unreadable]:
     """Like `decode_all`, with an `Unreadable` in the place of each image that cannot be read."""
     outcomes: list[T | Unreadable] = []
-    for outcome in iter_decoded(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
+    for outcome in iter_decode(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
         outcomes.append(outcome)
         if progress is not None:
             progress(len(outcomes), len(images))
     return outcomes
 
 
-def iter_decoded(
+def iter_decode(
     images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None = None, ahead: int, upright: bool = True
 ) -> Iterator[T | Unreadable]:
     """Open images at most `ahead` of the consumer, and yield the outcomes in order.
@@ -422,12 +422,12 @@ def iter_decoded(
     workers: number of threads or processes; by default as many as torch uses threads. upright: apply EXIF rotations.
     """
     count = workers or worker_count()
-    if isinstance(images, Sequence) and processes_pay_off(images, count):
+    if isinstance(images, Sequence) and processes_are_faster(images, count):
         return decode_in_processes(images, apply, workers=count, ahead=ahead, upright=upright)
     return decode_in_threads(images, apply, workers=count, ahead=ahead, upright=upright)
 
 
-def processes_pay_off(images: Sequence[ImageLike], workers: int) -> bool:
+def processes_are_faster(images: Sequence[ImageLike], workers: int) -> bool:
     """Whether processes read these images sooner than threads, and can."""
     enough = len(images) >= MANY_FILES and workers >= MANY_WORKERS
     able = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
@@ -448,7 +448,7 @@ def worker_count() -> int:
 def decode_in_threads(
     images: Iterable[ImageLike], apply: Apply[T], *, workers: int, ahead: int, upright: bool
 ) -> Iterator[T | Unreadable]:
-    """`iter_decoded` by threads."""
+    """`iter_decode` by threads."""
     pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
 
     def decode(pair: tuple[ImageLike, Callable[[Image.Image], T]]) -> T | Unreadable:
@@ -460,16 +460,16 @@ def decode_in_threads(
 def decode_in_processes(
     images: Sequence[ImageLike], apply: Apply[T], *, workers: int, ahead: int, upright: bool
 ) -> Iterator[T | Unreadable]:
-    """`iter_decoded` by forked processes, which read some files at a time."""
+    """`iter_decode` by forked processes, which read some files at a time."""
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, _begin, (images, apply, upright))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (images, apply, upright))
     waiting: deque[Future[list[T | Unreadable]]] = deque()
     try:
         for first in range(0, len(images), CHUNK):
             with warnings.catch_warnings():
                 # The processes only read images, so locks that threads of this one hold are no matter.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                waiting.append(pool.submit(_read, range(first, min(first + CHUNK, len(images)))))
+                waiting.append(pool.submit(_decode_positions, range(first, min(first + CHUNK, len(images)))))
             if len(waiting) > max(ahead // CHUNK, 2 * workers):
                 yield from waiting.popleft().result()
         for future in waiting:
@@ -487,7 +487,7 @@ def decode_in_processes(
 _task: tuple[Sequence[ImageLike], Apply[Any], bool]
 
 
-def _begin(images: Sequence[ImageLike], apply: Apply[Any], upright: bool) -> None:
+def _start_worker(images: Sequence[ImageLike], apply: Apply[Any], upright: bool) -> None:
     """The start of a process that reads; a fork shares its arguments, so nothing is copied."""
     global _task
     _task = images, apply, upright
@@ -496,7 +496,7 @@ def _begin(images: Sequence[ImageLike], apply: Apply[Any], upright: bool) -> Non
         torch.set_num_threads(1)  # threads of the first process do not exist in a fork
 
 
-def _read(places: range) -> list[Any]:
+def _decode_positions(places: range) -> list[Any]:
     """The outcomes of the images at these places."""
     images, apply, upright = _task
     return [decode_image(images[n], apply if callable(apply) else apply[n], upright=upright) for n in places]

@@ -41,12 +41,12 @@ def sha256_of(image: ImageLike) -> str:
     return hashlib.sha256(header + image.tobytes()).hexdigest()
 
 
-def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
+def make_thumbnail(image: Image.Image) -> NDArray[np.uint8]:
     """An image at 16 x 16 pixels, (16, 16, 3): enough to recognise a copy."""
     return np.asarray(image.resize((THUMB, THUMB), Image.Resampling.BILINEAR))
 
 
-def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list[tuple[int, int]]:
+def find_near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list[tuple[int, int]]:
     """Pairs of images that are the same but for size, compression or brightness.
 
     thumbnails: (N, 16, 16, 3). Two are copies if their grey levels correlate by 0.992 or more and
@@ -68,7 +68,7 @@ def near_copies(thumbnails: NDArray[np.uint8], block: int | None = None) -> list
     return pairs
 
 
-def copy_pairs(
+def find_copy_pairs(
     contents: Sequence[str], thumbnails: NDArray[np.uint8]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Pairs of exact copies, each with the first image of its content, and pairs of other near-copies, sorted.
@@ -77,11 +77,11 @@ def copy_pairs(
     """
     first: dict[str, int] = {}
     exact = [(first.setdefault(content, image), image) for image, content in enumerate(contents)]
-    near = sorted(near_copies(thumbnails)) if len(thumbnails) else []
+    near = sorted(find_near_copies(thumbnails)) if len(thumbnails) else []
     return [(a, b) for a, b in exact if a != b], [(a, b) for a, b in near if contents[a] != contents[b]]
 
 
-def copy_groups(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
+def group_copies(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArray[np.int64]:
     """A number per image, (N,), that exact copies and near-copies share; copies of copies count as copies.
 
     contents: N hashes. thumbnails: (N, 16, 16, 3). Groups are numbered in the order of their first images.
@@ -93,7 +93,7 @@ def copy_groups(contents: Sequence[str], thumbnails: NDArray[np.uint8]) -> NDArr
             parent[image] = image = parent[parent[image]]
         return image
 
-    exact, near = copy_pairs(contents, thumbnails)
+    exact, near = find_copy_pairs(contents, thumbnails)
     for one, other in [*exact, *near]:
         low, high = sorted((root(one), root(other)))
         parent[high] = low

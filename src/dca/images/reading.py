@@ -24,11 +24,11 @@ from dca.images.decode import (
     Unreadable,
     decode_image,
     is_special,
-    iter_decoded,
-    processes_pay_off,
+    iter_decode,
+    processes_are_faster,
     worker_count,
 )
-from dca.images.hashing import sha256_of, thumbnail
+from dca.images.hashing import make_thumbnail, sha256_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def encode_jpeg(image: Image.Image, *, side: int = PREVIEW_SIDE) -> bytes:
 
 def summarize_image(image: Image.Image, crop: Crop) -> ImageSummary:
     """Everything that is kept of an RGB image."""
-    return ImageSummary(crop(image), thumbnail(image), encode_jpeg(image))
+    return ImageSummary(crop(image), make_thumbnail(image), encode_jpeg(image))
 
 
 def read_images(
@@ -89,7 +89,7 @@ def read_images(
     """Read every image once: hash it, and decode it unless its content is known.
 
     Files are read in chunks: the bytes that are hashed are those that are decoded. Where processes decode sooner
-    (`processes_pay_off`), files are hashed by threads and those that must be decoded are opened again by processes.
+    (`processes_are_faster`), files are hashed by threads and those that must be decoded are opened again by processes.
 
     Args:
         images: Files, or images in memory.
@@ -101,7 +101,7 @@ def read_images(
         One outcome per image, in order.
     """
     summarize, workers = partial(summarize_image, crop=crop), worker_count()
-    if processes_pay_off(images, workers):
+    if processes_are_faster(images, workers):
         yield from _hash_first(images, summarize, known, upright)
         return
     remaining = iter(images)
@@ -160,7 +160,7 @@ def _hash_first(
     hashes = list(map_in_order(_hash_or_empty, images, workers=worker_count(), ahead=AHEAD))
     skipped = set(known([sha256 for sha256 in hashes if sha256]))
     todo = [image for image, sha256 in zip(images, hashes, strict=True) if sha256 not in skipped]
-    decoded = iter_decoded(todo, summarize, ahead=AHEAD, upright=upright)
+    decoded = iter_decode(todo, summarize, ahead=AHEAD, upright=upright)
     for sha256 in hashes:
         yield ReadImage(sha256, None if sha256 in skipped else next(decoded))
 

@@ -20,7 +20,7 @@ from dca.stats.calibration import apply_temperature, fit_temperature
 from dca.stats.intervals import macro_accuracy, wilson_interval
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
-from dca.training.held_out import NothingHeldOutError, held_out
+from dca.training.held_out import NothingHeldOutError, predict_held_out
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def assess(
         return nothing
     context.progress("estimating", 0, 1, "accuracy on training images that are left out")
     try:
-        held = held_out(method, options, dataset, context)
+        held = predict_held_out(method, options, dataset, context)
     except NothingHeldOutError as error:
         if estimate:
             log.warning("the accuracy is not estimated: %s", error.problem)

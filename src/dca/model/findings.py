@@ -16,7 +16,7 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike
-from dca.images.hashing import copy_pairs
+from dca.images.hashing import find_copy_pairs
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
 from dca.model.records import Estimate, TrainingImage
@@ -225,7 +225,7 @@ def check_labels(
 def _find_conflicts(source: Dataset, paths: Sequence[str], session: Session) -> tuple[LabelConflict, ...]:
     """Copies and near-copies under two labels."""
     images, labels = [item.image for item in source.train], [item.label for item in source.train]
-    exact, near = copy_pairs(session.hash_images(images), session.thumbnails(images))
+    exact, near = find_copy_pairs(session.hash_images(images), session.thumbnails(images))
     return tuple(
         LabelConflict((paths[a], paths[b]), (str(source.labels[labels[a]]), str(source.labels[labels[b]])))
         for a, b in (*exact, *near)

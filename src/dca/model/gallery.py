@@ -75,7 +75,7 @@ class Gallery:
             tuple(records[n].label for n in kept),
             tuple(records[n].sha256 for n in kept),
             tuple(records[n].name for n in kept),
-            tuple(session.previews(images)),
+            tuple(session.encode_previews(images)),
         )
 
     @classmethod

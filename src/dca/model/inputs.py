@@ -27,7 +27,7 @@ from dca.datasets.dataset import Dataset, Item
 from dca.datasets.draws import short_classes
 from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
 from dca.datasets.walk import list_images
-from dca.images.convert import as_image, is_single_image, refuse_url
+from dca.images.convert import as_image, is_single_image, reject_url
 from dca.images.decode import ImageLike
 from dca.model.records import unreadable_names
 
@@ -41,7 +41,7 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False)
 
     for_evaluation: the images are for evaluation only, so they need not be enough to learn from.
     """
-    refuse_url(X)
+    reject_url(X)
     if is_data_frame(X):
         X, y = data_frame_columns(X, y)
     if isinstance(X, str | Path | Dataset):
@@ -78,7 +78,7 @@ def require_learnable(dataset: Dataset) -> None:
 
 def as_images(X: Any) -> list[ImageLike]:
     """Images to predict: one image, several, or all images of a folder."""
-    refuse_url(X)
+    reject_url(X)
     if is_data_frame(X):
         X = data_frame_images(X)
     if is_single_image(X):

@@ -124,8 +124,8 @@ def classify_features(method: Method, features: Tensor) -> NDArray[np.float64]:
     Raises:
         UserError: If they are not finite.
     """
-    at_once = min(MOST_CLASSIFIED, method.max_batch_size)
-    parts = [method.classify(rows).cpu() for rows in torch.split(features, at_once)]
+    size = min(MOST_CLASSIFIED, method.max_batch_size)
+    parts = [method.classify(rows).cpu() for rows in torch.split(features, size)]
     probabilities = torch.cat(parts) if parts else torch.zeros(0, len(method.problem.names))
     wide = probabilities.double()  # float32 softmaxes as rows that sum to one in float64, too
     rows: NDArray[np.float64] = (wide / wide.sum(dim=1, keepdim=True)).numpy()

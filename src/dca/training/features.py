@@ -26,9 +26,9 @@ from dca.backbones.preprocess import Preprocess
 from dca.core.files import json_digest
 from dca.features.store import Features
 from dca.images.crops import LOW, view_crops
-from dca.images.decode import Count, ImageLike, Unreadable, iter_decoded, unreadable_error
+from dca.images.decode import Count, ImageLike, Unreadable, iter_decode, unreadable_error
 from dca.methods.base import VIEW_CROP_LOW
-from dca.training.pipeline import AHEAD, Source, batch_size, encode_batches
+from dca.training.pipeline import AHEAD, Source, choose_batch_size, encode_batches
 
 # Smallest shares of the image in the augmented views that methods ask for by default.
 DEFAULT_CROP_LOWS = (LOW, VIEW_CROP_LOW)
@@ -52,13 +52,15 @@ class CropCache:
         self._bytes = 0
         self._reader: Thread | None = None
 
-    def sources(self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess) -> list[Source]:
+    def crop_sources(
+        self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess
+    ) -> list[Source]:
         """Where the evaluation crop of each image comes from: memory, or the image.
 
         contents: what decides the pixels of each, `Session.content_keys`.
         """
         self._wait()
-        prefix = _prefix(preprocess)
+        prefix = _key_prefix(preprocess)
         pairs = zip(images, contents, strict=True)
         return [Source(image, self._crops.get(prefix + content, preprocess.crop)) for image, content in pairs]
 
@@ -73,7 +75,7 @@ class CropCache:
 
     def put(self, content: str, preprocess: Preprocess, crop: Tensor) -> None:
         """Keep the crop of an image, uint8 (3, S, S) or (1, 3, S, S); call `reserve` first."""
-        key = _prefix(preprocess) + content
+        key = _key_prefix(preprocess) + content
         if key not in self._crops:
             self._crops[key] = crop.reshape(1, *crop.shape[-3:])
             self._bytes += crop.nbytes
@@ -81,13 +83,13 @@ class CropCache:
     def read_ahead(
         self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess, *, upright: bool
     ) -> None:
-        """Make and keep crops while other work goes on; `sources` waits for them."""
+        """Make and keep crops while other work goes on; `crop_sources` waits for them."""
 
         def read() -> None:
             with suppress(Exception):  # whoever asks for the crops meets the same error
                 if not self.reserve(len(contents), preprocess):
                     return
-                decoded = iter_decoded(images, preprocess.crop, ahead=AHEAD, upright=upright)
+                decoded = iter_decode(images, preprocess.crop, ahead=AHEAD, upright=upright)
                 for content, crop in zip(contents, decoded, strict=True):
                     if not isinstance(crop, Unreadable):
                         self.put(content, preprocess, torch.as_tensor(crop))
@@ -103,7 +105,7 @@ class CropCache:
             self._reader = None
 
 
-def _prefix(preprocess: Preprocess) -> str:
+def _key_prefix(preprocess: Preprocess) -> str:
     """What keys of crops with this preprocessing begin with."""
     return f"{json_digest(preprocess.to_dict())} "
 
@@ -126,11 +128,11 @@ class Views:
     def keys(self, content: str) -> list[str]:
         """One key of 64 hexadecimal digits per view of the image with this content hash."""
         if self.numbers is None:
-            return [_key(content, "mirrored")] if self.mirrored else [content]
+            return [_view_key(content, "mirrored")] if self.mirrored else [content]
         kind = "mirrored view" if self.mirrored else "view"
         # Without a word about the usual range: features that were stored before it could be chosen stay valid.
         crop = "" if self.crop_low == LOW else f" from {self.crop_low!r}"
-        return [_key(content, f"{kind} {number}{crop}") for number in self.numbers]
+        return [_view_key(content, f"{kind} {number}{crop}") for number in self.numbers]
 
     def crops(self, size: int, content: str, places: Sequence[int], image: Image.Image) -> Tensor:
         """The augmented views at `places` of an opened image, not mirrored: uint8 (V, 3, size, size)."""
@@ -138,7 +140,7 @@ class Views:
         return view_crops(image, size, [self.numbers[place] for place in places], content, self.crop_low)
 
 
-def _key(content: str, view: str) -> str:
+def _view_key(content: str, view: str) -> str:
     return hashlib.sha256(f"{content} {view}".encode()).hexdigest()
 
 
@@ -165,24 +167,24 @@ def load_features(
     upright: apply EXIF rotations. cache: evaluation crops in memory. keep: put those that are made now there.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    source = _Missing(clip, images, contents, views, count, upright, cache or CropCache(), keep)
-    rows = store.rows(feature_space(clip), keys, source.encode)
+    source = _MissingFeatures(clip, images, contents, views, count, upright, cache or CropCache(), keep)
+    rows = store.get_or_compute(feature_space(clip), keys, source.encode)
     if not images:
         return torch.zeros(0, clip.config.embed_dim)
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
 
 
-def stored_contents(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
+def find_stored_contents(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
     """The contents of which the evaluation view or the first augmented view is stored."""
     found = set()
     for views in (Views(), *(Views(range(1), crop_low=low) for low in DEFAULT_CROP_LOWS)):
         keys = {views.keys(content)[0]: content for content in contents}
-        found |= {keys[key] for key in store.known(feature_space(clip), list(keys))}
+        found |= {keys[key] for key in store.known_keys(feature_space(clip), list(keys))}
     return found
 
 
 @dataclass(frozen=True)
-class _Missing:
+class _MissingFeatures:
     """Computes features that are not stored; the fields are the arguments of `load_features`."""
 
     clip: CLIP
@@ -208,7 +210,7 @@ class _Missing:
             self._encode,
             clip,
             upright=self.upright,
-            size=max(batch_size(clip) // views, 1),
+            size=max(choose_batch_size(clip) // views, 1),
         )
         faults, done = list[Unreadable](), 0
         for batch in batches:
@@ -231,7 +233,7 @@ class _Missing:
         """Where the crops of the wanted views of each wanted image come from."""
         images, preprocess = [self.images[n] for n, _ in wanted], self.clip.preprocess
         if self.views.numbers is None:
-            return self.cache.sources(images, contents, preprocess)
+            return self.cache.crop_sources(images, contents, preprocess)
         parts = zip(images, contents, wanted, strict=True)
         return [
             Source(image, partial(self.views.crops, preprocess.size, content, numbers))

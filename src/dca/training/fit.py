@@ -80,7 +80,7 @@ def _train(method: Method, support: ImageSupport, context: FitContext) -> list[E
     if not isinstance(method, TrainedMethod):
         method.prepare(support)
         return []
-    pace = context.session.time_notice.pace(context.progress, context.fits)
+    pace = context.session.time_notice.start_timer(context.progress, context.fits)
     # A fit that continues has fewer steps to go than all, which are known only after the trial steps.
     continues = context.folder is not None and (context.folder / STATE).is_file()
     trainer = Trainer(method, support, method.options, context.seed, None if continues else pace.step)

@@ -39,7 +39,9 @@ class NothingHeldOutError(UserError):
     """No training image can be left out."""
 
 
-def held_out(method: Method, options: TrainingOptions, dataset: Dataset, context: FitContext) -> HeldOutPredictions:
+def predict_held_out(
+    method: Method, options: TrainingOptions, dataset: Dataset, context: FitContext
+) -> HeldOutPredictions:
     """Predictions for all training images of a dataset by models that have not seen them.
 
     Args:
@@ -98,8 +100,8 @@ def assign_folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
         members.setdefault(group, set()).add(label)
     fold_of: dict[int, int] = {}
     for number, own in enumerate(of_class.values()):
-        for place in torch.randperm(len(own), generator=seeds.generator(seed, "folds", number)).tolist():
-            fold_of[own[place]] = len(fold_of) % K
+        for index in torch.randperm(len(own), generator=seeds.generator(seed, "folds", number)).tolist():
+            fold_of[own[index]] = len(fold_of) % K
     for label in dict.fromkeys(labels.tolist()):
         own = [group for group, classes in members.items() if label in classes]
         if len({fold_of[group] for group in own}) == 1 and fold_of[own[0]] >= 0:
@@ -109,7 +111,7 @@ def assign_folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
 
 @dataclass(frozen=True)
 class Folds:
-    """Fits a method on all folds but one, each in turn, and predicts the one; fields as for `held_out`."""
+    """Fits a method on all folds but one, each in turn, and predicts the one; fields as for `predict_held_out`."""
 
     kind: type[Method]
     options: TrainingOptions
@@ -139,7 +141,7 @@ class Folds:
         images = [item.image for item, out in zip(self.dataset.train, left_out, strict=True) if out]
         content = json_digest([session.hash_images(images), session.hash_images([item.image for item in rest])])
         if folder and (folder / PREDICTED).is_file():
-            return read_predicted(folder, content, (len(images), len(self.dataset.names)))
+            return read_fold(folder, content, (len(images), len(self.dataset.names)))
         context.progress("fitting", 0, 1, "")
         method, _ = fit(self.kind, self.options, dataclasses.replace(self.dataset, train=rest), context)
         (probabilities,) = predict_probabilities([method], images, session, stage="predicting")
@@ -150,7 +152,7 @@ class Folds:
         return probabilities
 
 
-def read_predicted(folder: Path, content: str, shape: tuple[int, int]) -> NDArray[np.float64]:
+def read_fold(folder: Path, content: str, shape: tuple[int, int]) -> NDArray[np.float64]:
     """The probabilities of a finished fold.
 
     content: hash of the images left out and of the others. shape: (n, C).

@@ -28,7 +28,7 @@ from dca.core.errors import UserError
 from dca.core.hints import set_option, show_method
 from dca.methods.base import AnalyticSteps, Batch, Step, TrainedMethod, TrainingOptions
 from dca.training.resume import EpochCallback, EpochMetrics, TrainingState, restore
-from dca.training.schedule import Stage, batches, make_optimizer, optimizer_step, rate_at, stage_at
+from dca.training.schedule import Stage, draw_batches, learning_rate_at, make_optimizer, optimizer_step, stage_at
 from dca.training.support import ImageSupport
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
@@ -89,7 +89,7 @@ def explain_capture_error(method: TrainedMethod) -> Iterator[None]:
         ) from error
 
 
-def on_gpu(batch: Batch) -> bool:
+def is_on_gpu(batch: Batch) -> bool:
     """Whether the batch is on a GPU, where steps can be recorded."""
     return batch.inputs.is_cuda
 
@@ -130,7 +130,7 @@ class StepRunner:
         if batch.noise_used:
             seeds.spawn_generator(quiet, batch.inputs.device)
         drew = not torch.equal(quiet.get_state(), batch.generator.get_state())
-        self._recordable = on_gpu(batch) and self.method.recordable and not drew
+        self._recordable = is_on_gpu(batch) and self.method.recordable and not drew
         return step
 
 
@@ -189,7 +189,7 @@ class EpochTotals:
         """Share of images that were classified correctly."""
         return self.correct / self.seen
 
-    def row(self, epoch: int, rate: float, seconds: float) -> EpochMetrics:
+    def to_metrics(self, epoch: int, rate: float, seconds: float) -> EpochMetrics:
         """One line of the metrics."""
         means = {f"loss_{name}": value / self.steps for name, value in self.terms.items()}
         head = {"epoch": epoch, "loss": sum(means.values()), **means}
@@ -199,7 +199,7 @@ class EpochTotals:
 class Trainer:
     """One training run of one method on one set of images.
 
-    recipe: its epochs and batch size must be numbers. seed: decides the order of images and augmentation. on_probe:
+    options: its epochs and batch size must be numbers. seed: decides the order of images and augmentation. on_probe:
     called after each step that only finds the learning rate, with minus the number of those left, and the number of
     all training steps.
     """
@@ -208,14 +208,14 @@ class Trainer:
         self,
         method: TrainedMethod,
         images: ImageSupport,
-        recipe: TrainingOptions,
+        options: TrainingOptions,
         seed: int,
         on_probe: ProbeCallback | None = None,
     ) -> None:
-        if recipe.epochs is None or recipe.batch_size is None:
-            raise ValueError("epochs and batch_size must be settled before training")
-        self.method, self.images, self.recipe, self.seed = method, images, recipe, seed
-        self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
+        if options.epochs is None or options.batch_size is None:
+            raise ValueError("epochs and batch_size must be numbers before training")
+        self.method, self.images, self.options, self.seed = method, images, options, seed
+        self.epochs, self.batch_size = options.epochs, options.batch_size
         self.rows: list[EpochMetrics] = []
         self._now = Stage(0, range(0))
         self._features, self._labels = None, images.labels
@@ -223,9 +223,9 @@ class Trainer:
             self._features, self._labels = method.training_rows(images)
         method.prepare(images)
         self._begin(0)
-        self.rate = recipe.learning_rate if recipe.learning_rate is not None else self.probe_rate(on_probe)
+        self.rate = options.learning_rate if options.learning_rate is not None else self.probe_learning_rate(on_probe)
         # One for all stages: what a stage does not train has no gradient, so it is neither moved nor decayed.
-        self.optimizer = make_optimizer(method, recipe, self.rate)
+        self.optimizer = make_optimizer(method, options, self.rate)
 
     def _begin(self, epoch: int) -> None:
         """Begin the stage that an epoch belongs to, unless it has begun; a recorded step belongs to one stage."""
@@ -242,10 +242,10 @@ class Trainer:
         on_epoch: receives each row, those of epochs that were done before first. A KeyboardInterrupt is raised again
         after the state of the last whole epoch is saved.
         """
-        with self._threads():
+        with self._limit_threads():
             return self._run(folder, on_step, on_epoch or (lambda row: None))
 
-    def _threads(self) -> AbstractContextManager[None]:
+    def _limit_threads(self) -> AbstractContextManager[None]:
         """The threads of training; steps in closed form are products of a batch with the parameters."""
         if self._features is None or self.method.analytic_steps is None:
             return nullcontext()
@@ -262,7 +262,7 @@ class Trainer:
                 on_epoch(self.rows[-1])
                 if folder is None:
                     continue
-                latest = TrainingState.take(self.method, self.optimizer, epoch + 1, self.rate)
+                latest = TrainingState.copy_from(self.method, self.optimizer, epoch + 1, self.rate)
                 if time.monotonic() - clock >= SAVE_EVERY or epoch == self.epochs - 1:
                     latest.save(folder, self.rows)
                     saved, clock = epoch + 1, time.monotonic()
@@ -285,9 +285,9 @@ class Trainer:
         began, generator, totals = time.monotonic(), seeds.generator(self.seed, "epoch", epoch), EpochTotals()
         self._begin(epoch)
         steps = self._order(generator)
-        passed = [number / len(steps) if self.recipe.schedule == "step" else 0.0 for number in range(len(steps))]
+        passed = [number / len(steps) if self.options.schedule == "step" else 0.0 for number in range(len(steps))]
         began_at, length = self._now.epochs.start, len(self._now.epochs)
-        rates = [rate_at(epoch - began_at + part, length, self.recipe, self.rate) for part in passed]
+        rates = [learning_rate_at(epoch - began_at + part, length, self.options, self.rate) for part in passed]
         unread: list[Metrics] = []
         self.method.train()
         due = began
@@ -301,24 +301,24 @@ class Trainer:
         self.method.on_epoch_end(epoch + 1, self.epochs)
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
             raise self._diverged(epoch, "a trained value")
-        return totals.row(epoch + 1, rates[-1], time.monotonic() - began)
+        return totals.to_metrics(epoch + 1, rates[-1], time.monotonic() - began)
 
     def _order(self, generator: torch.Generator) -> list[Tensor]:
         """The rows of each step of an epoch; all batches are of one size, except a short last one that is kept."""
         most = self.method.steps_per_epoch(len(self.images.labels), self.batch_size)
-        return batches(len(self._labels), self.batch_size, generator, self.recipe.last_batch, most)
+        return draw_batches(len(self._labels), self.batch_size, generator, self.options.last_batch, most)
 
     def _updates(
         self, steps: Sequence[Tensor], rates: Sequence[float], generator: torch.Generator
     ) -> Iterator[Metrics]:
         """All updates of an epoch, from the indices and the learning rate of each; yields their metrics."""
         if self._features is not None and (make_steps := self.method.analytic_steps) is not None:
-            at_once = max(GATHERED // (self._features[0].nbytes * len(steps[0])), 1)
+            per_read = max(GATHERED // (self._features[0].nbytes * len(steps[0])), 1)
             whole = sum(len(rows) == len(steps[0]) for rows in steps)
-            starts = [*range(0, whole, at_once), *range(whole, len(steps))]
+            starts = [*range(0, whole, per_read), *range(whole, len(steps))]
             for start, end in pairwise([*starts, len(steps)]):
                 many = self._batch(torch.stack(list(steps[start:end])), generator)
-                yield self._take(make_steps(many), rates[start:end])
+                yield self._analytic_updates(make_steps(many), rates[start:end])
             return
         ahead = self._batches(steps, generator)
         following = next(ahead, None)
@@ -337,7 +337,7 @@ class Trainer:
         optimizer_step(self.optimizer, rate)
         return list(step.terms), metrics[None]
 
-    def _take(self, steps: AnalyticSteps, rates: Sequence[float]) -> Metrics:
+    def _analytic_updates(self, steps: AnalyticSteps, rates: Sequence[float]) -> Metrics:
         """Several updates with gradients that the method computes itself."""
         parameters = list(self.method.parameters())
         for number, rate in enumerate(rates):
@@ -384,12 +384,12 @@ class Trainer:
         if self._features is not None:
             yield from (self._batch(rows, generator) for rows in steps)
             return
-        at_once = self.images.steps_at_once(len(steps[0]))
-        for start in range(0, len(steps), at_once):
-            some = steps[start : start + at_once]
-            rows, recipe = to_device(torch.cat(list(some)), self._labels.device), self.recipe
+        per_read = self.images.steps_per_read(len(steps[0]))
+        for start in range(0, len(steps), per_read):
+            some = steps[start : start + per_read]
+            rows, options = to_device(torch.cat(list(some)), self._labels.device), self.options
             labels = torch.split(self._labels[rows], [len(indices) for indices in some])
-            pixels = self.images.pixels_of_steps(some, generator, augment=recipe.augment, crop_low=recipe.crop_low)
+            pixels = self.images.pixels_of_steps(some, generator, augment=options.augment, crop_low=options.crop_low)
             yield from (Batch(*pair, generator) for pair in zip(pixels, labels, strict=True))
 
     def _batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
@@ -398,7 +398,7 @@ class Trainer:
         on_device = to_device(indices, self._labels.device)
         return Batch(self._features[on_device], self._labels[on_device], generator)
 
-    def probe_rate(self, on_probe: ProbeCallback | None = None) -> float:
+    def probe_learning_rate(self, on_probe: ProbeCallback | None = None) -> float:
         """A learning rate from the gradient itself, for data without a tuned value.
 
         lr = s ‖θ‖ / ‖g‖, g the mean gradient over a few batches at the initial values: the first full step would

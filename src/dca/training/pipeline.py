@@ -21,7 +21,7 @@ from torch import Tensor
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.config import VisionConfig
 from dca.core.parallel import map_in_order
-from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decoded, worker_count
+from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decode, worker_count
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -61,22 +61,22 @@ class EncodedBatch(Generic[R]):
     result: R | None
 
 
-def batch_size(clip: CLIP) -> int:
+def choose_batch_size(clip: CLIP) -> int:
     """Images that pass the image tower at once.
 
-    >>> batch_size(CLIP.from_pretrained("mini"))
+    >>> choose_batch_size(CLIP.from_pretrained("mini"))
     16
     """
     if clip.device.type == "cpu":
-        return batch_on_cpu(clip.config.vision)
+        return choose_cpu_batch_size(clip.config.vision)
     return max(LEAST_ON_GPU, min(PIXELS_ON_GPU // clip.preprocess.size**2, MOST_ON_GPU))
 
 
-def batch_on_cpu(tower: VisionConfig) -> int:
+def choose_cpu_batch_size(tower: VisionConfig) -> int:
     """Images that pass an image tower at once on a CPU.
 
     >>> from dca.backbones.clip import VIT_B_16
-    >>> batch_on_cpu(VIT_B_16.vision)
+    >>> choose_cpu_batch_size(VIT_B_16.vision)
     6
     """
     floats_per_image = (1 + tower.patches) * tower.hidden
@@ -104,7 +104,7 @@ def encode_batches(
     Yields:
         One result per batch, in order; every image is in one of them.
     """
-    size = size or batch_size(clip)
+    size = size or choose_batch_size(clip)
 
     def finish(outcomes: list[Tensor | Unreadable]) -> EncodedBatch[R]:
         readable = [crops for crops in outcomes if isinstance(crops, Tensor)]
@@ -120,9 +120,9 @@ def encode_batches(
         return finish([decode_source(source, upright) for source in batch])
 
     if clip.device.type != "cpu":
-        yield from map(finish, _batches(_decode_ahead(sources, upright), size))
+        yield from map(finish, _split_into_batches(_decode_ahead(sources, upright), size))
         return
-    batches = _batches(sources, size)
+    batches = _split_into_batches(sources, size)
     first = list(islice(batches, 2))
     if len(first) < 2:  # all cores share the only batch
         yield from map(decode_and_finish, first)
@@ -146,9 +146,9 @@ def encode_batches(
 def decode_source(source: Source, upright: bool) -> Tensor | Unreadable:
     """The crops of one image, (V, 3, S, S)."""
     if isinstance(source.crops, Tensor):
-        return _as_views(source.crops)
+        return _to_views(source.crops)
     outcome = decode_image(source.image, source.crops, upright=upright)
-    return outcome if isinstance(outcome, Unreadable) else _as_views(torch.as_tensor(outcome))
+    return outcome if isinstance(outcome, Unreadable) else _to_views(torch.as_tensor(outcome))
 
 
 def _decode_ahead(sources: Iterable[Source], upright: bool) -> Iterator[Tensor | Unreadable]:
@@ -162,20 +162,20 @@ def _decode_ahead(sources: Iterable[Source], upright: bool) -> Iterator[Tensor |
         if not isinstance(source.crops, Tensor):
             images.append(source.image)
             functions.append(source.crops)
-    decoded = iter_decoded(images, functions, ahead=AHEAD, upright=upright)
+    decoded = iter_decode(images, functions, ahead=AHEAD, upright=upright)
     for source in sources:
         outcome = source.crops if isinstance(source.crops, Tensor) else next(decoded)
-        yield outcome if isinstance(outcome, Unreadable) else _as_views(torch.as_tensor(outcome))
+        yield outcome if isinstance(outcome, Unreadable) else _to_views(torch.as_tensor(outcome))
 
 
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _split_into_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """The items in lists of `size`, the last one shorter."""
     remaining = iter(items)
     while batch := list(islice(remaining, size)):
         yield batch
 
 
-def _as_views(crops: Tensor) -> Tensor:
+def _to_views(crops: Tensor) -> Tensor:
     """Crops (3, S, S) or (V, 3, S, S) as (V, 3, S, S)."""
     return crops[None] if crops.dim() == 3 else crops
 

@@ -38,7 +38,9 @@ class TrainingState:
     rate: float
 
     @classmethod
-    def take(cls, method: Method, optimizer: torch.optim.Optimizer, epochs_done: int, rate: float) -> TrainingState:
+    def copy_from(
+        cls, method: Method, optimizer: torch.optim.Optimizer, epochs_done: int, rate: float
+    ) -> TrainingState:
         """Copy the state on its device; nothing is serialised."""
         tensors = {f"method.{name}": tensor.detach().clone() for name, tensor in method.state_dict().items()}
         for name, parameter in method.named_parameters():
@@ -61,17 +63,17 @@ class TrainingState:
         if not path.is_file():
             return None
         data = path.read_bytes()
-        record = _metadata(data)
+        record = _read_metadata(data)
         return cls(load_tensors(data), int(record["epochs_done"]), float(record["learning_rate"]))
 
     def copy_into(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
         """Copy the tensors into a method and its optimiser; raises where one is missing or has another shape."""
         for name, tensor in method.state_dict().items():
-            tensor.copy_(_like(tensor, self.tensors[f"method.{name}"]))
+            tensor.copy_(_match_parameter(tensor, self.tensors[f"method.{name}"]))
         for name, parameter in method.named_parameters():
             for key in OPTIMIZER_STATE:
                 if (saved := self.tensors.get(f"{key}.{name}")) is not None:
-                    optimizer.state[parameter][key] = saved if key == "step" else _like(parameter, saved)
+                    optimizer.state[parameter][key] = saved if key == "step" else _match_parameter(parameter, saved)
 
 
 def restore(
@@ -111,13 +113,13 @@ def read_metrics(folder: Path) -> list[EpochMetrics]:
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            rows.append(_row(json.loads(line)))
+            rows.append(_parse_metrics(json.loads(line)))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: line {number} is not a row of metrics ({error})", hint="delete it") from None
     return rows
 
 
-def _row(value: Any) -> EpochMetrics:
+def _parse_metrics(value: Any) -> EpochMetrics:
     """A row of metrics, or a ValueError."""
     numbers = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
     if not numbers or not {"epoch", "seconds"} <= value.keys():
@@ -125,14 +127,14 @@ def _row(value: Any) -> EpochMetrics:
     return dict(value)
 
 
-def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
+def _match_parameter(parameter: Tensor, tensor: Tensor) -> Tensor:
     """A saved tensor on the parameter's device, if it has its shape."""
     if tensor.shape != parameter.shape:
         raise ValueError(f"shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
     return tensor.to(parameter)
 
 
-def _metadata(data: bytes) -> Mapping[str, Any]:
+def _read_metadata(data: bytes) -> Mapping[str, Any]:
     """The `__metadata__` of safetensors bytes."""
     length = int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8 : 8 + length])

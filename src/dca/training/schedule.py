@@ -29,15 +29,15 @@ def stage_at(epoch: int, lengths: Sequence[int]) -> Stage:
     return Stage(number, range(ends[number] - lengths[number], ends[number]))
 
 
-def rate_at(epoch: float, epochs: int, recipe: TrainingOptions, rate: float) -> float:
+def learning_rate_at(epoch: float, epochs: int, options: TrainingOptions, rate: float) -> float:
     """Learning rate at an epoch: constant warm-up, then a cosine over the full number of epochs.
 
     The cosine is shifted by the warm-up, as in CoOp: lr(e) = lr (1 + cos(π (e - w) / E)) / 2.
     """
-    if epoch < recipe.warmup_epochs:
-        return recipe.warmup_rate
-    falling = (1 + math.cos(math.pi * (epoch - recipe.warmup_epochs) / epochs)) / 2
-    return recipe.final_rate + (rate - recipe.final_rate) * falling
+    if epoch < options.warmup_epochs:
+        return options.warmup_rate
+    falling = (1 + math.cos(math.pi * (epoch - options.warmup_epochs) / epochs)) / 2
+    return options.final_rate + (rate - options.final_rate) * falling
 
 
 def skip_compiler_import() -> None:
@@ -52,14 +52,14 @@ def skip_compiler_import() -> None:
             inside.__dynamo_disable = inside
 
 
-def make_optimizer(method: Method, recipe: TrainingOptions, rate: float) -> torch.optim.Optimizer:
-    """The optimiser that the recipe names, over the method's own parameters."""
+def make_optimizer(method: Method, options: TrainingOptions, rate: float) -> torch.optim.Optimizer:
+    """The optimiser that the options name, over the method's own parameters."""
     skip_compiler_import()
     parameters = list(method.parameters())
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=rate, eps=recipe.adam_eps, weight_decay=recipe.weight_decay)
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=options.momentum, weight_decay=options.weight_decay)
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=rate, eps=options.adam_eps, weight_decay=options.weight_decay)
 
 
 @torch.no_grad()
@@ -72,15 +72,15 @@ def optimizer_step(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
         todo = [p for p in group["params"] if p.grad is not None]
         if isinstance(optimizer, torch.optim.SGD):
-            _sgd(todo, [optimizer.state[p] for p in todo], group)
+            _sgd_step(todo, [optimizer.state[p] for p in todo], group)
             continue
         decoupled = isinstance(optimizer, torch.optim.AdamW)
         for count, some in groupby(todo, lambda p: _count_step(p, optimizer.state[p])):
             alike = list(some)
-            _adam(alike, [optimizer.state[p] for p in alike], group, count, decoupled)
+            _adam_step(alike, [optimizer.state[p] for p in alike], group, count, decoupled)
 
 
-def _sgd(parameters: list[Tensor], states: list[dict[str, Tensor | None]], group: dict[str, Any]) -> None:
+def _sgd_step(parameters: list[Tensor], states: list[dict[str, Tensor | None]], group: dict[str, Any]) -> None:
     """One update by SGD with momentum; all parameters at once."""
     if not parameters:
         return
@@ -111,7 +111,7 @@ def _count_step(p: Tensor, state: dict[str, Tensor]) -> int:
     return int(state["step"])
 
 
-def _adam(
+def _adam_step(
     parameters: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any], count: int, decoupled: bool
 ) -> None:
     """Update number `count` by Adam, or by AdamW if the weight decay is decoupled from the gradient."""
@@ -131,7 +131,7 @@ def _adam(
     torch._foreach_addcdiv_(parameters, means, roots, value=-rate / (1 - beta1**count))
 
 
-def batches(
+def draw_batches(
     count: int, size: int, generator: torch.Generator, last: LastBatch = "drop", most: int | None = None
 ) -> list[Tensor]:
     """A random order of `count` rows in batches.

@@ -39,7 +39,7 @@ from dca.images.decode import (
     unreadable_error,
     worker_count,
 )
-from dca.images.hashing import THUMB, sha256_of, thumbnail
+from dca.images.hashing import THUMB, make_thumbnail, sha256_of
 from dca.images.reading import ImageSummary, encode_jpeg, read_images
 from dca.training import features
 from dca.training.features import CropCache
@@ -65,16 +65,16 @@ class TimeNotice:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.given = clock, False
 
-    def pace(self, progress: Progress, fits: int = 1) -> Pace:
+    def start_timer(self, progress: Progress, fits: int = 1) -> StepTimer:
         """Watches the steps of one fit.
 
         progress: where it is silent, nothing is said. fits: fits of this length to come, this one included.
         """
-        return Pace(self, fits, quiet=progress is silent)
+        return StepTimer(self, fits, quiet=progress is silent)
 
 
-class Pace:
-    """Measures the steps of one fit until their pace is known; see `TimeNotice.pace`."""
+class StepTimer:
+    """Measures the steps of one fit until their pace is known; see `TimeNotice.start_timer`."""
 
     def __init__(self, notice: TimeNotice, fits: int, *, quiet: bool) -> None:
         self._notice, self._fits, self._known = notice, fits, quiet
@@ -328,7 +328,7 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
-        return self._crops.sources(images, self.content_keys(images), clip.preprocess)
+        return self._crops.crop_sources(images, self.content_keys(images), clip.preprocess)
 
     def cache_crops(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
         """Keep the evaluation crops of images, if this session keeps crops and they fit into memory.
@@ -371,7 +371,7 @@ class Session:
         contents = self.content_keys(images)
         new = {c: thumbnail_or_image(i) for c, i in zip(contents, images, strict=True) if c not in self._thumbnails}
         count = stage_progress(self.progress, "comparing")
-        made = decode_all(list(new.values()), thumbnail, progress=count, upright=self.upright)
+        made = decode_all(list(new.values()), make_thumbnail, progress=count, upright=self.upright)
         self._thumbnails.update(zip(new, made, strict=True))
         found = np.empty((len(images), THUMB, THUMB, 3), dtype=np.uint8)
         for row, content in enumerate(contents):
@@ -418,7 +418,7 @@ class Session:
             keep=self.keep_crops,
         )
 
-    def previews(self, images: Sequence[ImageLike]) -> list[bytes]:
+    def encode_previews(self, images: Sequence[ImageLike]) -> list[bytes]:
         """Small JPEG files of images, to show them with a model.
 
         Args:
@@ -487,7 +487,7 @@ class Session:
         among: hashes that count; None for all.
         """
         wanted = [sha256 for sha256 in hashes if among is None or sha256 in among]
-        return self._readable.intersection(wanted) | features.stored_contents(self.store, clip, wanted)
+        return self._readable.intersection(wanted) | features.find_stored_contents(self.store, clip, wanted)
 
     def _remember(self, image: ImageLike, sha256: str, summary: ImageSummary | None, clip: CLIP, *, keep: bool) -> None:
         """Keep what reading an image has given."""

@@ -12,7 +12,7 @@ from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.datasets.dataset import Item
 from dca.images.crops import LOW, DecodedImages
-from dca.images.hashing import copy_groups
+from dca.images.hashing import group_copies
 from dca.methods.base import Fitter
 from dca.training.session import Session
 
@@ -52,7 +52,7 @@ class ImageSupport:
     @cached_property
     def groups(self) -> Tensor:
         """Group of each image, (N,), on the backbone's device: copies and near-copies share a number."""
-        numbers = copy_groups(self.session.hash_images(self.images), self.session.thumbnails(self.images))
+        numbers = group_copies(self.session.hash_images(self.images), self.session.thumbnails(self.images))
         return torch.from_numpy(numbers).to(self.clip.device)
 
     @cached_property
@@ -75,7 +75,7 @@ class ImageSupport:
             crops = self.store.crops[torch.cat(list(steps)).to(device)]
         return torch.split(preprocess.normalize(crops), [len(rows) for rows in steps])
 
-    def steps_at_once(self, batch_size: int) -> int:
+    def steps_per_read(self, batch_size: int) -> int:
         """Steps whose pixels are made together, since each call has a cost; the same on every device."""
         return max(min(STEPS, PIXELS // (batch_size * self.clip.preprocess.size**2)), 1)
 
