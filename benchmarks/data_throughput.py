@@ -112,7 +112,7 @@ def measure_training(backbone: str) -> dict[str, float]:
             box = (left, top, left + int(crops.width[k]), top + int(crops.height[k]))
             np.asarray(photos[i].crop(box).resize((size, size), Image.Resampling.BICUBIC))
 
-    step = measure_core_seconds(lambda: trainer._step(trainer._batch(batch, generator), 0.01), 10)
+    step = measure_core_seconds(lambda: trainer._step(next(trainer._batches([batch], generator)), 0.01), 10)
     ours = measure_core_seconds(lambda: images.pixels(batch, generator, augment=True), 20)
     held = measure_core_seconds(lambda: images.pixels(batch, generator, augment=False), 20)
     return {
