@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dca.datasets import classes
-from dca.datasets.classes import label_to_name, match_keys, match_labels, odd_name, read_class_list
+from dca.datasets.classes import label_to_name, match_keys, match_labels, read_class_list, why_odd
 
 
 def test_the_examples_are_true():
@@ -40,12 +40,12 @@ CODES = "3|0017|n01440764|bkr|class 3|label 7|x|犬|кошка|IMG 0001|C10"
 
 @pytest.mark.parametrize("name", WORDS.split("|"))
 def test_words_pass(name):
-    assert odd_name(name) == ""
+    assert why_odd(name) == ""
 
 
 @pytest.mark.parametrize("name", CODES.split("|"))
 def test_codes_do_not(name):
-    assert odd_name(name)
+    assert why_odd(name)
 
 
 def test_labels_count_before_names():

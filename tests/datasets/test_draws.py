@@ -21,10 +21,10 @@ from dca.datasets.dataset import Dataset, Item
 from dca.datasets.draws import (
     draw_few_shot,
     draw_positions,
-    draw_record,
     export_draw,
     hold_out,
     import_draw,
+    record_draw,
     short_classes,
 )
 from dca.datasets.folder import load_folder
@@ -250,20 +250,20 @@ def test_a_draw_survives_the_trip_through_a_file(tmp_path, dataset):
     assert (back.train, back.val, back.test) == (drawn.train, drawn.val, dataset.test)
     assert len(digest) == 64
     record = json.loads((tmp_path / "draw.json").read_text())
-    assert record == draw_record(drawn, 2, 1)
+    assert record == record_draw(drawn, 2, 1).to_dict()
     assert record["hash"] == digest
     assert list(tmp_path.glob(".draw*")) == []
 
 
 def test_the_hash_knows_images_classes_and_order_but_not_places(tmp_path, dataset):
     drawn = draw_few_shot(dataset, 2, 1)
-    digest = draw_record(drawn, 2, 1)["hash"]
+    digest = record_draw(drawn, 2, 1).hash
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     moved = draw_few_shot(load_folder(tmp_path / "elsewhere"), 2, 1)
-    assert draw_record(moved, 2, 1)["hash"] == digest
-    assert draw_record(draw_few_shot(load_folder(tmp_path / "elsewhere"), 2, 2), 2, 2)["hash"] != digest
-    assert draw_record(replace(moved, train=moved.train[::-1]), 2, 1)["hash"] != digest
-    assert draw_record(replace(moved, names=("dog", "cat")), 2, 1)["hash"] != digest
+    assert record_draw(moved, 2, 1).hash == digest
+    assert record_draw(draw_few_shot(load_folder(tmp_path / "elsewhere"), 2, 2), 2, 2).hash != digest
+    assert record_draw(replace(moved, train=moved.train[::-1]), 2, 1).hash != digest
+    assert record_draw(replace(moved, names=("dog", "cat")), 2, 1).hash != digest
 
 
 def test_other_content_and_missing_files_are_all_named(tmp_path, dataset):
@@ -339,6 +339,7 @@ def test_what_is_no_draw_is_refused(tmp_path, dataset, content):
     ],
 )
 def test_path_hashes_equal_the_published_fingerprints(shared, folder, shots, train, val):
-    record = draw_record(draw_few_shot(load_dataset(shared / "images" / folder), shots, 1), shots, 1)
+    drawn = draw_few_shot(load_dataset(shared / "images" / folder), shots, 1)
+    record = record_draw(drawn, shots, 1).to_dict()
     assert record["paths_sha256"]["train"].startswith(train)
     assert record["paths_sha256"]["val"].startswith(val)

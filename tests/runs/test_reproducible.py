@@ -34,7 +34,7 @@ import json, sys
 from pathlib import Path
 import torch
 from dca.datasets import load_dataset
-from dca.datasets.draws import draw_record
+from dca.datasets.draws import record_draw
 from dca.datasets.draws import draw_few_shot
 from dca.runs.run import run
 from dca.runs.spec import Spec
@@ -42,7 +42,7 @@ from dca.runs.spec import Spec
 place, shots, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(int(sys.argv[4]))
 drawn = draw_few_shot(load_dataset(place / "photos"), shots, seed)
-found = {"draw": draw_record(drawn, shots, seed)["hash"], "fits": []}
+found = {"draw": record_draw(drawn, shots, seed).hash, "fits": []}
 for given in json.loads(sys.argv[5]):
     spec = Spec(**given, data=str(place / "photos"), draw=str(place / "draw.json"))
     outcome = run(spec, place / "runs" / spec.id, device="cpu")

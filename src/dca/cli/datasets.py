@@ -145,7 +145,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dca fit data/eurosat/ --draw draw.json             train on exactly these
     """
     from dca.datasets import load_dataset
-    from dca.datasets.draws import draw_few_shot, draw_record, export_draw, short_classes
+    from dca.datasets.draws import draw_few_shot, export_draw, record_draw, short_classes
 
     dataset = load_dataset(data, root=root)
     drawn = draw_few_shot(dataset, shots, seed)
@@ -153,12 +153,12 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
         click.echo(f"warning: class '{name}' has only {pluralize(count, 'image')}; all are drawn", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
-    record = draw_record(drawn, shots, seed)
+    record = record_draw(drawn, shots, seed)
     if as_json:
-        emit(record)
+        emit(record.to_dict())
         return
     click.echo(f"{dataset.name} K={shots} seed={seed}: {len(drawn.train):,} train, {len(drawn.val):,} val images")
-    click.echo(f"hash {record['hash']}")
+    click.echo(f"hash {record.hash}")
     if output is not None:
         click.echo(f"wrote {output}")
 

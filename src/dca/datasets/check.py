@@ -20,7 +20,7 @@ from dca.core.hints import Audience, Hint, render_hint
 from dca.core.text import pluralize
 from dca.datasets import catalog
 from dca.datasets.catalog import NOT_THE_PUBLIC_SPLIT, CatalogEntry
-from dca.datasets.classes import CLASS_NAMES_FILE, name_advice, odd_names, unused_names
+from dca.datasets.classes import CLASS_NAMES_FILE, find_odd_names, name_advice, unused_names
 from dca.datasets.dataset import Dataset, Item
 from dca.datasets.draws import draw_few_shot
 from dca.datasets.folder import class_link_filter, load_folder, split_folders
@@ -450,12 +450,12 @@ def _few_images(dataset: Dataset) -> list[Finding]:
 
 def _odd_names(dataset: Dataset) -> list[Finding]:
     """Class names that CLIP probably does not know."""
-    odd = odd_names(dataset)
+    odd = find_odd_names(dataset)
     if not odd:
         return []
     text = f"{pluralize(len(odd), 'class name', 'are', of=len(dataset.names))} not words CLIP knows"
     lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
-    return [Finding("warning", text, len(odd), lines, name_advice(odd[0][0]))]
+    return [Finding("warning", text, len(odd), lines, name_advice(odd[0].label))]
 
 
 def _unused_names(dataset: Dataset) -> list[Finding]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dca.core.errors import UserError, nearest
 from dca.core.text import normalize_name, pluralize, to_printable
@@ -102,10 +102,18 @@ def unused_names(dataset: Dataset) -> tuple[list[str], bool]:
 # Names that mean nothing to CLIP
 
 
-def odd_names(dataset: Dataset) -> list[tuple[Any, str, str]]:
-    """Label, name and reason of every class whose name CLIP probably does not understand."""
+class OddName(NamedTuple):
+    """A class whose name CLIP probably does not understand, and why."""
+
+    label: Any
+    name: str
+    reason: str
+
+
+def find_odd_names(dataset: Dataset) -> list[OddName]:
+    """The classes whose names CLIP probably does not understand."""
     pairs = zip(dataset.labels, dataset.names, strict=True)
-    return [(label, name, reason) for label, name in pairs if (reason := odd_name(name))]
+    return [OddName(label, name, reason) for label, name in pairs if (reason := why_odd(name))]
 
 
 def name_advice(label: Any) -> str:
@@ -116,18 +124,18 @@ def name_advice(label: Any) -> str:
 
 def name_warnings(dataset: Dataset) -> list[str]:
     """One warning about names that CLIP probably does not understand, if there are any."""
-    odd = odd_names(dataset)
+    odd = find_odd_names(dataset)
     if not odd:
         return []
     examples = ", ".join(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
-    many = pluralize(len(odd), "class name", "are", of=len(dataset.names))
-    return [f"{many} not words CLIP knows: {examples}; {name_advice(odd[0][0])}"]
+    count = pluralize(len(odd), "class name", "are", of=len(dataset.names))
+    return [f"{count} not words CLIP knows: {examples}; {name_advice(odd[0].label)}"]
 
 
-def odd_name(name: str) -> str:
+def why_odd(name: str) -> str:
     """Why CLIP probably does not understand a class name; empty if it should.
 
-    >>> odd_name("n01440764"), odd_name("bkr"), odd_name("sea lake"), odd_name("737-800")
+    >>> why_odd("n01440764"), why_odd("bkr"), why_odd("sea lake"), why_odd("737-800")
     ('a code', 'not a word', '', '')
     """
     words = re.findall(r"[^\W\d_]+", name)
@@ -136,7 +144,7 @@ def odd_name(name: str) -> str:
         # Aircraft are called 737-800; a bare number is most likely a label.
         return "" if re.fullmatch(r"\d+-\d+", name) else "a number"
     if not letters.isascii() and not any(word.isascii() and len(word) > 2 for word in words):
-        return "" if _latin(letters) else "not in Latin letters; CLIP reads English"
+        return "" if _is_latin(letters) else "not in Latin letters; CLIP reads English"
     if re.fullmatch(r"(class|label|category|cat|folder|group|type|c|id)[ -]*\d+", name, re.IGNORECASE):
         return "a number, not a name"
     if re.fullmatch(r"[a-z]{1,3}[ -]?\d{4,}\w*", name, re.IGNORECASE):
@@ -148,7 +156,7 @@ def odd_name(name: str) -> str:
     return ""
 
 
-def _latin(letters: str) -> bool:
+def _is_latin(letters: str) -> bool:
     return all(ord(letter) < 0x250 for letter in letters)
 
 

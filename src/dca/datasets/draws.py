@@ -146,30 +146,57 @@ class DrawnImage:
     sha256: str = ""
 
 
-def draw_record(dataset: Dataset, shots: int | None, seed: int) -> dict[str, Any]:
-    """Describe a draw: its images, with one hash over classes and image contents in draw order.
+@dataclass(frozen=True)
+class DrawRecord:
+    """What was drawn from a dataset.
 
-    The hash covers class names, not labels or paths, so that copies of a public dataset in different layouts agree.
-    `paths_sha256` is the hash of the relative paths, joined by newlines.
+    Attributes:
+        dataset: Name of the dataset.
+        shots, seed: What it was drawn with.
+        split: Where the dataset's division into parts comes from.
+        images: The drawn images of "train" and "val", in draw order.
+    """
+
+    dataset: str
+    shots: int | None
+    seed: int
+    split: str
+    images: Mapping[str, Sequence[DrawnImage]]
+
+    @property
+    def hash(self) -> str:
+        """Hash over part, class name and content of every image, in order.
+
+        It covers no labels or paths, so that copies of a public dataset in different layouts agree.
+        """
+        return draw_hash(self.images)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record, ready for JSON. `paths_sha256` is the hash of the relative paths, joined by newlines."""
+        return {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "shots": self.shots,
+            "seed": self.seed,
+            "split": self.split,
+            "hash": self.hash,
+            "paths_sha256": {part: _sha256("\n".join(i.path for i in images)) for part, images in self.images.items()},
+            **{part: [[i.path, i.name, i.sha256] for i in images] for part, images in self.images.items()},
+        }
+
+
+def record_draw(dataset: Dataset, shots: int | None, seed: int) -> DrawRecord:
+    """Describe a draw by its images; their content is hashed.
 
     Args:
         dataset: The drawn dataset.
         shots, seed: What it was drawn with.
 
     Returns:
-        The record, ready for JSON.
+        The record.
     """
-    parts = {part: [_drawn_image(dataset, item) for item in getattr(dataset, part)] for part in PARTS}
-    return {
-        "format": FORMAT,
-        "dataset": dataset.name,
-        "shots": shots,
-        "seed": seed,
-        "split": dataset.split,
-        "hash": draw_hash(parts),
-        "paths_sha256": {part: _sha256("\n".join(d.path for d in drawn)) for part, drawn in parts.items()},
-        **{part: [[d.path, d.name, d.sha256] for d in drawn] for part, drawn in parts.items()},
-    }
+    images = {part: [_drawn_image(dataset, item) for item in getattr(dataset, part)] for part in PARTS}
+    return DrawRecord(dataset.name, shots, seed, dataset.split, images)
 
 
 def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path) -> str:
@@ -181,7 +208,7 @@ def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path
         path: The file.
 
     Returns:
-        The hash of the draw, see `draw_record`.
+        The hash of the draw, see `DrawRecord.hash`.
 
     Raises:
         UserError: If the file cannot be written.
@@ -191,10 +218,10 @@ def export_draw(dataset: Dataset, shots: int | None, seed: int, path: str | Path
         >>> from dca.datasets.sample import load_sample
         >>> sample, file = load_sample(per_class_train=3, per_class_test=0), tempfile.mkdtemp() + "/draw.json"
         >>> drawn = draw_few_shot(sample, 2, seed=1)
-        >>> export_draw(drawn, 2, 1, file) == draw_record(drawn, 2, 1)["hash"]
+        >>> export_draw(drawn, 2, 1, file) == record_draw(drawn, 2, 1).hash
         True
     """
-    record = draw_record(dataset, shots, seed)
+    record = record_draw(dataset, shots, seed).to_dict()
     rows = {part: ",\n".join(f"  {json.dumps(row)}" for row in record.pop(part)) for part in PARTS}
     head = json.dumps(record, indent=1)[:-2]
     body = ",\n".join(f' "{part}": [\n{rows[part]}\n ]' for part in PARTS)
