@@ -30,9 +30,9 @@ from export.conftest import Finished
 
 # Reads one job per line: pixels, sizes and preprocessing; prints the crop.
 CROP_IN_NODE = """
-const { cropped } = require(process.argv[1]);
+const { cropPixels } = require(process.argv[1]);
 const jobs = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const out = jobs.map((job) => Buffer.from(cropped(Buffer.from(job.rgba, "base64"), job.width, job.height,
+const out = jobs.map((job) => Buffer.from(cropPixels(Buffer.from(job.rgba, "base64"), job.width, job.height,
                                                   job.preprocess)).toString("base64"));
 console.log(JSON.stringify(out));
 """

@@ -3,20 +3,20 @@
 
 const MOST_CLASSES = 5;
 const element = (id) => document.getElementById(id);
-const said = (text, wrong = false) => {
+const showStatus = (text, wrong = false) => {
   element("state").textContent = text;
   element("state").classList.toggle("wrong", wrong);
 };
 
-async function fetched(name) {
+async function fetchFile(name) {
   const answer = await fetch(name);
   if (!answer.ok) throw new Error(`${name}: ${answer.status} ${answer.statusText}`);
   return answer;
 }
 
 // The model's bytes; says how many have arrived.
-async function bytesOf(name) {
-  const answer = await fetched(name);
+async function fetchBytes(name) {
+  const answer = await fetchFile(name);
   const total = Number(answer.headers.get("Content-Length")) || 0;
   const reader = answer.body.getReader(), parts = [];
   let got = 0;
@@ -25,7 +25,7 @@ async function bytesOf(name) {
     if (done) break;
     parts.push(value);
     got += value.length;
-    said(`Loading the model: ${(got / 1e6).toFixed(0)}${total ? ` of ${(total / 1e6).toFixed(0)}` : ""} MB`);
+    showStatus(`Loading the model: ${(got / 1e6).toFixed(0)}${total ? ` of ${(total / 1e6).toFixed(0)}` : ""} MB`);
   }
   return new Uint8Array(await new Blob(parts).arrayBuffer());
 }
@@ -35,18 +35,18 @@ async function load() {
     throw new Error("a browser does not load a model from a file: serve this folder, for example with\n" +
                     "python -m http.server, and open http://127.0.0.1:8000");
   }
-  const about = await (await fetched("classes.json")).json();
+  const about = await (await fetchFile("classes.json")).json();
   const labels = about.labels.map(String), shown = labels.slice(0, 30).join(", ");
   element("about").textContent = `Classes: ${shown}${labels.length > 30 ? `, … (${labels.length} in all)` : ""}`;
   ort.env.wasm.wasmPaths = new URL("ort/", document.baseURI).href;
   // Threads need headers that plain file servers do not send.
   if (!globalThis.crossOriginIsolated) ort.env.wasm.numThreads = 1;
-  const session = await ort.InferenceSession.create(await bytesOf("model.onnx"), { executionProviders: ["wasm"] });
+  const session = await ort.InferenceSession.create(await fetchBytes("model.onnx"), { executionProviders: ["wasm"] });
   return { labels, preprocess: about.preprocess, session };
 }
 
 // RGBA values of an image file: rotated as its EXIF data says, on white, without conversion of colours.
-async function pixelsOf(file) {
+async function readPixels(file) {
   const options = { imageOrientation: "from-image", colorSpaceConversion: "none", premultiplyAlpha: "none" };
   const bitmap = await createImageBitmap(file, options);
   const canvas = document.createElement("canvas");
@@ -58,9 +58,9 @@ async function pixelsOf(file) {
   return context.getImageData(0, 0, canvas.width, canvas.height);
 }
 
-async function probabilities({ session, preprocess }, file) {
-  const image = await pixelsOf(file);
-  const crop = cropped(image.data, image.width, image.height, preprocess);
+async function predict({ session, preprocess }, file) {
+  const image = await readPixels(file);
+  const crop = cropPixels(image.data, image.width, image.height, preprocess);
   const images = new ort.Tensor("uint8", crop, [1, preprocess.size, preprocess.size, 3]);
   const found = await session.run({ images });
   return Array.from(found.probabilities.data);
@@ -88,7 +88,7 @@ function show(labels, found, file) {
 }
 
 const loading = load();
-loading.then(() => said("Ready."), (error) => said(`The model cannot be loaded: ${error.message}`, true));
+loading.then(() => showStatus("Ready."), (error) => showStatus(`The model cannot be loaded: ${error.message}`, true));
 let latest = 0;
 
 async function classify(file) {
@@ -97,17 +97,17 @@ async function classify(file) {
   try {
     model = await loading;
   } catch {
-    return; // said already
+    return; // the status says it already
   }
-  said(`Looking at ${file.name || "the image"} …`);
+  showStatus(`Looking at ${file.name || "the image"} …`);
   try {
-    const began = performance.now(), found = await probabilities(model, file);
+    const began = performance.now(), found = await predict(model, file);
     if (turn !== latest) return;
     show(model.labels, found, file);
-    said(`${file.name || "Image"}: ${((performance.now() - began) / 1000).toFixed(1)} s in this browser.`);
+    showStatus(`${file.name || "Image"}: ${((performance.now() - began) / 1000).toFixed(1)} s in this browser.`);
   } catch (error) {
     element("answer").hidden = true;
-    said(`${file.name || "This"} cannot be read as an image by this browser (${error.message}).`, true);
+    showStatus(`${file.name || "This"} cannot be read as an image by this browser (${error.message}).`, true);
   }
 }
 

@@ -29,7 +29,7 @@ function hamming(distance) {
 }
 
 // For `count` output pixels from `first` on: the first input pixel of each, and the integer weights of those after it.
-function weightsOf(inputSize, outputSize, first, count, filter) {
+function computeWeights(inputSize, outputSize, first, count, filter) {
   const scale = inputSize / outputSize;
   const rows = [];
   if (filter === 0) { // nearest; Pillow adds up the centres, too, so that rounding is the same
@@ -54,13 +54,13 @@ function weightsOf(inputSize, outputSize, first, count, filter) {
   return rows;
 }
 
-function clipped(sum) {
+function clip8(sum) {
   return Math.min(Math.max(sum >> PRECISION, 0), 255);
 }
 
 // One pass along one axis. pixels: `lines` lines of `length` pixels; line `l` begins at `l * lineStep`, and its pixels
 // are `step` values apart. Returns RGB values, line after line.
-function pass(pixels, lines, lineStep, step, rows) {
+function resampleLines(pixels, lines, lineStep, step, rows) {
   const out = new Uint8Array(lines * rows.length * 3);
   let place = 0;
   for (let line = 0; line < lines; line++) {
@@ -73,16 +73,16 @@ function pass(pixels, lines, lineStep, step, rows) {
         blue += pixels[at + 2] * weight;
         at += step;
       }
-      out[place++] = clipped(red);
-      out[place++] = clipped(green);
-      out[place++] = clipped(blue);
+      out[place++] = clip8(red);
+      out[place++] = clip8(green);
+      out[place++] = clip8(blue);
     }
   }
   return out;
 }
 
 // The square that the model takes: RGB values (size, size, 3) of an RGBA image, as `crop` of predict.py.
-function cropped(pixels, width, height, preprocess) {
+function cropPixels(pixels, width, height, preprocess) {
   const { size, resize, resample } = preprocess;
   let target = [size, size];
   if (resize !== null) {
@@ -90,20 +90,20 @@ function cropped(pixels, width, height, preprocess) {
     target = width <= height ? [resize, scaled] : [scaled, resize];
   }
   const left = Math.floor((target[0] - size) / 2), top = Math.floor((target[1] - size) / 2);
-  const columns = weightsOf(width, target[0], left, size, resample);
-  const rows = weightsOf(height, target[1], top, size, resample);
+  const columns = computeWeights(width, target[0], left, size, resample);
+  const rows = computeWeights(height, target[1], top, size, resample);
   // Each pass rounds, so their order matters. Since Pillow 13, images that become much lower are first made lower.
   const less = [width - target[0], height - target[1]];
   if (less[1] > 0 && less[1] > 2 * less[0] && resample !== 0) {
-    const low = pass(pixels, width, 4, 4 * width, rows); // column after column: (width, size, 3)
-    return pass(low, size, 3, 3 * size, columns);
+    const low = resampleLines(pixels, width, 4, 4 * width, rows); // column after column: (width, size, 3)
+    return resampleLines(low, size, 3, 3 * size, columns);
   }
-  const narrow = pass(pixels, height, 4 * width, 4, columns); // (height, size, 3)
-  return transposed(pass(narrow, size, 3, 3 * size, rows), size);
+  const narrow = resampleLines(pixels, height, 4 * width, 4, columns); // (height, size, 3)
+  return transpose(resampleLines(narrow, size, 3, 3 * size, rows), size);
 }
 
 // RGB values column after column -> row after row, of a square.
-function transposed(pixels, size) {
+function transpose(pixels, size) {
   const out = new Uint8Array(pixels.length);
   for (let y = 0; y < size; y++) {
     for (let x = 0; x < size; x++) {
@@ -113,4 +113,4 @@ function transposed(pixels, size) {
   return out;
 }
 
-if (typeof module !== "undefined") module.exports = { cropped };
+if (typeof module !== "undefined") module.exports = { cropPixels };

@@ -74,7 +74,7 @@ function percent(share) {
   return text.replaceAll(" ", "\u00a0");
 }
 
-const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+const pluralize = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 
 let toastTimer;
 // A line for everyone; one that the page shows elsewhere is for screen readers only.
@@ -86,12 +86,12 @@ function say(text, { bad = false, seen = false } = {}) {
   toastTimer = setTimeout(() => box.classList.remove("on"), bad ? 8000 : 4500);
 }
 
-function complain(error) {
+function showError(error) {
   const hint = error.body && error.body.hint ? ` (${error.body.hint})` : "";
   say(`${error.message}${hint}`, { bad: true });
 }
 
-function imageOf(image, alt) {
+function thumbnailElement(image, alt) {
   const made = element("img", { alt, loading: "lazy" });
   thumbnail(image).then((address) => { made.src = address; }).catch(() => {});
   return made;
@@ -103,12 +103,12 @@ function showState() {
   const accuracy = state.accuracy;
   document.title = `${state.model} – dca`;
   $("title").textContent = state.model;
-  $("subtitle").textContent = `${state.method} on ${state.backbone}, ${counted(state.classes.filter((c) => !c.new).length, "class")}`;
+  $("subtitle").textContent = `${state.method} on ${state.backbone}, ${pluralize(state.classes.filter((c) => !c.new).length, "class")}`;
   $("accuracy-box").hidden = !accuracy;
   if (accuracy) {
     const range = `${Math.round(100 * accuracy.low)}–${Math.round(100 * accuracy.high)} %`;
     $("accuracy").replaceChildren(percent(accuracy.value), " ", element("span", { class: "fine", text: `(${range})` }));
-    $("accuracy").title = `${accuracy.how} on ${counted(accuracy.images, "training image")}, 95 % interval`;
+    $("accuracy").title = `${accuracy.how} on ${pluralize(accuracy.images, "training image")}, 95 % interval`;
   }
   const waiting = state.pending ? element("span", { class: "fine", text: ` ${state.pending} not in the model yet` }) : "";
   $("corrections").replaceChildren(String(state.corrections), waiting);
@@ -167,7 +167,7 @@ function showAnswer() {
   $("near-box").hidden = !answer.nearest.length;
   $("near").replaceChildren(...answer.nearest.map((near) => element(
     "li", {},
-    imageOf(near.image, `Training image of ${near.label}`),
+    thumbnailElement(near.image, `Training image of ${near.label}`),
     element("span", { class: "caption" }, near.label, element("span", { class: "quiet", text: ` ${near.similarity.toFixed(2)}` })),
   )));
 }
@@ -197,7 +197,7 @@ function showTray() {
       element(
         "button",
         { type: "button", class: `thumb${chosen ? " current" : ""}`, "aria-label": `Unlabelled image ${n + 1}: ${said} ${percent(best.probability)}`, "aria-current": chosen ? "true" : "false", onclick: () => lookAt(row) },
-        imageOf(row.image, ""),
+        thumbnailElement(row.image, ""),
         element("span", { class: "caption" }, said, element("span", { class: "quiet", text: ` ${percent(best.probability)}` })),
       ),
       element("button", { type: "button", class: "remove", "aria-label": `Remove unlabelled image ${n + 1} from the tray`, text: "×", onclick: () => removeFromTray(row.image) }),
@@ -205,11 +205,11 @@ function showTray() {
   }));
 }
 
-function showChange(told, image) {
+function showChange(result, image) {
   const box = $("change");
   box.hidden = false;
   const rows = [];
-  const before = told.before.answer, after = told.after.answer;
+  const before = result.before.answer, after = result.after.answer;
   if (before && after) {
     const old = new Map(before.top.map((row) => [row.label, row.probability]));
     for (const row of after.top.slice(0, 3)) {
@@ -217,12 +217,12 @@ function showChange(told, image) {
       rows.push(changeRow(row.label, was, percent(row.probability), row.probability > (old.get(row.label) || 0)));
     }
   }
-  const a = told.before.accuracy, b = told.after.accuracy;
+  const a = result.before.accuracy, b = result.after.accuracy;
   if (a && b) rows.push(changeRow("Expected accuracy", percent(a.value), percent(b.value), b.value > a.value));
   const table = element("table", {}, element("thead", {}, element("tr", {}, element("th", { text: "" }), element("td", { text: "before" }), element("td", { text: "after" }))), element("tbody", {}, ...rows));
-  const others = told.tray_changed ? ` ${counted(told.tray_changed, "answer")} in the tray changed.` : "";
-  const words = element("p", {}, element("strong", { text: `Refitted in ${told.seconds.toFixed(2)} s.` }), others);
-  box.replaceChildren(element("div", { class: "what" }, ...(before ? [imageOf(image, "The image that was labelled last")] : []), words), table);
+  const others = result.tray_changed ? ` ${pluralize(result.tray_changed, "answer")} in the tray changed.` : "";
+  const words = element("p", {}, element("strong", { text: `Refitted in ${result.seconds.toFixed(2)} s.` }), others);
+  box.replaceChildren(element("div", { class: "what" }, ...(before ? [thumbnailElement(image, "The image that was labelled last")] : []), words), table);
 }
 
 function changeRow(name, before, after, better) {
@@ -238,7 +238,7 @@ async function change(action) {
   try {
     await action();
   } catch (error) {
-    complain(error);
+    showError(error);
   } finally {
     busy = false;
     $("drop").classList.remove("busy");
@@ -258,7 +258,7 @@ async function predict(blob) {
   say(`${doubt}${best.label}, ${percent(best.probability)}`, { seen: true });
 }
 
-async function take(files) {
+async function addFiles(files) {
   const images = [...files].filter((file) => !file.type || file.type.startsWith("image/"));
   if (!images.length) return say("That is not an image", { bad: true });
   if (images.length === 1) return change(() => predict(images[0]));
@@ -270,11 +270,11 @@ async function take(files) {
         await post("/api/tray", file);
         added += 1;
       } catch (error) {
-        complain(error);
+        showError(error);
       }
     }
     await refresh(true);
-    say(`${counted(added, "image")} in the tray`);
+    say(`${pluralize(added, "image")} in the tray`);
     if (tray.length && (!current || current.answer.corrected)) await lookAt(tray[0]);
   });
 }
@@ -291,16 +291,16 @@ function label(text) {
   if (!current) return;
   return change(async () => {
     const place = tray.findIndex((row) => row.image === current.image);
-    const told = await post("/api/correct", { image: current.image, label: text }).catch(async (error) => {
+    const result = await post("/api/correct", { image: current.image, label: text }).catch(async (error) => {
       if (error.status !== 404 || !current.blob) throw error;
       await post("/api/predict", current.blob); // the server has forgotten it
       return post("/api/correct", { image: current.image, label: text });
     });
-    state = told.state;
-    current.answer = { ...current.answer, corrected: told.label };
+    state = result.state;
+    current.answer = { ...current.answer, corrected: result.label };
     labelled = current.image;
     $("other-label").value = "";
-    say(`Saved as “${told.label}”.${state.refit.possible ? " Press Refit to learn it." : ""}`);
+    say(`Saved as “${result.label}”.${state.refit.possible ? " Press Refit to learn it." : ""}`);
     if (place < 0) return showAnswer();
     tray = (await get("/api/tray")).images;
     if (tray.length) return lookAt(tray[Math.min(place, tray.length - 1)]);
@@ -313,21 +313,21 @@ function refit() {
   return change(async () => {
     say("Refitting …");
     const image = labelled || (current && current.image);
-    const told = await post("/api/refit", image ? { image } : {});
-    if (current && current.image === image) current.answer = { ...current.answer, ...told.after.answer };
+    const result = await post("/api/refit", image ? { image } : {});
+    if (current && current.image === image) current.answer = { ...current.answer, ...result.after.answer };
     await refresh(true);
-    showChange(told, image);
-    say(`Refitted in ${told.seconds.toFixed(2)} s`, { seen: true });
+    showChange(result, image);
+    say(`Refitted in ${result.seconds.toFixed(2)} s`, { seen: true });
   });
 }
 
 function undo() {
   return change(async () => {
-    const told = await post("/api/undo", { revision: state.revision });
+    const result = await post("/api/undo", { revision: state.revision });
     $("change").hidden = true;
     labelled = null;
     await refresh(true);
-    say(`Undone: ${told.undone}`);
+    say(`Undone: ${result.undone}`);
   });
 }
 
@@ -356,7 +356,7 @@ async function refresh(force = false) {
 
 async function poll() {
   if (!document.hidden && !busy && (state || token)) {
-    await refresh().catch((error) => { if (error.status !== 401) complain(error); });
+    await refresh().catch((error) => { if (error.status !== 401) showError(error); });
   }
   setTimeout(poll, POLL_MS);
 }
@@ -396,12 +396,12 @@ function listen() {
   const over = (on) => (event) => { event.preventDefault(); drop.classList.toggle("over", on); };
   document.addEventListener("dragover", over(true));
   document.addEventListener("dragleave", over(false));
-  document.addEventListener("drop", (event) => { over(false)(event); take(event.dataTransfer.files); });
-  document.addEventListener("paste", (event) => { if (event.clipboardData.files.length) take(event.clipboardData.files); });
+  document.addEventListener("drop", (event) => { over(false)(event); addFiles(event.dataTransfer.files); });
+  document.addEventListener("paste", (event) => { if (event.clipboardData.files.length) addFiles(event.clipboardData.files); });
   document.addEventListener("keydown", onKey);
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && state && !busy) refresh().catch(complain); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && state && !busy) refresh().catch(showError); });
   $("choose").addEventListener("click", () => $("file").click());
-  $("file").addEventListener("change", () => { take($("file").files); $("file").value = ""; });
+  $("file").addEventListener("change", () => { addFiles($("file").files); $("file").value = ""; });
   $("refit").addEventListener("click", refit);
   $("undo").addEventListener("click", undo);
   $("other").addEventListener("submit", (event) => {
@@ -413,7 +413,7 @@ function listen() {
 }
 
 // The token is the part of the address after "#", which browsers do not send; it is kept for this tab only.
-function tokenOfAddress() {
+function readTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) history.replaceState(null, "", location.pathname);
   return given || sessionStorage.getItem("dca-token") || "";
@@ -426,9 +426,9 @@ async function start(given) {
     await refresh(true);
     $("token-form").hidden = true;
   } catch (error) {
-    if (error.status !== 401 || token) complain(error);
+    if (error.status !== 401 || token) showError(error);
   }
 }
 
 listen();
-start(tokenOfAddress()).then(poll);
+start(readTokenFromAddress()).then(poll);
