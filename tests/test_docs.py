@@ -178,7 +178,7 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 
 def test_settings_that_are_said_to_be_the_authors_exist() -> None:
     """Every `--set NAME=VALUE` of the list of differences is understood by the methods of its line."""
-    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/methods-research.md").read_text(encoding="utf-8")
     section = page.split("## Differences from the authors' code")[1].split("\n## ")[0]
     methods = {
         "Tip-Adapter-F": "tip_adapter_f",
@@ -204,7 +204,7 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
 
 
 def test_the_table_of_recipes_by_protocol_is_complete() -> None:
-    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/methods-research.md").read_text(encoding="utf-8")
     rows = re.findall(r"^  \| `(\w+)` \| ([\w, -]+) \| .* \| (.*) \|$", page, re.MULTILINE)
     listed = {(name, protocol): source for name, protocols, source in rows for protocol in protocols.split(", ")}
     recipes = {(n, p): own for n, kind in all_methods().items() for p, own in kind.protocol_options.items()}

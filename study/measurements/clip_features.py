@@ -1,7 +1,7 @@
 """Methods over frozen features, on precomputed features of a real CLIP.
 
     python study/measurements/clip_features.py [--data FOLDER] [--shots 1,2,4,8,16] [--json FILE]
-    python study/measurements/clip_features.py --show study/clip_features.json --page docs/methods.md
+    python study/measurements/clip_features.py --show study/clip_features.json --page docs/methods-research.md
 
 FOLDER holds safetensors files of unit features of OpenAI's ViT-B/32 for Caltech101, Flowers102 and
 Oxford-IIIT Pets: test, val, and training sets of 1 to 16 shots, whose rows are means over augmented

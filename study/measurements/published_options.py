@@ -1,7 +1,7 @@
 """What each as-published option changes: paired differences on the same draws and test images.
 
     python study/measurements/published_options.py DATA ... [--shots 4] [--seed 1] [--device cuda] [--json FILE] [--all]
-    python study/measurements/published_options.py --show FILE --page docs/methods.md
+    python study/measurements/published_options.py --show FILE --page docs/methods-research.md
 
 Every row compares two settings of one method that differ in one choice, ours and that of the authors. By default only
 methods over frozen features; --all adds those that run the image tower in every step.

@@ -22,7 +22,7 @@ of the split files, and a step takes 256 of the 20 N views of all images, shuffl
 as N images make batches.
 
 `recipe=paper` is s = 1. `strength` multiplies the penalty. The paper's is 1; the scaled recipe has 0.03, chosen on
-validation images (docs/methods.md).
+validation images (docs/methods-research.md).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def raw_name(name: str, dataset: str) -> str:
     return raw
 
 
-# Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods.md).
+# Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods-research.md).
 STRENGTH: dict[UnitRecipe, float] = {"scaled": 0.03, "paper": 1.0}
 Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 

@@ -338,12 +338,12 @@ class DCAOptions(TrainingOptions):
 
 
 def paper_epochs(shots: int) -> int:
-    """The paper's epochs for a number of shots."""
+    """Epochs of the paper for a number of shots."""
     return 80 if shots <= 1 else 100 if shots <= 4 else 200
 
 
 def default_epochs(shots: int) -> int:
-    """For other datasets: at most 100, which cost a third of a point against 200 (docs/methods.md)."""
+    """Epochs for other datasets: at most 100, which cost a third of a point against 200."""
     return min(paper_epochs(shots), 100)
 
 
