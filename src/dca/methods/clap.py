@@ -77,7 +77,7 @@ def raw_name(name: str, dataset: str) -> str:
     return raw
 
 
-# Factor of the penalty; that of the scaled recipe was chosen on validation images of three datasets (docs/methods-research.md).
+# Factor of the penalty; that of the scaled units was chosen on validation images (docs/methods-research.md).
 STRENGTH: dict[UnitRecipe, float] = {"scaled": 0.03, "paper": 1.0}
 Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 
