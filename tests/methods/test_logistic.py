@@ -30,7 +30,7 @@ def test_the_minimum_is_that_of_the_route_as_written_for_every_c(counts: tuple[i
     x, y = problem(counts, D)
     for c in (1e-6, 1e-2, 1.0, 1e2, 1e6):
         ours = Logistic(x, y, len(counts))
-        found = ours.weights(ours.solve(c, **HOW))
+        found = ours.to_weights(ours.solve(c, **HOW))
         assert difference(found, logistic.solve(x, y, len(counts), c)) < 1e-6
 
 
@@ -42,7 +42,7 @@ def test_the_solutions_before_do_not_change_the_minimum(order: tuple[float, ...]
         path.solve(10.0**decade, tolerance=1e-2, iterations=1000)
     for decade in order:
         alone = Logistic(x, y, 4)
-        warm, cold = (one.weights(one.solve(10.0**decade, **HOW)) for one in (path, alone))
+        warm, cold = (one.to_weights(one.solve(10.0**decade, **HOW)) for one in (path, alone))
         assert difference(warm, cold) < 1e-7
 
 
@@ -51,16 +51,16 @@ def test_the_scale_of_the_features_is_no_obstacle(scale: float) -> None:
     """W scales inversely, if c does so twice."""
     x, y = problem((5, 5, 5), 8)
     plain, scaled = Logistic(x.double(), y, 3), Logistic(scale * x.double(), y, 3)
-    W, b = plain.weights(plain.solve(1.0, **HOW))
+    W, b = plain.to_weights(plain.solve(1.0, **HOW))
     # The gradient grows with the features; the relative accuracy of W is the one that counts.
-    V, a = scaled.weights(scaled.solve(scale**-2, tolerance=1e-8, iterations=1000))
+    V, a = scaled.to_weights(scaled.solve(scale**-2, tolerance=1e-8, iterations=1000))
     assert difference((scale * V, a), (W, b)) < 1e-6
 
 
 def test_equal_features_give_the_frequencies_of_the_classes() -> None:
     x, y = torch.ones(8, 5), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
     ours = Logistic(x, y, 3)
-    W, b = ours.weights(ours.solve(1.0, **HOW))
+    W, b = ours.to_weights(ours.solve(1.0, **HOW))
     assert not W.any()
     torch.testing.assert_close(b.softmax(0), torch.tensor([5, 2, 1]).double() / 8)
 
@@ -83,9 +83,9 @@ def test_coordinates_give_the_logits_of_the_weights() -> None:
     x, y = problem((4, 4), 6)
     ours = Logistic(x, y, 2)
     A = ours.solve(1.0, **HOW)
-    W, b = ours.weights(A)
+    W, b = ours.to_weights(A)
     unseen = torch.randn(5, 6, generator=torch.Generator().manual_seed(3))
-    logits, wanted = ours.coordinates(unseen) @ A.T, unseen.double() @ W.T + b
+    logits, wanted = ours.to_coordinates(unseen) @ A.T, unseen.double() @ W.T + b
     gaps = [rows - rows.mean(dim=1, keepdim=True) for rows in (logits, wanted)]
     torch.testing.assert_close(*gaps)
     assert math.isclose(float(b.mean()), 0, abs_tol=1e-12)

@@ -118,7 +118,7 @@ def test_shrinkage_is_positive_definite_whenever_gamma1_exceeds_gamma2(
     K: int, D: int, seed: int, gamma2: float, more: float
 ) -> None:
     x = units(K, D, seed=seed)
-    U = metric.class_rows(x[None], torch.tensor([K]))
+    U = metric.class_covariance_factors(x[None], torch.tensor([K]))
     form = metric.precision(U, gamma2 + more, gamma2)
     delta = units(D, seed=seed + 1)[None]
     assert metric.quadratic_form(form, delta)[0] > 0
@@ -132,7 +132,7 @@ def test_shrinkage_is_positive_definite_whenever_gamma1_exceeds_gamma2(
 def test_distance_ignores_the_scale_of_the_covariance(
     K: int, D: int, seed: int, gamma2: float, more: float, scale: float
 ) -> None:
-    U = metric.class_rows(units(1, K, D, seed=seed), torch.tensor([K]))
+    U = metric.class_covariance_factors(units(1, K, D, seed=seed), torch.tensor([K]))
     f, u = units(3, D, seed=seed + 1), units(1, D, seed=seed + 2)
     assume(D * metric.mean_entries(U)[0].min() * min(scale, 1) ** 2 > 10 * metric.FLAT)
     one = metric.mahalanobis(metric.precision(U, gamma2 + more, gamma2), f, u)
@@ -143,7 +143,7 @@ def test_distance_ignores_the_scale_of_the_covariance(
 @settings(max_examples=40, deadline=None)
 @given(K=st.integers(2, 16), D=st.integers(3, 40), seed=st.integers(0, 10**6))
 def test_strong_shrinkage_gives_the_euclidean_distance(K: int, D: int, seed: int) -> None:
-    U = metric.class_rows(units(1, K, D, seed=seed), torch.tensor([K]))
+    U = metric.class_covariance_factors(units(1, K, D, seed=seed), torch.tensor([K]))
     f, u = units(3, D, seed=seed + 1), units(1, D, seed=seed + 2)
     got = metric.mahalanobis(metric.precision(U, 1e9, 0.0), f, u)
     torch.testing.assert_close(got, metric.euclidean(f, u), rtol=1e-5, atol=1e-7)
@@ -163,7 +163,7 @@ def test_mean_entries_equal_those_of_the_dense_matrix(R: int, D: int, seed: int)
 @given(K=st.integers(2, 9), D=st.integers(3, 30), seed=st.integers(0, 10**6))
 def test_precision_times_solves_with_the_dense_matrix(K: int, D: int, seed: int) -> None:
     x, u = units(K, D, seed=seed), units(1, D, seed=seed + 1)
-    form = metric.precision(metric.class_rows(x[None], torch.tensor([K])), 20.0, 3.0)
+    form = metric.precision(metric.class_covariance_factors(x[None], torch.tensor([K])), 20.0, 3.0)
     expected = torch.linalg.solve(dense_covariance(x, x.mean(0), 20.0, 3.0, True), u[0])
     torch.testing.assert_close(metric.precision_times(form, u)[0], expected, rtol=1e-8, atol=1e-10)
 
@@ -178,7 +178,7 @@ def test_euclidean_equals_the_sum_of_squares(N: int, C: int, D: int, seed: int) 
 
 def test_equal_images_of_a_class_fall_back_to_the_identity() -> None:
     x = units(1, 1, 8, seed=1).expand(1, 4, 8)
-    form = metric.precision(metric.class_rows(x, torch.tensor([4])), 500.0, 300.0)
+    form = metric.precision(metric.class_covariance_factors(x, torch.tensor([4])), 500.0, 300.0)
     f, u = units(3, 8, seed=2), units(1, 8, seed=3)
     torch.testing.assert_close(metric.mahalanobis(form, f, u), metric.euclidean(f, u))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dca.model.comparison import compare
+from dca.report.assemble import make_comparison_page
 from dca.report.page import render
-from dca.report.pages import comparison_page
 from dca.report.reported_model import ReportedModel, to_zero_shot
 from dca.report.sections import SECTIONS
 from report.browser_checks import OVERFLOWING, problems
@@ -24,7 +24,7 @@ def pages(tested: ReportedModel, left_out: ReportedModel, tmp_path_factory: pyte
     texts = {
         "tested": render(SECTIONS, tested, title="tested", about="about"),
         "left_out": render(SECTIONS, left_out, title="left out", about="about"),
-        "compared": comparison_page(both),
+        "compared": make_comparison_page(both),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -11,8 +11,8 @@ from dca import Classifier, Session, UserError
 from dca.core.files import read_json
 from dca.model.inputs import as_dataset
 from dca.report import page
+from dca.report.assemble import make_model_page
 from dca.report.page import Section, render
-from dca.report.pages import model_page
 from dca.report.reported_model import ReportedModel, UnseenPredictions, list_held_out, prepare_report
 from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
 from dca.report.sections import headline as probe
@@ -55,7 +55,7 @@ def test_a_model_that_knows_nothing_of_itself_still_has_a_page(
 ) -> None:
     """A trained method without estimate, gallery and data: figures of the run, prompts, and how it was made."""
     model = Classifier.from_pretrained(fitted, backbone=tiny_folder, session=session)
-    html = model_page(model, "photos.dca", session, folder=fitted)
+    html = make_model_page(model, "photos.dca", session, folder=fitted)
     assert {"headline", "prompts", "feature_map", "provenance", "left-out"} <= set(structure(html).ids)
     assert "of photos, by the fit" in html
     assert "No predictions for images that the model has not seen" in html

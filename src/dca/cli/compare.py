@@ -70,10 +70,10 @@ def command(
         loaded = [Classifier.from_pretrained(path, **shared) for path in models]
         comparison = compare(list(zip(distinct_names(models), loaded, strict=True)), dataset, progress=progress)
     if output is not None:
+        from dca.report.assemble import make_comparison_page
         from dca.report.page import write_page
-        from dca.report.pages import comparison_page
 
-        write_page(output, comparison_page(comparison))
+        write_page(output, make_comparison_page(comparison))
     if as_json:
         emit({**comparison.to_dict(), **({"page": str(output)} if output is not None else {})})
         return

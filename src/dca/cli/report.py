@@ -144,8 +144,8 @@ def write_report(
     """Write the page of a model folder; returns its path."""
     from dca.model.checkpoint import REPORT
     from dca.model.classifier import Classifier
+    from dca.report.assemble import make_model_page
     from dca.report.page import write_page
-    from dca.report.pages import model_page
     from dca.training.session import Session
 
     session = Session(device=device, progress=progress)
@@ -153,7 +153,7 @@ def write_report(
         model, backbone=backbone, device=device, precision=precision, session=session
     )
     name = model.resolve().name
-    html = model_page(classifier, name, session, folder=model, dataset=dataset, data=data, progress=progress)
+    html = make_model_page(classifier, name, session, folder=model, dataset=dataset, data=data, progress=progress)
     return write_page(output or model / REPORT, html)
 
 

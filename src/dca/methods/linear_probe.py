@@ -59,7 +59,7 @@ def solve(
 ) -> Solution:
     """The minimum of `objective`, in float64: W (C, D) and b (C,), the mean of b zero."""
     problem = Logistic(features, labels, classes)
-    return problem.weights(problem.solve(c, tolerance=tolerance, iterations=iterations))
+    return problem.to_weights(problem.solve(c, tolerance=tolerance, iterations=iterations))
 
 
 def margins_exceed(logits: Tensor, margin: Tensor) -> bool:
@@ -105,7 +105,7 @@ class LinearProbe(FrozenMethod):
         """Select c and solve."""
         problem = Logistic(self.encode_all(support), support.labels, len(self.problem.names))
         c = self.options.c if self.options.c is not None else self._search(problem, support.validation)
-        weight, bias = problem.weights(problem.solve(c, tolerance=FINE, iterations=self.options.iterations))
+        weight, bias = problem.to_weights(problem.solve(c, tolerance=FINE, iterations=self.options.iterations))
         self._solution = c, weight, bias
         with torch.no_grad():
             self.weight.copy_(weight)
@@ -115,7 +115,7 @@ class LinearProbe(FrozenMethod):
         """The best c on the validation images; CLIP's if there are none."""
         if validation is None:
             return self.options.default_c
-        unseen, truth = problem.coordinates(self.encode_all(validation)), validation.labels
+        unseen, truth = problem.to_coordinates(self.encode_all(validation)), validation.labels
         known: dict[float, float] = {}
 
         def score(decade: float) -> float:

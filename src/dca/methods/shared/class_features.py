@@ -46,7 +46,7 @@ class ClassFeatures:
     """Training features, class after class, without padding.
 
     features: (N, D). counts: images of each class (C,), their sum is N. others: images of other classes, which count
-    only in the covariance of all images (`all_rows`).
+    only in the covariance of all images (`pooled_covariance_factor_with_others`).
     """
 
     features: Tensor
@@ -116,24 +116,25 @@ class ClassFeatures:
         rows = self.features[torch.where(inside, starts + offsets, 0)]
         return torch.where(inside[..., None], rows, 0)
 
-    def class_rows(self, classes: Tensor, K: int, centers: Tensor | None = None) -> Tensor:
+    def class_covariance_factors(self, classes: Tensor, K: int, centers: Tensor | None = None) -> Tensor:
         """U of some classes (c,), in float64: (c, R, D), or (..., c, R, D) about centers (..., C, D)."""
         centers = None if centers is None else centers[..., classes, :].double()
-        return metric.class_rows(self.pad(classes, K).double(), self.counts[classes], centers)
+        return metric.class_covariance_factors(self.pad(classes, K).double(), self.counts[classes], centers)
 
-    def pooled_rows(self, centers: Tensor | None = None) -> Tensor:
+    def pooled_covariance_factor(self, centers: Tensor | None = None) -> Tensor:
         """U of all images as one class, in float64: (R, D); about their classes' centers (..., C, D): (..., R, D)."""
-        return metric.pooled_rows(self.features.double(), self.labels(), None if centers is None else centers.double())
+        centers = None if centers is None else centers.double()
+        return metric.pooled_covariance_factor(self.features.double(), self.labels(), centers)
 
-    def all_rows(self, centers: Tensor | None = None) -> Tensor:
-        """`pooled_rows` with the images of `others`: the covariance that classes with a single image take."""
+    def pooled_covariance_factor_with_others(self, centers: Tensor | None = None) -> Tensor:
+        """The same with the images of `others`: for the covariance that classes with a single image take."""
         others = self.others
         if others is None or not len(others.features):
-            return self.pooled_rows(centers)
+            return self.pooled_covariance_factor(centers)
         if centers is not None:
             centers = torch.cat([centers, others.centers.expand(*centers.shape[:-2], -1, -1)], -2)
         union = ClassFeatures(torch.cat([self.features, others.features]), torch.cat([self.counts, others.counts]))
-        return union.pooled_rows(centers)
+        return union.pooled_covariance_factor(centers)
 
 
 def check_class_features(state: Mapping[str, Tensor], classes: int, D: int, *, needed: bool = True) -> list[str]:

@@ -225,7 +225,7 @@ def shared_precision(shots: ClassFeatures, gaussian: Gaussian) -> Precision:
     """Σ̂⁻¹ of the covariance pooled within the classes."""
     means = shots.means().double()
     rho = estimate_rho(gaussian, shots.features.double() - means[shots.labels()])
-    return shrink(shots.pooled_rows(means), gaussian, len(shots.features), rho)
+    return shrink(shots.pooled_covariance_factor(means), gaussian, len(shots.features), rho)
 
 
 def precisions(
@@ -245,9 +245,10 @@ def precisions(
     single = (shots.counts < 2).nonzero().flatten()
     if gaussian.pooling or len(single):
         middle = shots.means() if centers is None and gaussian.pooling else centers
-        pooled = (shots.pooled_rows(middle) if gaussian.pooling else shots.all_rows(middle))[..., None, :, :]
+        factor_of = shots.pooled_covariance_factor if gaussian.pooling else shots.pooled_covariance_factor_with_others
+        pooled = factor_of(middle)[..., None, :, :]
     for classes, K in shots.batches(1 if centers is None else len(centers)):
-        U = shots.class_rows(classes, K, centers)
+        U = shots.class_covariance_factors(classes, K, centers)
         if gaussian.pooling and pooled is not None:
             common_rows = pooled.expand(*U.shape[:-2], *pooled.shape[-2:])
             U = torch.cat([math.sqrt(1 - gaussian.pooling) * U, math.sqrt(gaussian.pooling) * common_rows], dim=-2)

@@ -99,13 +99,13 @@ class Logistic:
         self._known[math.log(c)] = point.A
         return point.A
 
-    def weights(self, A: Tensor) -> tuple[Tensor, Tensor]:
+    def to_weights(self, A: Tensor) -> tuple[Tensor, Tensor]:
         """W (C, D) and b (C,) of coefficients; b, which the objective defines up to a constant, has mean zero."""
         W = A[:, :-1] @ self.V.T
         b = A[:, -1] - W @ self.mean
         return W, b - b.mean()
 
-    def coordinates(self, features: Tensor) -> Tensor:
+    def to_coordinates(self, features: Tensor) -> Tensor:
         """Rows z of other features (M, D): (M, R), so that the logits are z Aᵀ."""
         x = (features.double() - self.mean) @ self.V
         return torch.cat([x, x.new_ones(len(x), 1)], dim=1)

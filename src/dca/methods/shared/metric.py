@@ -167,7 +167,7 @@ def helmert_contrasts(K: int, like: Tensor) -> Tensor:
     return rows / (j * (j + 1)).sqrt()[:, None]
 
 
-def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -> Tensor:
+def class_covariance_factors(features: Tensor, counts: Tensor, center: Tensor | None = None) -> Tensor:
     """U of each class, so that UᵀU = Σ_i (x_i - c)(x_i - c)ᵀ / (n - 1).
 
     features: (C, K, D), zero after the images of each class. counts: (C,), at least 2.
@@ -177,7 +177,7 @@ def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -
     """
     n = counts.to(features.dtype)[:, None]
     mean = features.sum(dim=1) / n
-    rows = _centred_rows(features, counts, mean) / (n - 1).sqrt()[..., None]
+    rows = _centered_factor(features, counts, mean) / (n - 1).sqrt()[..., None]
     if center is None:
         return rows
     gap = (mean - center) * (n / (n - 1)).sqrt()
@@ -185,7 +185,7 @@ def class_rows(features: Tensor, counts: Tensor, center: Tensor | None = None) -
     return torch.cat([rows, gap[..., None, :]], dim=-2)
 
 
-def _centred_rows(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
+def _centered_factor(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
     """X, (C, R, D) with R = min(K - 1, D), so that XᵀX = Σ_i (x_i - x̄)(x_i - x̄)ᵀ.
 
     Contrasts between images need one row less than the centred images; more rows than dimensions
@@ -201,7 +201,7 @@ def _centred_rows(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
     return folded
 
 
-def pooled_rows(features: Tensor, labels: Tensor, center: Tensor | None = None) -> Tensor:
+def pooled_covariance_factor(features: Tensor, labels: Tensor, center: Tensor | None = None) -> Tensor:
     """U of all images as one class, for datasets with one image per class.
 
     features: (N, D). labels: (N,). center: None for the global mean, or (..., C, D): each image

@@ -1,4 +1,4 @@
-"""The two pages: about one model, and about several models on the same images.
+"""Put the two pages together: about one model, and about several models on the same images.
 
 `dca report MODEL [DATA]` and `dca compare ... -o page.html` write them.
 """
@@ -19,7 +19,7 @@ from dca.report.sections import SECTIONS, compared, costs, disagreements
 from dca.training.session import Session
 
 
-def model_page(
+def make_model_page(
     model: Classifier,
     name: str,
     session: Session,
@@ -49,10 +49,10 @@ def model_page(
     Example:
         >>> from dca import Classifier, Session
         >>> from dca.datasets.sample import load_sample
-        >>> from dca.report.pages import model_page
+        >>> from dca.report.assemble import make_model_page
         >>> sample = load_sample(per_class_train=1, per_class_test=1)
         >>> model = Classifier("zero_shot", device="cpu").fit(sample)
-        >>> "How good is it?" in model_page(model, "photos", Session(device="cpu"))
+        >>> "How good is it?" in make_model_page(model, "photos", Session(device="cpu"))
         True
     """
     page.require_jinja()
@@ -64,7 +64,7 @@ def model_page(
 COMPARISON_SECTIONS: tuple[Section[Comparison], ...] = (compared.SECTION, disagreements.SECTION, costs.SECTION)
 
 
-def comparison_page(comparison: Comparison) -> str:
+def make_comparison_page(comparison: Comparison) -> str:
     """Make one self-contained HTML page about a comparison.
 
     Args:
@@ -80,10 +80,10 @@ def comparison_page(comparison: Comparison) -> str:
         >>> from dca import Classifier
         >>> from dca.datasets.sample import load_sample
         >>> from dca.model.comparison import compare
-        >>> from dca.report.pages import comparison_page
+        >>> from dca.report.assemble import make_comparison_page
         >>> sample = load_sample(per_class_train=1, per_class_test=1)
         >>> model = Classifier("zero_shot", device="cpu").fit(sample)
-        >>> "Which is better?" in comparison_page(compare([("a", model), ("b", model)], sample))
+        >>> "Which is better?" in make_comparison_page(compare([("a", model), ("b", model)], sample))
         True
     """
     page.require_jinja()
