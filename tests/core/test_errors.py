@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dca.core import errors, hints, options
+from dca.core import errors, hints, options, seeds, sqlite
 from dca.core.errors import MOST_DETAILS, UserError, unknown_name
 from dca.core.hints import set_shots
 
@@ -49,6 +49,6 @@ def test_a_name_that_shares_a_few_letters_is_not_suggested():
     assert "Did you mean" not in str(unknown_name("dataset", "nofolder", ["oxford_flowers", "dtd"]))
 
 
-@pytest.mark.parametrize("module", [hints, errors, options])
+@pytest.mark.parametrize("module", [hints, errors, options, seeds, sqlite])
 def test_examples_in_docstrings_are_true(module: ModuleType):
     assert doctest.testmod(module).failed == 0

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,12 @@ def minis(tmp_path_factory):
 
 def test_there_are_fifteen():
     assert tuple(FIRST_WORDS) == NAMES
+
+
+def test_the_page_about_datasets_lists_every_entry_with_its_folder():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| `") and "/` |" in line]
+    assert rows == [[f"| `{entry.name}`", f"`{entry.folder}/`"] for entry in catalog.entries().values()]
 
 
 @pytest.mark.parametrize("name", NAMES)

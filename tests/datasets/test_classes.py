@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dca.datasets import classes
 from dca.datasets.classes import label_to_name, match_keys, match_labels, read_class_list, why_odd
-
-
-def test_the_examples_are_true():
-    assert doctest.testmod(classes).failed == 0
 
 
 def test_lists_have_a_key_and_a_name_of_every_class() -> None:
