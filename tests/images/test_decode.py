@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 from dca.core.errors import UserError
 from dca.images.crops import DecodedImages
 from dca.images.decode import (
+    AsStored,
     Unreadable,
     center_crop,
     decode_all,
@@ -360,7 +361,7 @@ def test_without_its_exif_rotation_an_image_is_as_it_is_stored(tmp_path, suffix)
     exif[0x0112] = 6
     photo(1, size=(16, 8)).save(tmp_path / f"x.{suffix}", exif=exif)
     photo(1, size=(16, 8)).save(tmp_path / f"plain.{suffix}")
-    found = decode_all([tmp_path / f"x.{suffix}"], lambda image: image, upright=False)[0]
+    found = decode_all([AsStored(tmp_path / f"x.{suffix}")], lambda image: image)[0]
     assert found.size == (16, 8)
     assert np.array_equal(found, open_image(tmp_path / f"plain.{suffix}"))
     assert np.array_equal(to_rgb(found), found), "a later step turns it"

@@ -37,17 +37,15 @@ def files(tmp_path):
 
 def test_processes_give_what_threads_give(files):
     scale = 3  # a local function cannot be sent to a process, but a fork has it
-    by_threads = list(decode_in_threads(files, lambda image: scale * total(image), workers=2, ahead=8, upright=True))
-    by_processes = list(
-        decode_in_processes(files, lambda image: scale * total(image), workers=2, ahead=8, upright=True)
-    )
+    by_threads = list(decode_in_threads(files, lambda image: scale * total(image), workers=2, ahead=8))
+    by_processes = list(decode_in_processes(files, lambda image: scale * total(image), workers=2, ahead=8))
     assert by_processes == by_threads
     assert isinstance(by_processes[41], Unreadable)
 
 
 def test_each_image_may_have_its_own_function_in_processes(files):
     functions = [lambda image, n=n: (n, total(image)) for n in range(len(files))]
-    found = list(decode_in_processes(files, functions, workers=2, ahead=8, upright=True))
+    found = list(decode_in_processes(files, functions, workers=2, ahead=8))
     assert [outcome[0] for n, outcome in enumerate(found) if n != 41] == [n for n in range(90) if n != 41]
 
 
@@ -56,7 +54,7 @@ def test_an_error_of_the_function_is_not_hidden_in_a_process(files):
         raise RuntimeError("our bug")
 
     with pytest.raises(RuntimeError, match="our bug"):
-        list(decode_in_processes(files, fail, workers=2, ahead=8, upright=True))
+        list(decode_in_processes(files, fail, workers=2, ahead=8))
 
 
 def test_a_killed_process_is_an_error_that_says_so(files):
@@ -64,7 +62,7 @@ def test_a_killed_process_is_an_error_that_says_so(files):
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(UserError, match="ended from outside"):
-        list(decode_in_processes(files, kill, workers=2, ahead=8, upright=True))
+        list(decode_in_processes(files, kill, workers=2, ahead=8))
 
 
 def test_processes_are_for_many_files_and_workers(files, monkeypatch):
@@ -81,7 +79,7 @@ import sys, time
 from pathlib import Path
 from dca.images.decode import decode_in_processes
 files = sorted(Path(sys.argv[1]).glob("*.png"))
-found = decode_in_processes(files, lambda image: __import__("os").getpid(), workers=2, ahead=8, upright=True)
+found = decode_in_processes(files, lambda image: __import__("os").getpid(), workers=2, ahead=8)
 print(next(found), flush=True)
 time.sleep(600)
 """

@@ -31,9 +31,9 @@ def opened(monkeypatch):
     found = []
     true = decode_many.decode_image
 
-    def count(image, apply, *, upright=True):
+    def count(image, apply):
         found.append(image)
-        return true(image, apply, upright=upright)
+        return true(image, apply)
 
     monkeypatch.setattr(decode_many, "decode_image", count)
     monkeypatch.setattr(pipeline, "decode_image", count)
@@ -44,7 +44,7 @@ def crops(cache, images, names=None, *, preprocess=PREPROCESS, keep=True):
     """The crop of every image, from the cache or decoded now; those that are decoded are kept if they fit."""
     contents = names or [str(id(image)) for image in images]
     keep = keep and cache.reserve(len(images), preprocess)
-    outcomes = [decode_source(source, True) for source in cache.crop_sources(images, contents, preprocess)]
+    outcomes = [decode_source(source) for source in cache.crop_sources(images, contents, preprocess)]
     for content, crop in zip(contents, outcomes, strict=True):
         if keep and isinstance(crop, torch.Tensor):
             cache.put(content, preprocess, crop)
@@ -102,7 +102,7 @@ def test_a_set_that_does_not_fit_is_not_kept_and_a_new_one_replaces_the_old(open
 def test_crops_that_are_made_ahead_are_waited_for(opened):
     kept, images = CropCache(), [photo(k) for k in range(20)]
     contents = [str(id(image)) for image in images]
-    kept.read_ahead(images, contents, PREPROCESS, upright=True)
+    kept.read_ahead(images, contents, PREPROCESS)
     assert torch.equal(torch.cat(crops(kept, images)), literal(images))
     assert len(opened) == 20
 
@@ -113,7 +113,7 @@ def test_an_error_ahead_is_met_by_whoever_asks(monkeypatch):
 
     monkeypatch.setattr(Preprocess, "crop", fail)
     kept = CropCache()
-    kept.read_ahead([photo(0)], ["a"], PREPROCESS, upright=True)
+    kept.read_ahead([photo(0)], ["a"], PREPROCESS)
     with pytest.raises(RuntimeError, match="our bug"):
         crops(kept, [photo(0)], ["a"])
 

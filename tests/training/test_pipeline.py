@@ -71,8 +71,8 @@ def test_a_gpu_is_given_the_same_crops_as_a_cpu(clip: CLIP, images: list[Path], 
     sources = [Source(image, clip.preprocess.crop) for image in images]
     ready = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     sources[3] = Source(images[3], ready)
-    ahead = list(pipeline._decode_ahead(sources if listed else iter(sources), True))
-    here = [pipeline.decode_source(source, True) for source in sources]
+    ahead = list(pipeline._decode_ahead(sources if listed else iter(sources)))
+    here = [pipeline.decode_source(source) for source in sources]
     assert ahead[3] is not None
     for one, other in zip(ahead, here, strict=True):
         assert one == other if isinstance(one, Unreadable) else torch.equal(one, torch.as_tensor(other))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dca.core import seeds
 from dca.core.device import to_device, triton_usable
-from dca.images.decode import Count, ImageLike, decode_all
+from dca.images.decode import Count, Decodable, decode_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,7 +217,6 @@ class DecodedImages:
         crop: the model's evaluation crop, RGB image -> uint8 (3, S, S); applied to the original image.
         workers: number of threads; one per core by default.
         progress: called with (images done, images in all).
-        upright: apply EXIF rotations.
 
     Attributes:
         crops: uint8 (N, 3, S, S), the evaluation crops.
@@ -225,20 +224,19 @@ class DecodedImages:
 
     def __init__(
         self,
-        images: Sequence[ImageLike],
+        images: Sequence[Decodable],
         image_size: int,
         crop: Callable[[Image.Image], NDArray[np.uint8]],
         *,
         workers: int | None = None,
         progress: Count | None = None,
-        upright: bool = True,
     ) -> None:
         limit = stored_side(len(images), image_size)
 
         def keep(image: Image.Image) -> tuple[Tensor, NDArray[np.uint8]]:
             return _to_channels_first(_shrink(image, limit)), crop(image)
 
-        kept = decode_all(images, keep, workers=workers, progress=progress, upright=upright)
+        kept = decode_all(images, keep, workers=workers, progress=progress)
         crops = [evaluation for _, evaluation in kept]
         empty = torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8)
         self._fill([pixels for pixels, _ in kept], torch.from_numpy(np.stack(crops)) if crops else empty)

@@ -65,6 +65,16 @@ class StoredImage:
 ImageLike = Path | Image.Image | StoredImage
 
 
+@dataclass(frozen=True, slots=True)
+class AsStored:
+    """An image that is read as its pixels are stored; all other images are turned by their EXIF rotation."""
+
+    image: Path | Image.Image
+
+
+# What the functions of this module open.
+Decodable = ImageLike | AsStored
+
 T = TypeVar("T")
 # A JPEG may have this many times the pixels of other formats (Pillow's `Image.MAX_IMAGE_PIXELS`, 89 million unless it
 # is changed): it is decoded at a half, a quarter or an eighth of its size, which needs little memory.
@@ -182,18 +192,22 @@ def is_image(file: Path) -> bool:
         return False
 
 
-def decode_image(
-    image: ImageLike, apply: Callable[[Image.Image], T], *, upright: bool = True, data: bytes | None = None
-) -> T | Unreadable:
+def decode_image(image: Decodable, apply: Callable[[Image.Image], T], *, data: bytes | None = None) -> T | Unreadable:
     """Open an image as RGB and return `apply(image)`, or an `Unreadable` with the reason.
 
-    upright: apply EXIF rotations. data: the content of the file, if it has been read; the file is then not opened.
+    data: the content of the file, if it has been read; the file is then not opened.
     """
     try:
-        rgb = _open(image, upright, data)
+        rgb = _open(image, data)
     except _UNREADABLE as error:
-        return Unreadable(image, _explain_failure(image, error), _exceeds_limit(error))
+        inner = unwrap(image)
+        return Unreadable(inner, _explain_failure(inner, error), _exceeds_limit(error))
     return apply(rgb)
+
+
+def unwrap(image: Decodable) -> ImageLike:
+    """The image itself, however it is to be read."""
+    return image.image if isinstance(image, AsStored) else image
 
 
 _UNREADABLE = (
@@ -211,7 +225,8 @@ _UNREADABLE = (
 )
 
 
-def _open(image: ImageLike, upright: bool = True, data: bytes | None = None) -> Image.Image:
+def _open(image: Decodable, data: bytes | None = None) -> Image.Image:
+    upright, image = not isinstance(image, AsStored), unwrap(image)
     if isinstance(image, StoredImage):
         raise OSError(_NO_PIXELS)
     if not isinstance(image, Path):
@@ -379,35 +394,33 @@ MANY_FILES, MANY_WORKERS, CHUNK = 1000, 4, 32
 
 
 def decode_all(
-    images: Sequence[ImageLike],
+    images: Sequence[Decodable],
     apply: Apply[T],
     *,
     workers: int | None = None,
     progress: Count | None = None,
-    upright: bool = True,
 ) -> list[T]:
     """Open every image and return `apply` of each RGB image, in order.
 
-    apply: one function, or one function per image. upright: apply EXIF rotations. Raises one UserError that lists
+    apply: one function, or one function per image. Raises one UserError that lists
     every unreadable file.
     """
-    outcomes = try_decode_all(images, apply, workers=workers, progress=progress, upright=upright)
+    outcomes = try_decode_all(images, apply, workers=workers, progress=progress)
     if faults := [outcome for outcome in outcomes if isinstance(outcome, Unreadable)]:
         raise unreadable_error(faults, len(images))
     return [outcome for outcome in outcomes if not isinstance(outcome, Unreadable)]
 
 
 def try_decode_all(
-    images: Sequence[ImageLike],
+    images: Sequence[Decodable],
     apply: Apply[T],
     *,
     workers: int | None = None,
     progress: Count | None = None,
-    upright: bool = True,
 ) -> list[T | Unreadable]:
     """Like `decode_all`, with an `Unreadable` in the place of each image that cannot be read."""
     outcomes: list[T | Unreadable] = []
-    for outcome in iter_decode(images, apply, workers=workers, ahead=_AHEAD, upright=upright):
+    for outcome in iter_decode(images, apply, workers=workers, ahead=_AHEAD):
         outcomes.append(outcome)
         if progress is not None:
             progress(len(outcomes), len(images))
@@ -415,24 +428,24 @@ def try_decode_all(
 
 
 def iter_decode(
-    images: Iterable[ImageLike], apply: Apply[T], *, workers: int | None = None, ahead: int, upright: bool = True
+    images: Iterable[Decodable], apply: Apply[T], *, workers: int | None = None, ahead: int
 ) -> Iterator[T | Unreadable]:
     """Open images at most `ahead` of the consumer, and yield the outcomes in order.
 
-    workers: number of threads or processes; by default as many as torch uses threads. upright: apply EXIF rotations.
+    workers: number of threads or processes; by default as many as torch uses threads.
     """
     count = workers or worker_count()
     if isinstance(images, Sequence) and processes_are_faster(images, count):
-        return decode_in_processes(images, apply, workers=count, ahead=ahead, upright=upright)
-    return decode_in_threads(images, apply, workers=count, ahead=ahead, upright=upright)
+        return decode_in_processes(images, apply, workers=count, ahead=ahead)
+    return decode_in_threads(images, apply, workers=count, ahead=ahead)
 
 
-def processes_are_faster(images: Sequence[ImageLike], workers: int) -> bool:
+def processes_are_faster(images: Sequence[Decodable], workers: int) -> bool:
     """Whether processes read these images sooner than threads, and can."""
     enough = len(images) >= MANY_FILES and workers >= MANY_WORKERS
     able = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     # A process that is itself a worker of this kind may not start others.
-    return enough and able and not _is_daemon() and all(isinstance(image, Path) for image in images)
+    return enough and able and not _is_daemon() and all(isinstance(unwrap(image), Path) for image in images)
 
 
 def _is_daemon() -> bool:
@@ -446,23 +459,23 @@ def worker_count() -> int:
 
 
 def decode_in_threads(
-    images: Iterable[ImageLike], apply: Apply[T], *, workers: int, ahead: int, upright: bool
+    images: Iterable[Decodable], apply: Apply[T], *, workers: int, ahead: int
 ) -> Iterator[T | Unreadable]:
     """`iter_decode` by threads."""
     pairs = zip(images, repeat(apply), strict=False) if callable(apply) else zip(images, apply, strict=True)
 
-    def decode(pair: tuple[ImageLike, Callable[[Image.Image], T]]) -> T | Unreadable:
-        return decode_image(*pair, upright=upright)
+    def decode(pair: tuple[Decodable, Callable[[Image.Image], T]]) -> T | Unreadable:
+        return decode_image(*pair)
 
     return map_in_order(decode, pairs, workers=workers, ahead=ahead, name="dca-decode")
 
 
 def decode_in_processes(
-    images: Sequence[ImageLike], apply: Apply[T], *, workers: int, ahead: int, upright: bool
+    images: Sequence[Decodable], apply: Apply[T], *, workers: int, ahead: int
 ) -> Iterator[T | Unreadable]:
     """`iter_decode` by forked processes, which read some files at a time."""
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (images, apply, upright))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (images, apply))
     waiting: deque[Future[list[T | Unreadable]]] = deque()
     try:
         for first in range(0, len(images), CHUNK):
@@ -483,14 +496,14 @@ def decode_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-# In a process that reads: all images, what to do with them, and whether EXIF rotations are applied.
-_task: tuple[Sequence[ImageLike], Apply[Any], bool]
+# In a process that reads: all images, and what to do with them.
+_task: tuple[Sequence[Decodable], Apply[Any]]
 
 
-def _start_worker(images: Sequence[ImageLike], apply: Apply[Any], upright: bool) -> None:
+def _start_worker(images: Sequence[Decodable], apply: Apply[Any]) -> None:
     """The start of a process that reads; a fork shares its arguments, so nothing is copied."""
     global _task
-    _task = images, apply, upright
+    _task = images, apply
     end_with_parent()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # threads of the first process do not exist in a fork
@@ -498,8 +511,8 @@ def _start_worker(images: Sequence[ImageLike], apply: Apply[Any], upright: bool)
 
 def _decode_positions(places: range) -> list[Any]:
     """The outcomes of the images at these places."""
-    images, apply, upright = _task
-    return [decode_image(images[n], apply if callable(apply) else apply[n], upright=upright) for n in places]
+    images, apply = _task
+    return [decode_image(images[n], apply if callable(apply) else apply[n]) for n in places]
 
 
 def unreadable_error(faults: Sequence[Unreadable], total: int) -> UserError:

@@ -20,12 +20,13 @@ from PIL import Image
 from dca.core.errors import UserError
 from dca.core.parallel import map_in_order
 from dca.images.decode import (
-    ImageLike,
+    Decodable,
     Unreadable,
     decode_image,
     is_special,
     iter_decode,
     processes_are_faster,
+    unwrap,
     worker_count,
 )
 from dca.images.hashing import make_thumbnail, sha256_of
@@ -80,11 +81,10 @@ def summarize_image(image: Image.Image, crop: Crop) -> ImageSummary:
 
 
 def read_images(
-    images: Sequence[ImageLike],
+    images: Sequence[Decodable],
     crop: Crop,
     *,
     known: Callable[[Sequence[str]], Collection[str]] = lambda hashes: (),
-    upright: bool = True,
 ) -> Iterator[ReadImage]:
     """Read every image once: hash it, and decode it unless its content is known.
 
@@ -95,14 +95,13 @@ def read_images(
         images: Files, or images in memory.
         crop: Makes the evaluation crop of an RGB image.
         known: Gets hashes and returns those whose images need not be decoded.
-        upright: Apply EXIF rotations.
 
     Yields:
         One outcome per image, in order.
     """
     summarize, workers = partial(summarize_image, crop=crop), worker_count()
     if processes_are_faster(images, workers):
-        yield from _hash_first(images, summarize, known, upright)
+        yield from _hash_first(images, summarize, known)
         return
     remaining = iter(images)
     while chunk := list(islice(remaining, CHUNK)):
@@ -110,7 +109,7 @@ def read_images(
         hashes = ["" if isinstance(one, Unreadable) else one[0] for one in loaded]
         skipped = known([sha256 for sha256 in hashes if sha256])
 
-        decode = partial(_decode_loaded, skipped=skipped, summarize=summarize, upright=upright)
+        decode = partial(_decode_loaded, skipped=skipped, summarize=summarize)
         yield from map_in_order(decode, zip(chunk, loaded, strict=True), workers=workers, ahead=CHUNK)
 
 
@@ -118,13 +117,14 @@ def read_images(
 Loaded = tuple[str, "bytes | None"]
 
 
-def _load(image: ImageLike) -> Loaded | Unreadable:
+def _load(image: Decodable) -> Loaded | Unreadable:
     """Read a file, or hash an image in memory."""
-    if not isinstance(image, Path):
-        return sha256_of(image), None
-    if not is_special(image):
+    file = unwrap(image)
+    if not isinstance(file, Path):
+        return sha256_of(file), None
+    if not is_special(file):
         try:
-            data = image.read_bytes()
+            data = file.read_bytes()
         except (OSError, ValueError):  # the reason is that of the decoder
             pass
         else:
@@ -135,10 +135,9 @@ def _load(image: ImageLike) -> Loaded | Unreadable:
 
 
 def _decode_loaded(
-    pair: tuple[ImageLike, Loaded | Unreadable],
+    pair: tuple[Decodable, Loaded | Unreadable],
     skipped: Collection[str],
     summarize: Callable[[Image.Image], ImageSummary],
-    upright: bool,
 ) -> ReadImage:
     """The outcome of an image whose file is read."""
     image, loaded = pair
@@ -147,27 +146,26 @@ def _decode_loaded(
     sha256, data = loaded
     if sha256 in skipped:
         return ReadImage(sha256, None)
-    return ReadImage(sha256, decode_image(image, summarize, upright=upright, data=data))
+    return ReadImage(sha256, decode_image(image, summarize, data=data))
 
 
 def _hash_first(
-    images: Sequence[ImageLike],
+    images: Sequence[Decodable],
     summarize: Callable[[Image.Image], ImageSummary],
     known: Callable[[Sequence[str]], Collection[str]],
-    upright: bool,
 ) -> Iterator[ReadImage]:
     """`read_images` of very many files: hashed by threads, then decoded by processes."""
     hashes = list(map_in_order(_hash_or_empty, images, workers=worker_count(), ahead=AHEAD))
     skipped = set(known([sha256 for sha256 in hashes if sha256]))
     todo = [image for image, sha256 in zip(images, hashes, strict=True) if sha256 not in skipped]
-    decoded = iter_decode(todo, summarize, ahead=AHEAD, upright=upright)
+    decoded = iter_decode(todo, summarize, ahead=AHEAD)
     for sha256 in hashes:
         yield ReadImage(sha256, None if sha256 in skipped else next(decoded))
 
 
-def _hash_or_empty(image: ImageLike) -> str:
+def _hash_or_empty(image: Decodable) -> str:
     """The hash of an image; "" where the file cannot be opened."""
     try:
-        return sha256_of(image)
+        return sha256_of(unwrap(image))
     except UserError:
         return ""

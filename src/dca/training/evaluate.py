@@ -16,7 +16,7 @@ from dca.core.progress import stage_progress
 from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method
 from dca.stats.calibration import calibration_error
-from dca.training.pipeline import Source, encode_batches
+from dca.training.pipeline import encode_batches
 from dca.training.session import Session
 
 # Most images that a head is given at once.
@@ -96,14 +96,10 @@ def _encode_with(
 ) -> list[Tensor]:
     """Features (N, D) of the pixels of images, through the image tower of each method."""
     clip, count = methods[0].clip, stage_progress(session.progress, stage)
-    sources = (
-        session.crop_sources(images, clip) if stored else [Source(image, clip.preprocess.crop) for image in images]
-    )
+    sources = session.crop_sources(images, clip, cached=stored)
     faults, done = list[Unreadable](), 0
     parts: list[list[Tensor]] = [[] for _ in methods]
-    for batch in encode_batches(
-        sources, lambda pixels: [method.encode(pixels) for method in methods], clip, upright=session.upright
-    ):
+    for batch in encode_batches(sources, lambda pixels: [method.encode(pixels) for method in methods], clip):
         faults += [outcome for outcome in batch.outcomes if isinstance(outcome, Unreadable)]
         if stored:
             session.cache_crops(images[done : done + len(batch.outcomes)], batch.outcomes, clip)

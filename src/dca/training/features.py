@@ -26,7 +26,7 @@ from dca.backbones.preprocess import Preprocess
 from dca.core.files import json_digest
 from dca.features.store import Features
 from dca.images.crops import LOW, view_crops
-from dca.images.decode import Count, ImageLike, Unreadable, iter_decode, unreadable_error
+from dca.images.decode import Count, Decodable, Unreadable, iter_decode, unreadable_error
 from dca.methods.base import VIEW_CROP_LOW
 from dca.training.pipeline import AHEAD, Source, choose_batch_size, encode_batches
 
@@ -53,7 +53,7 @@ class CropCache:
         self._reader: Thread | None = None
 
     def crop_sources(
-        self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess
+        self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Preprocess
     ) -> list[Source]:
         """Where the evaluation crop of each image comes from: memory, or the image.
 
@@ -80,16 +80,14 @@ class CropCache:
             self._crops[key] = crop.reshape(1, *crop.shape[-3:])
             self._bytes += crop.nbytes
 
-    def read_ahead(
-        self, images: Sequence[ImageLike], contents: Sequence[str], preprocess: Preprocess, *, upright: bool
-    ) -> None:
+    def read_ahead(self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Preprocess) -> None:
         """Make and keep crops while other work goes on; `crop_sources` waits for them."""
 
         def read() -> None:
             with suppress(Exception):  # whoever asks for the crops meets the same error
                 if not self.reserve(len(contents), preprocess):
                     return
-                decoded = iter_decode(images, preprocess.crop, ahead=AHEAD, upright=upright)
+                decoded = iter_decode(images, preprocess.crop, ahead=AHEAD)
                 for content, crop in zip(contents, decoded, strict=True):
                     if not isinstance(crop, Unreadable):
                         self.put(content, preprocess, torch.as_tensor(crop))
@@ -152,22 +150,21 @@ def feature_space(clip: CLIP) -> dict[str, object]:
 def load_features(
     store: Features,
     clip: CLIP,
-    images: Sequence[ImageLike],
+    images: Sequence[Decodable],
     contents: Sequence[str],
     views: Views,
     count: Count,
     *,
-    upright: bool = True,
     cache: CropCache | None = None,
     keep: bool = False,
 ) -> Tensor:
     """Features (V · N, D) of V views of N images, view after view; what the store lacks is computed and stored.
 
     contents: the content key of each image, `Session.content_keys`. count: called with the images done and their total.
-    upright: apply EXIF rotations. cache: evaluation crops in memory. keep: put those that are made now there.
+    cache: evaluation crops in memory. keep: put those that are made now there.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    source = _MissingFeatures(clip, images, contents, views, count, upright, cache or CropCache(), keep)
+    source = _MissingFeatures(clip, images, contents, views, count, cache or CropCache(), keep)
     rows = store.get_or_compute(feature_space(clip), keys, source.encode)
     if not images:
         return torch.zeros(0, clip.config.embed_dim)
@@ -188,11 +185,10 @@ class _MissingFeatures:
     """Computes features that are not stored; the fields are the arguments of `load_features`."""
 
     clip: CLIP
-    images: Sequence[ImageLike]
+    images: Sequence[Decodable]
     contents: Sequence[str]
     views: Views
     count: Count
-    upright: bool
     cache: CropCache
     keep: bool
 
@@ -209,7 +205,6 @@ class _MissingFeatures:
             self._sources(wanted, contents),
             self._encode,
             clip,
-            upright=self.upright,
             size=max(choose_batch_size(clip) // views, 1),
         )
         faults, done = list[Unreadable](), 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.config import VisionConfig
 from dca.core.parallel import map_in_order
-from dca.images.decode import ImageLike, Unreadable, decode_image, iter_decode, worker_count
+from dca.images.decode import Decodable, Unreadable, decode_image, iter_decode, worker_count
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -45,7 +44,7 @@ class Source:
     image: the image. crops: makes its crops from RGB, (3, S, S) or (V, 3, S, S), uint8; or the crops themselves.
     """
 
-    image: ImageLike
+    image: Decodable
     crops: Callable[[Image.Image], object] | Tensor
 
 
@@ -88,7 +87,6 @@ def encode_batches(
     encode: Callable[[Tensor], R],
     clip: CLIP,
     *,
-    upright: bool = True,
     size: int | None = None,
 ) -> Iterator[EncodedBatch[R]]:
     """Open images, crop them, and encode them in batches.
@@ -98,7 +96,6 @@ def encode_batches(
         encode: From normalised pixels (B, 3, S, S) on the backbone's device to anything. On a CPU it is called in
             several threads.
         clip: The backbone, whose preprocessing normalises.
-        upright: Apply EXIF rotations.
         size: Images per batch; by default one that suits the device.
 
     Yields:
@@ -117,10 +114,10 @@ def encode_batches(
             return EncodedBatch(outcomes, encode(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))))
 
     def decode_and_finish(batch: Sequence[Source]) -> EncodedBatch[R]:
-        return finish([decode_source(source, upright) for source in batch])
+        return finish([decode_source(source) for source in batch])
 
     if clip.device.type != "cpu":
-        yield from map(finish, _split_into_batches(_decode_ahead(sources, upright), size))
+        yield from map(finish, _split_into_batches(_decode_ahead(sources), size))
         return
     batches = _split_into_batches(sources, size)
     first = list(islice(batches, 2))
@@ -143,26 +140,25 @@ def encode_batches(
         torch.set_num_threads(threads)  # the number of threads that begin later, too
 
 
-def decode_source(source: Source, upright: bool) -> Tensor | Unreadable:
+def decode_source(source: Source) -> Tensor | Unreadable:
     """The crops of one image, (V, 3, S, S)."""
     if isinstance(source.crops, Tensor):
         return _to_views(source.crops)
-    outcome = decode_image(source.image, source.crops, upright=upright)
+    outcome = decode_image(source.image, source.crops)
     return outcome if isinstance(outcome, Unreadable) else _to_views(torch.as_tensor(outcome))
 
 
-def _decode_ahead(sources: Iterable[Source], upright: bool) -> Iterator[Tensor | Unreadable]:
+def _decode_ahead(sources: Iterable[Source]) -> Iterator[Tensor | Unreadable]:
     """The crops of all images, decoded ahead of the consumer; by processes where there are many files."""
     if not isinstance(sources, Sequence):
-        decode = partial(decode_source, upright=upright)
-        yield from map_in_order(decode, sources, workers=worker_count(), ahead=AHEAD, name="dca-decode")
+        yield from map_in_order(decode_source, sources, workers=worker_count(), ahead=AHEAD, name="dca-decode")
         return
-    images, functions = list[ImageLike](), list[Callable[[Image.Image], object]]()
+    images, functions = list[Decodable](), list[Callable[[Image.Image], object]]()
     for source in sources:
         if not isinstance(source.crops, Tensor):
             images.append(source.image)
             functions.append(source.crops)
-    decoded = iter_decode(images, functions, ahead=AHEAD, upright=upright)
+    decoded = iter_decode(images, functions, ahead=AHEAD)
     for source in sources:
         outcome = source.crops if isinstance(source.crops, Tensor) else next(decoded)
         yield outcome if isinstance(outcome, Unreadable) else _to_views(torch.as_tensor(outcome))

@@ -30,6 +30,8 @@ from dca.core.text import format_long_duration
 from dca.features.store import Features, FeatureStore
 from dca.images.crops import BUDGET, LOW, DecodedImages
 from dca.images.decode import (
+    AsStored,
+    Decodable,
     ImageLike,
     StoredImage,
     Unreadable,
@@ -181,6 +183,12 @@ class Session:
         other.upright = not (public and rules == "paper")
         return other
 
+    def _decodable(self, images: Sequence[ImageLike]) -> Sequence[Decodable]:
+        """The images as this session reads them, for functions that open them."""
+        if self.upright:
+            return images
+        return [image if isinstance(image, StoredImage) else AsStored(image) for image in images]
+
     def load_backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
         """The frozen backbone on this session's device.
 
@@ -308,19 +316,20 @@ class Session:
         if key not in self._decoded:
             count = stage_progress(self.progress, "reading")
             size, crop = clip.preprocess.size, clip.preprocess.crop
-            made = DecodedImages(images, size, crop, progress=count, upright=self.upright)
+            made = DecodedImages(self._decodable(images), size, crop, progress=count)
             self._decoded[key] = made.to(self.device)
         self._decoded.move_to_end(key)
         while len(self._decoded) > 1 and sum(store.nbytes for store in self._decoded.values()) > BUDGET:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
-    def crop_sources(self, images: Sequence[ImageLike], clip: CLIP) -> list[Source]:
+    def crop_sources(self, images: Sequence[ImageLike], clip: CLIP, *, cached: bool = True) -> list[Source]:
         """Where the evaluation crops of images come from: memory, where they are kept, or the images.
 
         Args:
             images: The images.
             clip: The backbone whose preprocessing is used.
+            cached: Look for crops in memory, by the hashes of the images; otherwise nothing is hashed.
 
         Returns:
             One source per image, for `pipeline.encode_batches`.
@@ -328,7 +337,9 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
-        return self._crops.crop_sources(images, self.content_keys(images), clip.preprocess)
+        if not cached:
+            return [Source(image, clip.preprocess.crop) for image in self._decodable(images)]
+        return self._crops.crop_sources(self._decodable(images), self.content_keys(images), clip.preprocess)
 
     def cache_crops(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
         """Keep the evaluation crops of images, if this session keeps crops and they fit into memory.
@@ -354,7 +365,7 @@ class Session:
             UserError: If a file cannot be read.
         """
         if self.device.type == "cuda":
-            self._crops.read_ahead(images, self.content_keys(images), clip.preprocess, upright=self.upright)
+            self._crops.read_ahead(self._decodable(images), self.content_keys(images), clip.preprocess)
 
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
@@ -371,7 +382,7 @@ class Session:
         contents = self.content_keys(images)
         new = {c: thumbnail_or_image(i) for c, i in zip(contents, images, strict=True) if c not in self._thumbnails}
         count = stage_progress(self.progress, "comparing")
-        made = decode_all(list(new.values()), make_thumbnail, progress=count, upright=self.upright)
+        made = decode_all(self._decodable(list(new.values())), make_thumbnail, progress=count)
         self._thumbnails.update(zip(new, made, strict=True))
         found = np.empty((len(images), THUMB, THUMB, 3), dtype=np.uint8)
         for row, content in enumerate(contents):
@@ -409,11 +420,10 @@ class Session:
         return features.load_features(
             self.store,
             clip,
-            images,
+            self._decodable(images),
             contents,
             wanted,
             count,
-            upright=self.upright,
             cache=self._crops,
             keep=self.keep_crops,
         )
@@ -456,7 +466,7 @@ class Session:
         count, faults = stage_progress(self.progress, "reading"), list[Unreadable]()
         decode_all_but = {image.sha256 for image in todo if isinstance(image, StoredImage)} if summaries else None
         known = partial(self._known_contents, clip, decode_all_but)
-        outcomes = read_images(todo, clip.preprocess.crop, known=known, upright=self.upright)
+        outcomes = read_images(self._decodable(todo), clip.preprocess.crop, known=known)
         for done, (image, outcome) in enumerate(zip(todo, outcomes, strict=True), 1):
             count(done, len(todo))
             if isinstance(outcome.summary, Unreadable):
