@@ -51,6 +51,6 @@ def tested(model: Classifier, model_folder: Path, hostile_photos: Path, session:
 
 
 @pytest.fixture(scope="session")
-def left_out(model: Classifier, model_folder: Path, session: Session) -> ReportedModel:
+def held_out(model: Classifier, model_folder: Path, session: Session) -> ReportedModel:
     """The model with what its fit knows."""
     return prepare_report(model, "photos.dca", session, folder=model_folder)

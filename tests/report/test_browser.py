@@ -16,14 +16,14 @@ from report.browser_checks import OVERFLOWING, problems
 
 
 @pytest.fixture(scope="module")
-def pages(tested: ReportedModel, left_out: ReportedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tested: ReportedModel, held_out: ReportedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page with test images, the page without, and a comparison."""
     folder = tmp_path_factory.mktemp("pages")
     assert tested.dataset is not None
     both = compare([("mine", tested.model), ("zero-shot", to_zero_shot(tested.model))], tested.dataset)
     texts = {
         "tested": render(SECTIONS, tested, title="tested", about="about"),
-        "left_out": render(SECTIONS, left_out, title="left out", about="about"),
+        "held_out": render(SECTIONS, held_out, title="held out", about="about"),
         "compared": make_comparison_page(both),
     }
     for name, text in texts.items():
@@ -31,7 +31,7 @@ def pages(tested: ReportedModel, left_out: ReportedModel, tmp_path_factory: pyte
     return {name: folder / f"{name}.html" for name in texts}
 
 
-@pytest.mark.parametrize("name", ["tested", "left_out", "compared"])
+@pytest.mark.parametrize("name", ["tested", "held_out", "compared"])
 @pytest.mark.parametrize("width", [1366, 390])
 def test_nothing_is_cut_and_nothing_is_loaded(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
     assert problems(browser, pages[name], width) == []
@@ -68,7 +68,7 @@ def test_dark_and_print_have_colours_of_their_own(browser: Any, pages: dict[str,
     colours = {}
     for scheme in ("light", "dark"):
         page = browser.new_page(color_scheme=scheme)
-        page.goto(pages["left_out"].as_uri())
+        page.goto(pages["held_out"].as_uri())
         colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
         if scheme == "dark":
             page.emulate_media(media="print")

@@ -39,9 +39,9 @@ def test_the_page_is_whole_and_loads_nothing(html: str) -> None:
     assert len(html) < MOST_BYTES
 
 
-def test_every_section_is_shown_or_left_out_with_a_reason(html: str, left_out: ReportedModel) -> None:
+def test_every_section_is_shown_or_left_out_with_a_reason(html: str, held_out: ReportedModel) -> None:
     assert "closed_form learns no prompts." in html
-    other = render(SECTIONS, left_out, title="t", about="a")
+    other = render(SECTIONS, held_out, title="t", about="a")
     for text in (html, other):
         found = structure(text)
         shown = {section.name for section in SECTIONS} & set(found.ids)
@@ -61,18 +61,18 @@ def test_a_model_that_knows_nothing_of_itself_still_has_a_page(
     assert "No predictions for images that the model has not seen" in html
 
 
-def test_the_headline_is_what_was_measured(tested: ReportedModel, left_out: ReportedModel) -> None:
+def test_the_headline_is_what_was_measured(tested: ReportedModel, held_out: ReportedModel) -> None:
     assert tested.evaluation is not None
     rows = headline.collect_accuracies(tested)
     main = next(row for row in rows if row.main)
     assert main.share == tested.evaluation.accuracy
     assert main.low <= main.share <= main.high
     assert [row.name for row in rows] == ["zero-shot CLIP", "linear probe", "closed_form", "estimated by the fit"]
-    recorded = headline.collect_accuracies(left_out)
+    recorded = headline.collect_accuracies(held_out)
     # What the fit has recorded; a linear probe needs the test images.
     assert [(row.share, row.low) for row in recorded] == [(row.share, row.low) for row in (rows[0], *rows[2:])]
-    bare = dataclasses.replace(left_out)
-    found = left_out.model.estimate_
+    bare = dataclasses.replace(held_out)
+    found = held_out.model.estimate_
     assert found is not None
     results, bare.model.results_ = bare.model.results_, {}
     try:
@@ -82,7 +82,7 @@ def test_the_headline_is_what_was_measured(tested: ReportedModel, left_out: Repo
     assert [(row.share, row.main) for row in estimated] == [(found.zero_shot_accuracy, False), (found.accuracy, True)]
 
 
-def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, left_out: ReportedModel) -> None:
+def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, held_out: ReportedModel) -> None:
     values = mistakes.build(tested)
     assert isinstance(values, dict)
     sure = [row["sure"] for row in values["rows"]]
@@ -90,15 +90,15 @@ def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, left_o
     assert all(row["said"] != row["really"] for row in values["rows"])
     assert all(row["heat"].startswith("data:image/jpeg") for row in values["rows"])
     assert all(len(row["near"]) == 3 for row in values["rows"])
-    others = mistakes.build(left_out)
+    others = mistakes.build(held_out)
     assert isinstance(others, dict)
     assert all(not row["heat"] and row["thumbnail"] for row in others["rows"])
 
 
-def test_an_image_is_not_its_own_neighbour(left_out: ReportedModel) -> None:
-    found = left_out.predictions
+def test_an_image_is_not_its_own_neighbour(held_out: ReportedModel) -> None:
+    found = held_out.predictions
     assert found is not None
-    for n, near in zip(range(5), left_out.nearest(range(5), 3), strict=True):
+    for n, near in zip(range(5), held_out.nearest(range(5), 3), strict=True):
         assert found.gallery_indices[n] not in [place for place, _ in near]
         assert near[0][1] < 0.99999
 
@@ -116,8 +116,8 @@ def test_a_model_without_gallery_says_so(tested: ReportedModel, hostile_photos: 
     assert "The model has kept no features" in html
 
 
-def test_labels_next_photos_and_curve(left_out: ReportedModel, tested: ReportedModel) -> None:
-    values = labels.build(left_out)
+def test_labels_next_photos_and_curve(held_out: ReportedModel, tested: ReportedModel) -> None:
+    values = labels.build(held_out)
     assert isinstance(values, dict)
     assert all(row["label"] != row["suggested"] for row in values["rows"])
     rows = next_photos.build(tested)
@@ -164,7 +164,7 @@ def test_the_reasons_for_no_next_photo_say_what_to_do(tested: ReportedModel) -> 
 
 
 def test_the_linear_probe_is_that_of_the_method(
-    tested: ReportedModel, left_out: ReportedModel, hostile_photos: Path, tiny_folder: Path
+    tested: ReportedModel, held_out: ReportedModel, hostile_photos: Path, tiny_folder: Path
 ) -> None:
     right = evaluate_linear_probe(tested)
     assert right is not None
@@ -173,8 +173,8 @@ def test_the_linear_probe_is_that_of_the_method(
     rows = headline.collect_accuracies(tested)
     assert [row.name for row in rows][:3] == ["zero-shot CLIP", "linear probe", tested.model.method_.name]
     assert rows[1].share == right.mean()
-    assert evaluate_linear_probe(left_out) is None
-    assert headline.PROBE not in [row.name for row in headline.collect_accuracies(left_out)]
+    assert evaluate_linear_probe(held_out) is None
+    assert headline.PROBE not in [row.name for row in headline.collect_accuracies(held_out)]
 
 
 def test_no_linear_probe_where_it_would_take_long_or_mislead(

@@ -74,7 +74,7 @@ def assess(
     nothing = Assessment(None, (None,) * len(dataset.train))
     if not (estimate or method.has_cheap_held_out):
         return nothing
-    context.progress("estimating", 0, 1, "accuracy on training images that are left out")
+    context.progress("estimating", 0, 1, "accuracy of held-out predictions")
     try:
         held = predict_held_out(method, options, dataset, context)
     except NothingHeldOutError as error:

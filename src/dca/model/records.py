@@ -132,7 +132,7 @@ class Estimate:
     """Accuracy on new images, estimated on training images by models that have not seen them. All are fractions.
 
     Attributes:
-        how: How the images were left out, e.g. "leave-one-out".
+        how: How the images were held out, e.g. "leave-one-out".
         accuracy: Mean of the classes' accuracies.
         low: Lower end of its 95 % interval (Wilson).
         high: Upper end.

@@ -17,7 +17,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The most doubtful images."""
     model, gallery = reported.model, reported.gallery
     if not any(image.held_out for image in model.training_images_):
-        return "No predictions for left-out training images: fit with --estimate, or try dca check-labels DATA."
+        return "No held-out predictions of training images: fit with --estimate, or try dca check-labels DATA."
     known = {} if gallery is None else {sha256: index for index, sha256 in enumerate(gallery.sha256)}
     doubtful = doubtful_labels(model.training_images_, model.classes_.tolist())
     rows = []
