@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from dca.cli.methods import format_methods
 from dca.core.choices import DEFAULT_METHOD
-from dca.methods.summary import load_measurements, mean_accuracy
+from dca.methods.summary import MethodSummary, load_measurements, mean_accuracy
 
 KEYS = {
     *("name", "default", "summary", "speed", "gpu", "mean_accuracy", "accuracy", "measured_with"),
@@ -28,7 +29,7 @@ def test_methods_prints_a_list_with_the_promised_keys(dca: Any):
         assert row["speed"] == ("minutes" if row["learns_from"] == "images" else "seconds")
         assert row["gpu"] == ("helps" if row["speed"] == "minutes" else "not needed")
     assert [name for name, row in rows.items() if row["default"]] == [DEFAULT_METHOD]
-    assert rows["coop"]["accuracy"] == load_measurements()["accuracy"]["coop"]
+    assert rows["coop"]["accuracy"] == load_measurements().accuracy["coop"]
     assert set(rows["coop"]["accuracy"]) == {"EuroSAT", "Caltech101", "Flowers102"}
     assert rows["coop"]["mean_accuracy"] == pytest.approx(sum(rows["coop"]["accuracy"].values()) / 3, abs=0.05)
     assert rows["zero_shot"]["trained_parameters"] == 0
@@ -68,10 +69,10 @@ def test_the_listing_begins_with_advice_and_goes_by_speed_and_accuracy(dca: Any,
 
 
 def test_a_method_without_a_figure_comes_last_and_shows_none():
-    common = {"summary": "It is.", "speed": "seconds", "gpu": "not needed", "trained_parameters": 0}
-    common |= {"learns_from": "nothing is trained", "measured_with": {}}
-    new = {**common, "name": "a_new_one", "default": True, "mean_accuracy": None}
-    old = {**common, "name": "old", "default": False, "mean_accuracy": 50.0}
+    new = MethodSummary(
+        *("a_new_one", True, "It is.", "seconds", "not needed", None, None, {}, "nothing", "nothing is trained", 0, "")
+    )
+    old = replace(new, name="old", default=False, mean_accuracy=50.0)
     lines = format_methods([new, old], 100)
     assert lines[1] == "  a_new_one: what `dca fit` uses; seconds on a CPU (frozen features)"
     assert lines[2] == "  old: the most accurate of those that take seconds, 50.0 %"

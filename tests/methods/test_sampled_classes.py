@@ -19,16 +19,16 @@ def test_the_classes_of_the_batch_and_others() -> None:
     labels = torch.tensor([7, 2, 7])
     drawn = [SampledClasses.draw(labels, 50, 10, seeds.generator(1, "x", k)) for k in range(20)]
     for one in drawn:
-        assert len(one.places) == len(set(one.places)) == 10
-        assert one.places == sorted(one.places)
-        assert [one.places[place] for place in one.labels.tolist()] == [7, 2, 7]
-    assert len({place for one in drawn for place in one.places}) > 40
-    assert SampledClasses.draw(labels, 50, 1, seeds.generator(1, "x")).places == [2, 7]
+        assert len(one.classes) == len(set(one.classes)) == 10
+        assert one.classes == sorted(one.classes)
+        assert [one.classes[place] for place in one.labels.tolist()] == [7, 2, 7]
+    assert len({place for one in drawn for place in one.classes}) > 40
+    assert SampledClasses.draw(labels, 50, 1, seeds.generator(1, "x")).classes == [2, 7]
 
 
 def test_probabilities_of_the_others_are_zero() -> None:
     some = SampledClasses([1, 3], torch.tensor([0]), 4)
-    assert some.spread(torch.tensor([[0.25, 0.75]])).tolist() == [[0, 0.25, 0, 0.75]]
+    assert some.to_all_classes(torch.tensor([[0.25, 0.75]])).tolist() == [[0, 0.25, 0, 0.75]]
 
 
 @pytest.mark.parametrize("contexts", ["unified", "class"])
@@ -39,7 +39,7 @@ def test_a_step_with_all_but_one_class_is_that_of_a_model_without_it(clip: CLIP,
     )
     images = Images((2, 2, 2, 2, 2))
     batch = Batch(images.pixels[:3], torch.tensor([0, 3, 3]), seeds.generator(1, "s"))
-    places = SampledClasses.draw(batch.labels, 5, 4, seeds.generator(1, "s")).places
+    places = SampledClasses.draw(batch.labels, 5, 4, seeds.generator(1, "s")).classes
     found = method.step(batch)
     f, u = method.encode(batch.inputs), method.encode_text()[:, places]
     logits = method._train_logits(f, u)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -33,7 +34,7 @@ def test_accuracies_are_those_of_the_committed_results(script: ModuleType) -> No
         "python scripts/method_table.py --results study/results/study.jsonl",
     )
     assert table == script.pages.read_part(script.STUDY), f"run: {command}"
-    assert script.measured_accuracies(script.load_specification(study), results) == load_measurements(), (
+    assert script.measured_accuracies(script.load_specification(study), results) == asdict(load_measurements()), (
         f"run: {command}"
     )
 
@@ -51,9 +52,9 @@ def test_a_row_says_what_a_method_learns_and_from_what() -> None:
 
 
 def test_measured_settings_are_options_of_their_methods() -> None:
-    assert all(mean_accuracy(name) for name in load_measurements()["accuracy"])
+    assert all(mean_accuracy(name) for name in load_measurements().accuracy)
     assert mean_accuracy("no such method") is None
-    for name, settings in load_measurements()["settings"].items():
+    for name, settings in load_measurements().settings.items():
         get_method(name).parse_options(settings)
 
 

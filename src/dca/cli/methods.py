@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +15,11 @@ from dca.cli.common import Group, emit, json_flag
 from dca.cli.completion import complete_method
 from dca.core.errors import nearest
 
+if TYPE_CHECKING:
+    from dca.methods.summary import MethodSummary
+
 WIDEST = 100
-# Reason of `methods.summary.advice` -> words.
+# Reason of `methods.summary.recommend` -> words.
 REASONS = {
     "default": "what `dca fit` uses",
     "seconds": "the most accurate of those that take seconds",
@@ -51,60 +55,60 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     rows = sort_rows(summarize(method) for method in all_methods().values())
     if as_json:
-        emit(rows)
+        emit([asdict(row) for row in rows])
     else:
         click.echo("\n".join(format_methods(rows, shutil.get_terminal_size((WIDEST, 24)).columns)))
 
 
-def format_methods(rows: list[dict[str, Any]], columns: int) -> list[str]:
+def format_methods(rows: Sequence[MethodSummary], columns: int) -> list[str]:
     """Which method to choose, then all of them by speed: accuracy, summary, and what each learns from."""
     from dca.methods.summary import SPEEDS, describe_measurements, load_measurements, sort_rows
 
-    margin = max(len(row["name"]) for row in rows) + 12
+    margin = max(len(row.name) for row in rows) + 12
     width = max(min(columns, WIDEST), margin + 30)
     lines = format_advice(rows, width)
     for speed, words in SPEEDS.items():
         lines += ["", f"{words}:"]
         for row in sort_rows(rows):
-            if row["speed"] == speed:
+            if row.speed == speed:
                 lines += format_method(row, margin, width)
     notes = [f"%: {describe_measurements()}", "values: trained parameters on ViT-B/16 with 100 classes"]
-    if tuned := [row["name"] for row in rows if row["measured_with"]]:
+    if tuned := [row.name for row in rows if row.measured_with]:
         notes.insert(
             1,
             f"{', '.join(tuned)}: measured with options that were chosen on validation images for "
-            f"{load_measurements()['backbone']} and are not the defaults; see `dca methods show NAME`",
+            f"{load_measurements().backbone} and are not the defaults; see `dca methods show NAME`",
         )
     lines += ["", *(line for note in notes for line in textwrap.wrap(note, width))]
     return [*lines, "dca methods show NAME: paper and options"]
 
 
-def format_advice(rows: list[dict[str, Any]], width: int) -> list[str]:
+def format_advice(rows: Sequence[MethodSummary], width: int) -> list[str]:
     """The methods to choose, each with the reasons."""
     from dca.methods.summary import SPEEDS, recommend
 
     lines, reasons = ["Which method to choose:"], dict[str, list[str]]()
-    by_name = {row["name"]: row for row in rows}
+    by_name = {row.name: row for row in rows}
     for reason, row in recommend(rows):
-        reasons.setdefault(row["name"], []).append(reason)
+        reasons.setdefault(row.name, []).append(reason)
     for name, why in reasons.items():
         row = by_name[name]
         text = f"{name}: {' and '.join(REASONS[reason] for reason in why)}"
-        if row["mean_accuracy"] is not None:
-            text += f", {row['mean_accuracy']:.1f} %"
-        text += f"; {SPEEDS[row['speed']]}" if "default" in why else ""
+        if row.mean_accuracy is not None:
+            text += f", {row.mean_accuracy:.1f} %"
+        text += f"; {SPEEDS[row.speed]}" if "default" in why else ""
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return lines
 
 
-def format_method(row: dict[str, Any], margin: int, width: int) -> list[str]:
+def format_method(row: MethodSummary, margin: int, width: int) -> list[str]:
     """One method: name, accuracy and summary; below them what it learns from, and the number of trained values."""
-    figure = "" if row["mean_accuracy"] is None else f"{row['mean_accuracy']:.1f} %"
-    start = f"  {row['name']:<{margin - 10}}{figure:>6}  "
-    trained, learns = row["trained_parameters"], row["learns_from"]
+    figure = "" if row.mean_accuracy is None else f"{row.mean_accuracy:.1f} %"
+    start = f"  {row.name:<{margin - 10}}{figure:>6}  "
+    trained, learns = row.trained_parameters, row.learns_from
     source = f"learns from {learns}: {trained:,} values" if trained else learns
     style: Any = {"subsequent_indent": " " * margin, "break_on_hyphens": False}
-    about = textwrap.wrap(row["summary"].rstrip("."), width, initial_indent=start, **style)
+    about = textwrap.wrap(row.summary.rstrip("."), width, initial_indent=start, **style)
     return about + textwrap.wrap(source, width, initial_indent=" " * margin, **style)
 
 
@@ -125,26 +129,22 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 
     method = get_method(name)
     listed = [option for option in describe_options(method.Options) if option.name not in method.unused_options()]
-    recipes = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_options.items()}
-    row: dict[str, Any] = {
-        **summarize(method),
-        "options": [asdict(option) for option in listed],
-        "protocol_options": recipes,
-    }
-    row["explanations"] = method.explain_options()
+    published = {p: {"options": dict(r.options), "source": r.source} for p, r in method.protocol_options.items()}
+    row, explanations = summarize(method), method.explain_options()
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
-        emit(row)
+        records = [asdict(option) for option in listed]
+        emit({**asdict(row), "options": records, "protocol_options": published, "explanations": explanations})
         return
     click.echo(sys.modules[method.__module__].__doc__ or method.__doc__)
-    click.echo(f"paper: {row['paper']}")
-    click.echo(f"takes: {SPEEDS[row['speed']]}")
-    if row["mean_accuracy"] is not None:
-        options = "".join(f" --set {name}={value}" for name, value in row["measured_with"].items())
+    click.echo(f"paper: {row.paper}")
+    click.echo(f"takes: {SPEEDS[row.speed]}")
+    if row.mean_accuracy is not None:
+        options = "".join(f" --set {name}={value}" for name, value in row.measured_with.items())
         click.echo(
-            f"accuracy: {row['mean_accuracy']:.1f} %{f' with{options}' if options else ''}, {describe_measurements()}"
+            f"accuracy: {row.mean_accuracy:.1f} %{f' with{options}' if options else ''}, {describe_measurements()}"
         )
-    click.echo(f"learns from: {row['learns_from']}")
-    click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row['trained_parameters']:,}\n")
+    click.echo(f"learns from: {row.learns_from}")
+    click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row.trained_parameters:,}\n")
     click.echo("options, for --set NAME=VALUE:")
     for option in listed:
         allowed = option.format_limits()
@@ -152,7 +152,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         click.echo(f"      {option.help} ({option.source})")
     if method.unused_options():
         click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")
-    for heading, lines in row["explanations"].items():
+    for heading, lines in explanations.items():
         click.echo(f"\n{heading}:")
         for line in lines:
             click.echo(textwrap.fill(line, WIDEST, initial_indent="  ", subsequent_indent="      "))

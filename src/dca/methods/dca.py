@@ -1,18 +1,4 @@
-"""What the DCA paper leaves open, and what each reading of it takes.
-
-- own: our choice for any dataset; means, which do not grow with the number of classes, and the centre on the text.
-- plots: means and the visual centre, with which α, β and γ can matter as little as in the paper's plots.
-- printed: the sums and the centre exactly as the equations print them.
-
-What a finished head measures the distance of an image to: the text of each class, its images, or both.
-
-text    u_{m,y}
-means   x̄_y / ‖x̄_y‖, the mean of the training features of a class
-both    (u_{m,y} + x̄_y / ‖x̄_y‖) / ‖ · ‖
-
-Some of very many classes in a training step: an approximation that costs less text.
-
-DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
+"""DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
 
 M text contexts of different lengths and V visual tokens are learned. Training uses the
 squared Euclidean distance d_e, separately for each prompt:
@@ -25,11 +11,22 @@ squared Euclidean distance d_e, separately for each prompt:
 Testing replaces d_e by the Mahalanobis distance d_m, whose covariances come from the training
 images through the final visual tokens, and averages the M probabilities.
 
-What the paper leaves open is decided by `reading` (docs/math.md): own, the default; printed, the sums above
-and the covariance about the mean x̄ of a class's images, exactly as printed; plots, means instead of sums and that
-covariance, with which α, β and γ can matter as little as in the paper's plots. In the reading `own` covariances are
-centred on the text feature u, so that Σ has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ: the image mean of the class
-enters the head, which is more than covariances alone. Any option that is given wins over the reading.
+What the paper leaves open is decided by `reading` (docs/math.md, `OPEN_POINTS`); any option that is set wins over it:
+
+    own      the default, for any dataset: means, which do not grow with the number of classes, and covariances that are
+             centred on the text feature u, so that Σ has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ: the image mean of the
+             class enters the head, which is more than covariances alone
+    plots    means, and covariances about the mean x̄ of a class's images, with which α, β and γ can matter as little
+             as in the paper's plots
+    printed  the sums above and the covariance about x̄, exactly as printed
+
+The finished head can measure the distance of an image to the text of each class, its images, or both (`anchors`):
+
+    text    u_{m,y}
+    means   x̄_y / ‖x̄_y‖, the mean of the training features of a class
+    both    (u_{m,y} + x̄_y / ‖x̄_y‖) / ‖ · ‖
+
+With very many classes, a step can sample some of them (`classes_per_step`), an approximation that costs less text.
 """
 
 from __future__ import annotations
@@ -64,9 +61,343 @@ Reading = Literal["own", "plots", "printed"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 
 
+Anchors = Literal["text", "means", "both"]
+
+
+PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
+# Dataset -> (α, β, learning rate), the paper's parameter table.
+PAPER_TABLE = {
+    "dtd": (5.0, 0.5, 20.0),
+    "fgvc_aircraft": (5.0, 0.01, 2.0),
+    "sun397": (100.0, 0.01, 20.0),
+    "caltech101": (10.0, 0.01, 0.2),
+    "oxford_pets": (1.0, 0.1, 0.02),
+    "food101": (1.0, 0.5, 20.0),
+    "oxford_flowers": (10.0, 0.5, 0.002),
+    "ucf101": (5.0, 0.1, 20.0),
+    "stanford_cars": (10.0, 0.5, 0.2),
+    "imagenet": (10.0, 0.1, 2.0),
+    "eurosat": (100.0, 2.0, 20.0),
+}
+LARGE_DATASETS = {"imagenet", "sun397"}
+# The medians of that table, for datasets that are not in it.
+OWN_ALPHA, OWN_BETA = 10.0, 0.1
+# γ1 and γ2 of the head, chosen on validation images.
+OWN_GAMMAS = 100.0, 50.0
+# Source of the options that follow from `recipe`.
+TABLE = "ours; recipe=paper: its table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCAOptions(TrainingOptions):
+    """Options of DCA; symbols as in the paper."""
+
+    recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
+    reading: Reading = opt("own", "which values to take where the paper leaves them open: see the readings below")
+    n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
+    phrases: tuple[str, ...] = opt(
+        PHRASES, "initial words of the contexts; further contexts are random", source="paper"
+    )
+    random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
+    contexts: Literal["unified", "class"] = opt(
+        "unified", "contexts shared by all classes, or M contexts per class", source="our reading"
+    )
+    suffix: str = opt(".", "text after the class name", source="CoOp")
+    visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
+    tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
+    eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
+    score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
+    train_metric: Metric = opt("euclidean", "distance in training", source="paper")
+    test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
+    alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0, source=TABLE)
+    beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0, source=TABLE)
+    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper, eq. 11")
+    intra_features: Literal["clip", "prompted"] = opt(
+        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", source="our reading"
+    )
+    intra_reduction: losses.IntraReduction | None = opt(
+        None, "reduction of L_in over images and dimensions; auto: by reading", source="our reading"
+    )
+    separation_reduction: losses.SeparationReduction | None = opt(
+        None, "reduction of L_ts over pairs; auto: by reading", source="our reading"
+    )
+    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
+    covariance: Covariance = opt(
+        "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
+    )
+    anchors: Anchors = opt(
+        "text", "of the head: distances to texts, to the mean image features of the classes, or to both", source="paper"
+    )
+    center: Literal["text", "visual"] | None = opt(
+        None, "centre of the covariance of a class; auto: by reading", source="our reading"
+    )
+    gammas: Literal["own", "paper"] | None = opt(
+        None,
+        "γ1 and γ2 that are not given; own: 100 and 50; paper: by shots; auto: by recipe and reading",
+        source=TABLE,
+    )
+    gamma1: float | None = opt(
+        None, "γ1 of the head, shrinkage toward the identity; auto: as `gammas` says", low=0, source=TABLE
+    )
+    gamma2: float | None = opt(
+        None, "γ2 of the head, shrinkage of the off-diagonal; auto: as `gammas` says", low=0, source=TABLE
+    )
+    normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
+    floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
+    head_views: int = opt(
+        0, "augmented views per training image in the head; 0: the evaluation view", low=0, source="our reading"
+    )
+    classes_per_step: int = opt(
+        0,
+        "classes per step: those of the batch, and others drawn at random (less memory, approximate); 0: all",
+        low=0,
+    )
+    epochs: int | None = opt(
+        None,
+        "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
+        low=0,
+        source="paper; the 100 for own images are ours",
+    )
+    batch_size: int | None = opt(None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
+    learning_rate: float | None = opt(
+        None,
+        "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)",
+        low=0,
+        source=TABLE,
+    )
+    optimizer: OptimizerName = opt("sgd", "optimiser", source="paper")
+    warmup_epochs: int = opt(5, "epochs of warm-up", low=0, source="paper")
+    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
+
+
+def paper_epochs(shots: int) -> int:
+    """Epochs of the paper for a number of shots."""
+    return 80 if shots <= 1 else 100 if shots <= 4 else 200
+
+
+def default_epochs(shots: int) -> int:
+    """Epochs for other datasets: at most 100, which cost a third of a point against 200."""
+    return min(paper_epochs(shots), 100)
+
+
+class DCA(ClassFeatureMethod):
+    """Diversity and covariance-aware prompt learning."""
+
+    name = "dca"
+    paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
+    trains_on = "images"
+    Options = DCAOptions
+    options: DCAOptions
+    dependent_options = MappingProxyType({"gammas": ("gamma1", "gamma2")})
+    head_options = (
+        "gammas",
+        "gamma1",
+        "gamma2",
+        "floor",
+        "covariance",
+        "center",
+        "anchors",
+        "normalize",
+        "test_metric",
+        "score",
+        "tau",
+        "eps",
+    )
+
+    @classmethod
+    def resolve(cls, options: DCAOptions, problem: Problem) -> DCAOptions:
+        """Fill in values by reading, shots and dataset. The training loop finds the learning rate of recipe `own`."""
+        alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
+        if options.recipe == "paper":
+            if problem.dataset not in PAPER_TABLE:
+                raise UserError(
+                    f"recipe=paper has no values for {problem.dataset or 'data that is no public dataset'}",
+                    hint=[f"it has values for {', '.join(PAPER_TABLE)}", set_option("recipe", "own")],
+                )
+            alpha, beta, rate = PAPER_TABLE[problem.dataset]
+        if options.classes_per_step and options.train_metric == "mahalanobis":
+            hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
+            raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
+        by_reading = reading_options(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
+        table = options.gammas or by_reading["gammas"]
+        gamma1, gamma2 = paper_gammas(problem.shots) if table == "paper" else OWN_GAMMAS
+        defaults: dict[str, Any] = {
+            "alpha": alpha,
+            "beta": beta,
+            "learning_rate": rate,
+            "epochs": paper_epochs(problem.shots) if problem.dataset in PAPER_TABLE else default_epochs(problem.shots),
+            "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
+            "gamma1": gamma1,
+            "gamma2": gamma2,
+            **by_reading,
+        }
+        return options.fill_unset(**defaults)
+
+    @classmethod
+    def explain_options(cls) -> dict[str, list[str]]:
+        """What each reading takes where the paper leaves it open, and why."""
+        lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in OPEN_POINTS]
+        heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
+        alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
+        return {**super().explain_options(), heading: [*lines, alpha]}
+
+    def __init__(self, clip: CLIP, problem: Problem, options: DCAOptions) -> None:
+        super().__init__(clip, problem, options)
+        missing = max(options.n_prompts - len(options.phrases), 0)
+        self.text = TextPrompts(
+            clip,
+            problem.names,
+            [*options.phrases[: options.n_prompts], *[options.random_length] * missing],
+            per_class=options.contexts == "class",
+            suffix=options.suffix,
+            generator=self.generator("text"),
+        )
+        self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
+
+    @property
+    def tau(self) -> float:
+        """τ: the option, or the value of the checkpoint."""
+        return self.clip.tau if self.options.tau is None else self.options.tau
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """f: unit image features through the visual tokens, (B, D)."""
+        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.as_extra_tokens()), dim=-1)
+
+    def encode_text(self, classes: Sequence[int] | None = None) -> Tensor:
+        """u: unit text features, (M, C, D), of all classes or of some of them."""
+        return F.normalize(self.text.encode(self.clip, classes), dim=-1)
+
+    def text_contexts(self) -> Sequence[Tensor]:
+        """The M contexts."""
+        return list(self.text.contexts)
+
+    @property
+    def feature_views(self) -> int:
+        """The option `head_views`."""
+        return self.options.head_views
+
+    def prepare(self, support: Support) -> None:
+        """Compute centres and covariances of L_in, constant during training, if anything reads them."""
+        self._require_definite(support)
+        if not self.options.alpha and self.options.train_metric != "mahalanobis":
+            return
+        names, shots = self.problem.names, self.problem.shots
+        if self.options.intra_features == "prompted":
+            self._intra_class = IntraClass.from_features(self.encode_all(support), support.labels, names, shots)
+        else:
+            self._intra_class = IntraClass.from_support(support, names, shots)
+
+    def _require_definite(self, support: Support) -> None:
+        """Raise before training if the head's covariances of CLIP's own features are not positive definite."""
+        names, options = self.problem.names, self.options
+        if options.test_metric == "mahalanobis" and options.covariance == "class":
+            features = F.normalize(support.frozen_features(), dim=-1)
+            shots = ClassFeatures.group(features, support.labels, len(names))
+            with name_classes_in_error(names):
+                ClassPrecisions.from_features(shots, self._head_gaussian(), features.dtype)
+
+    def _head_gaussian(self) -> Gaussian:
+        """The head's covariances by the options."""
+        options = self.options
+        return dca_gaussian(
+            options.gamma1,
+            options.gamma2,
+            self.problem.shots,
+            covariance=options.covariance,
+            normalize=options.normalize,
+            floor=options.floor,
+        )
+
+    def step(self, batch: Batch) -> Step:
+        """L_cls, α L_in and β L_ts of one batch."""
+        options = self.options
+        assert options.intra_reduction is not None
+        assert options.separation_reduction is not None
+        sampled = self._draw_classes(batch)
+        f, u = self.encode(batch.inputs), self.encode_text(sampled.classes if sampled else None)
+        logits = self._train_logits(f, u)
+        terms = {"cls": losses.classification(logits, sampled.labels if sampled else batch.labels)}
+        if options.alpha:
+            terms["in"] = options.alpha * self._intra_class(f, batch.labels, options.intra, options.intra_reduction)
+        if options.beta:
+            flat = u.flatten(0, 1)
+            pairs = None
+            if options.separation_pairs and len(flat) > 1:
+                pairs = losses.draw_pairs(len(flat), options.separation_pairs, batch.generator)
+            terms["ts"] = options.beta * losses.text_separation(
+                flat, reduction=options.separation_reduction, pairs=pairs
+            )
+        probabilities = logits.detach().softmax(dim=-1).mean(dim=0)
+        return Step(terms, sampled.to_all_classes(probabilities) if sampled else probabilities)
+
+    def _draw_classes(self, batch: Batch) -> SampledClasses | None:
+        """The classes that compete in this step; None for all."""
+        count, total = self.options.classes_per_step, len(self.problem.names)
+        return SampledClasses.draw(batch.labels, total, count, batch.generator) if 0 < count < total else None
+
+    def finish(self, support: Support) -> None:
+        """Store text features, and the training images through the final visual tokens."""
+        labels = support.labels.repeat(max(self.feature_views, 1))
+        features = ClassFeatures.group(
+            self.encode_all(support, views=self.feature_views), labels, len(self.problem.names)
+        )
+        self.store(self.encode_text().detach(), features)
+
+    def class_parameters(self) -> set[str]:
+        """The contexts, if each class has its own."""
+        own = self.options.contexts == "class"
+        return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
+
+    def _train_logits(self, f: Tensor, u: Tensor) -> Tensor:
+        """Logits (M, B, C) of a training step: f (B, D) under text features u (M, C, D)."""
+        options = self.options
+        return prompt_logits(
+            f,
+            u,
+            tau=self.tau,
+            metric_name=options.train_metric,
+            score=options.score,
+            eps=options.eps,
+            precisions=self._intra_class.precisions if options.train_metric == "mahalanobis" else None,
+        )
+
+    def make_head(self) -> Head:
+        """Probabilities under the test metric, averaged over the prompts."""
+        options = self.options
+        u = head_anchors(self.text_features, self.class_features, options.anchors)
+        if options.test_metric != "mahalanobis":
+            return PromptHead.from_text(u, self.tau, options.test_metric, options.score, options.eps)
+        assert options.center is not None
+        with name_classes_in_error(self.problem.names):
+            return MahalanobisHead.from_text(
+                u,
+                self.class_features,
+                self._head_gaussian(),
+                tau=self.tau,
+                center=options.center,
+                texts=self.text_features,
+                score=options.score,
+                eps=options.eps,
+            )
+
+    def options_without_features(self) -> DCAOptions:
+        """Euclidean distances to texts."""
+        options: DCAOptions = super().options_without_features()
+        return dataclasses.replace(options, anchors="text")
+
+    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Shapes of text features and shots must agree with classes, prompts and joint size."""
+        M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
+        needed = self.options.test_metric == "mahalanobis" or self.options.anchors != "text"
+        problems = check_class_features(state, C, D, needed=needed)
+        if state["text_features"].shape != (M, C, D):
+            problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
+        return problems
+
+
 @dataclass(frozen=True)
 class OpenPoint:
-    """One point that the paper leaves open.
+    """A point that the paper leaves open.
 
     option: the option of `dca` that decides it. paper: what the paper says. own, plots, printed: the value that each
     reading takes; "table" stands for γ by shots. why: the reason.
@@ -86,8 +417,8 @@ class OpenPoint:
     @property
     def values(self) -> str:
         """The values of all readings as text, one if all agree."""
-        found = [repr(v) if (v := self.value(reading)) == "." else str(v).lower() for reading in READINGS]
-        return found[0] if len(set(found)) == 1 else " / ".join(found)
+        texts = [repr(v) if (v := self.value(reading)) == "." else str(v).lower() for reading in READINGS]
+        return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
 
 
 OPEN_POINTS = (
@@ -153,12 +484,12 @@ OPEN_POINTS = (
 
 
 def reading_options(reading: Reading) -> dict[str, Any]:
-    """The options whose values differ between readings, as a reading takes them."""
+    """Values of a reading for the options in which readings differ."""
     return {p.option: p.value(reading) for p in OPEN_POINTS if len({p.value(r) for r in READINGS}) > 1}
 
 
 def readings_table() -> str:
-    """The table of docs/math.md: one row per open point."""
+    """Markdown table of docs/math.md: one row per open point."""
     head = ["| what the paper says | option | own | plots | printed | why |", "|---|---|---|---|---|---|"]
     rows = [
         f"| {p.paper} | `{p.option}` | "
@@ -169,11 +500,8 @@ def readings_table() -> str:
     return "\n".join([*head, *rows])
 
 
-Anchors = Literal["text", "means", "both"]
-
-
 def head_anchors(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
-    """Unit vectors (M, C, D), from unit text features u (M, C, D) and the training features of the classes.
+    """Unit vectors (M, C, D) that distances are measured to, from unit text features u (M, C, D) and image features.
 
     Raises:
         UserError: If a class has no images, and the text is not all that is asked for.
@@ -181,9 +509,9 @@ def head_anchors(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
     if anchors == "text":
         return u
     if without := int((shots.counts == 0).sum()):
-        found = pluralize(without, "class", "have")
+        classes = pluralize(without, "class", "have")
         raise UserError(
-            f"anchors={anchors} needs images of every class; {found} none", hint=set_option("anchors", "text")
+            f"anchors={anchors} needs images of every class; {classes} none", hint=set_option("anchors", "text")
         )
     means = F.normalize(shots.means(), dim=-1)
     return F.normalize(u + means, dim=-1) if anchors == "both" else means.expand_as(u)
@@ -193,372 +521,30 @@ def head_anchors(u: Tensor, shots: ClassFeatures, anchors: Anchors) -> Tensor:
 class SampledClasses:
     """Classes that compete in one step.
 
-    Attributes:
-        places: Their indices, ascending.
-        labels: Place in `places` of the class of each image, (B,).
-        total: Number of all classes.
+    classes: their indices, ascending. labels: position in `classes` of the class of each image, (B,). total: number of
+    all classes.
     """
 
-    places: list[int]
+    classes: list[int]
     labels: Tensor
     total: int
 
     @classmethod
     def draw(cls, labels: Tensor, total: int, count: int, generator: torch.Generator) -> SampledClasses:
-        """The classes of a batch, and others at random up to `count` in all.
-
-        Args:
-            labels: Class of each image, (B,).
-            total: Number of all classes.
-            count: Classes that compete, more if the batch has more.
-            generator: Draws the others.
-
-        Returns:
-            The classes.
-        """
+        """Take the classes of a batch, labels (B,), and draw others until there are at least `count`."""
         present = torch.unique(labels).cpu()
         others = torch.ones(total, dtype=torch.bool)
         others[present] = False
-        left = others.nonzero().flatten()
-        drawn = left[torch.randperm(len(left), generator=generator)[: max(count - len(present), 0)]]
-        places = torch.cat([present, drawn]).sort().values
-        return cls(places.tolist(), torch.searchsorted(places, labels.cpu()).to(labels.device), total)
+        absent = others.nonzero().flatten()
+        drawn = absent[torch.randperm(len(absent), generator=generator)[: max(count - len(present), 0)]]
+        classes = torch.cat([present, drawn]).sort().values
+        return cls(classes.tolist(), torch.searchsorted(classes, labels.cpu()).to(labels.device), total)
 
-    def spread(self, probabilities: Tensor) -> Tensor:
+    def to_all_classes(self, probabilities: Tensor) -> Tensor:
         """Probabilities (B, n) of the classes that compete -> (B, total), zero for the others."""
-        whole = probabilities.new_zeros(len(probabilities), self.total)
-        whole[:, self.places] = probabilities
-        return whole
-
-
-PHRASES = ("a photo of", "a drawing of a", "this is a photo of", "this is a photo of a")
-# Dataset -> (α, β, learning rate), the paper's parameter table.
-PAPER_TABLE = {
-    "dtd": (5.0, 0.5, 20.0),
-    "fgvc_aircraft": (5.0, 0.01, 2.0),
-    "sun397": (100.0, 0.01, 20.0),
-    "caltech101": (10.0, 0.01, 0.2),
-    "oxford_pets": (1.0, 0.1, 0.02),
-    "food101": (1.0, 0.5, 20.0),
-    "oxford_flowers": (10.0, 0.5, 0.002),
-    "ucf101": (5.0, 0.1, 20.0),
-    "stanford_cars": (10.0, 0.5, 0.2),
-    "imagenet": (10.0, 0.1, 2.0),
-    "eurosat": (100.0, 2.0, 20.0),
-}
-LARGE_DATASETS = {"imagenet", "sun397"}
-# The medians of that table, for datasets that are not in it.
-OWN_ALPHA, OWN_BETA = 10.0, 0.1
-# γ1 and γ2 of the head, chosen on validation images.
-OWN_GAMMAS = 100.0, 50.0
-# Source of the options that the recipe decides.
-TABLE = "ours; recipe=paper: its table"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DCAOptions(TrainingOptions):
-    """Options of DCA; symbols as in the paper."""
-
-    recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
-    reading: Reading = opt("own", "what is taken where the paper leaves it open: see the readings below")
-    n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
-    phrases: tuple[str, ...] = opt(
-        PHRASES, "initial words of the contexts; further contexts are random", source="paper"
-    )
-    random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
-    contexts: Literal["unified", "class"] = opt(
-        "unified", "contexts shared by all classes, or M contexts per class", source="our reading"
-    )
-    suffix: str = opt(".", "text after the class name", source="CoOp")
-    visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
-    tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
-    eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
-    score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
-    train_metric: Metric = opt("euclidean", "distance in training", source="paper")
-    test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
-    alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0, source=TABLE)
-    beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0, source=TABLE)
-    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper, eq. 11")
-    intra_features: Literal["clip", "prompted"] = opt(
-        "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", source="our reading"
-    )
-    intra_reduction: losses.IntraReduction | None = opt(
-        None, "reduction of L_in over images and dimensions; auto: by reading", source="our reading"
-    )
-    separation_reduction: losses.SeparationReduction | None = opt(
-        None, "reduction of L_ts over pairs; auto: by reading", source="our reading"
-    )
-    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
-    covariance: Covariance = opt(
-        "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
-    )
-    anchors: Anchors = opt(
-        "text", "of the head: distances to texts, to the mean image features of the classes, or to both", source="paper"
-    )
-    center: Literal["text", "visual"] | None = opt(
-        None, "centre of the covariance of a class; auto: by reading", source="our reading"
-    )
-    gammas: Literal["own", "paper"] | None = opt(
-        None,
-        "γ1 and γ2 that are not given; own: 100 and 50; paper: by shots; auto: by recipe and reading",
-        source=TABLE,
-    )
-    gamma1: float | None = opt(
-        None, "γ1 of the head, shrinkage toward the identity; auto: as `gammas` says", low=0, source=TABLE
-    )
-    gamma2: float | None = opt(
-        None, "γ2 of the head, shrinkage of the off-diagonal; auto: as `gammas` says", low=0, source=TABLE
-    )
-    normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
-    floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
-    head_views: int = opt(
-        0, "augmented views per training image in the head; 0: the evaluation view", low=0, source="our reading"
-    )
-    classes_per_step: int = opt(
-        0,
-        "classes that compete in a step, those of the batch and others at random; 0: all of them, which is exact",
-        low=0,
-    )
-    epochs: int | None = opt(
-        None,
-        "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
-        low=0,
-        source="paper; the 100 for own images are ours",
-    )
-    batch_size: int | None = opt(None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
-    learning_rate: float | None = opt(
-        None,
-        "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)",
-        low=0,
-        source=TABLE,
-    )
-    optimizer: OptimizerName = opt("sgd", "optimiser", source="paper")
-    warmup_epochs: int = opt(5, "epochs of warm-up", low=0, source="paper")
-    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
-
-
-def paper_epochs(shots: int) -> int:
-    """Epochs of the paper for a number of shots."""
-    return 80 if shots <= 1 else 100 if shots <= 4 else 200
-
-
-def default_epochs(shots: int) -> int:
-    """Epochs for other datasets: at most 100, which cost a third of a point against 200."""
-    return min(paper_epochs(shots), 100)
-
-
-class DCA(ClassFeatureMethod):
-    """Diversity and covariance-aware prompt learning."""
-
-    name = "dca"
-    paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
-    trains_on = "images"
-    Options = DCAOptions
-    options: DCAOptions
-    dependent_options = MappingProxyType({"gammas": ("gamma1", "gamma2")})
-    head_options = (
-        "gammas",
-        "gamma1",
-        "gamma2",
-        "floor",
-        "covariance",
-        "center",
-        "anchors",
-        "normalize",
-        "test_metric",
-        "score",
-        "tau",
-        "eps",
-    )
-
-    @classmethod
-    def resolve(cls, options: DCAOptions, problem: Problem) -> DCAOptions:
-        """Values by reading, shots and dataset. The training loop finds the learning rate of the recipe `own`."""
-        alpha, beta, rate = OWN_ALPHA, OWN_BETA, None
-        if options.recipe == "paper":
-            if problem.dataset not in PAPER_TABLE:
-                raise UserError(
-                    f"recipe=paper has no values for {problem.dataset or 'data that is no public dataset'}",
-                    hint=[f"it has values for {', '.join(PAPER_TABLE)}", set_option("recipe", "own")],
-                )
-            alpha, beta, rate = PAPER_TABLE[problem.dataset]
-        if options.classes_per_step and options.train_metric == "mahalanobis":
-            hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
-            raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
-        decided = reading_options(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
-        table = options.gammas or decided["gammas"]
-        gamma1, gamma2 = paper_gammas(problem.shots) if table == "paper" else OWN_GAMMAS
-        auto: dict[str, Any] = {
-            "alpha": alpha,
-            "beta": beta,
-            "learning_rate": rate,
-            "epochs": paper_epochs(problem.shots) if problem.dataset in PAPER_TABLE else default_epochs(problem.shots),
-            "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
-            "gamma1": gamma1,
-            "gamma2": gamma2,
-            **decided,
-        }
-        return options.fill_unset(**auto)
-
-    @classmethod
-    def explain_options(cls) -> dict[str, list[str]]:
-        """What each reading takes where the paper leaves it open, and why."""
-        lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in OPEN_POINTS]
-        heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
-        alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
-        return {**super().explain_options(), heading: [*lines, alpha]}
-
-    def __init__(self, clip: CLIP, problem: Problem, options: DCAOptions) -> None:
-        super().__init__(clip, problem, options)
-        missing = max(options.n_prompts - len(options.phrases), 0)
-        self.text = TextPrompts(
-            clip,
-            problem.names,
-            [*options.phrases[: options.n_prompts], *[options.random_length] * missing],
-            per_class=options.contexts == "class",
-            suffix=options.suffix,
-            generator=self.generator("text"),
-        )
-        self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
-
-    @property
-    def tau(self) -> float:
-        """τ: the option, or the value of the checkpoint."""
-        return self.clip.tau if self.options.tau is None else self.options.tau
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """f: unit image features through the visual tokens, (B, D)."""
-        return F.normalize(self.clip.encode_image(pixels, tokens=self.visual.as_extra_tokens()), dim=-1)
-
-    def encode_text(self, places: Sequence[int] | None = None) -> Tensor:
-        """u: unit text features, (M, C, D), of all classes or of those at `places`."""
-        return F.normalize(self.text.encode(self.clip, places), dim=-1)
-
-    def text_contexts(self) -> Sequence[Tensor]:
-        """The M contexts."""
-        return list(self.text.contexts)
-
-    @property
-    def feature_views(self) -> int:
-        """The option `head_views`."""
-        return self.options.head_views
-
-    def prepare(self, support: Support) -> None:
-        """Centres and covariances of L_in, constant during training; none are made where nothing reads them."""
-        self._require_definite(support)
-        if not self.options.alpha and self.options.train_metric != "mahalanobis":
-            return
-        names, shots = self.problem.names, self.problem.shots
-        if self.options.intra_features == "prompted":
-            self._intra_class = IntraClass.from_features(self.encode_all(support), support.labels, names, shots)
-        else:
-            self._intra_class = IntraClass.from_support(support, names, shots)
-
-    def _require_definite(self, support: Support) -> None:
-        """Raise before training if the head's covariances of CLIP's own features are not positive definite."""
-        names, options = self.problem.names, self.options
-        if options.test_metric == "mahalanobis" and options.covariance == "class":
-            features = F.normalize(support.frozen_features(), dim=-1)
-            shots = ClassFeatures.group(features, support.labels, len(names))
-            with name_classes_in_error(names):
-                ClassPrecisions.from_features(shots, self._head_gaussian(), features.dtype)
-
-    def _head_gaussian(self) -> Gaussian:
-        options = self.options
-        return dca_gaussian(
-            options.gamma1,
-            options.gamma2,
-            self.problem.shots,
-            covariance=options.covariance,
-            normalize=options.normalize,
-            floor=options.floor,
-        )
-
-    def step(self, batch: Batch) -> Step:
-        """L_cls, α L_in and β L_ts of one batch."""
-        options = self.options
-        assert options.intra_reduction is not None
-        assert options.separation_reduction is not None
-        some = self._sampled(batch)
-        f, u = self.encode(batch.inputs), self.encode_text(some.places if some else None)
-        logits = self._train_logits(f, u)
-        terms = {"cls": losses.classification(logits, some.labels if some else batch.labels)}
-        if options.alpha:
-            terms["in"] = options.alpha * self._intra_class(f, batch.labels, options.intra, options.intra_reduction)
-        if options.beta:
-            flat = u.flatten(0, 1)
-            pairs = None
-            if options.separation_pairs and len(flat) > 1:
-                pairs = losses.draw_pairs(len(flat), options.separation_pairs, batch.generator)
-            terms["ts"] = options.beta * losses.text_separation(
-                flat, reduction=options.separation_reduction, pairs=pairs
-            )
-        probabilities = logits.detach().softmax(dim=-1).mean(dim=0)
-        return Step(terms, some.spread(probabilities) if some else probabilities)
-
-    def _sampled(self, batch: Batch) -> SampledClasses | None:
-        """The classes that compete in this step; None for all."""
-        count, total = self.options.classes_per_step, len(self.problem.names)
-        return SampledClasses.draw(batch.labels, total, count, batch.generator) if 0 < count < total else None
-
-    def finish(self, support: Support) -> None:
-        """Text features, and the training images through the final visual tokens."""
-        labels = support.labels.repeat(max(self.feature_views, 1))
-        features = ClassFeatures.group(
-            self.encode_all(support, views=self.feature_views), labels, len(self.problem.names)
-        )
-        self.store(self.encode_text().detach(), features)
-
-    def class_parameters(self) -> set[str]:
-        """The contexts, if each class has its own."""
-        own = self.options.contexts == "class"
-        return {f"text.contexts.{m}" for m in range(len(self.text.contexts))} if own else set()
-
-    def _train_logits(self, f: Tensor, u: Tensor) -> Tensor:
-        """Logits (M, B, C) of a training step: f (B, D) under text features u (M, C, D)."""
-        options = self.options
-        return prompt_logits(
-            f,
-            u,
-            tau=self.tau,
-            metric_name=options.train_metric,
-            score=options.score,
-            eps=options.eps,
-            precisions=self._intra_class.precisions if options.train_metric == "mahalanobis" else None,
-        )
-
-    def make_head(self) -> Head:
-        """Probabilities under the test metric, averaged over the prompts."""
-        options = self.options
-        u = head_anchors(self.text_features, self.class_features, options.anchors)
-        if options.test_metric != "mahalanobis":
-            return PromptHead.from_text(u, self.tau, options.test_metric, options.score, options.eps)
-        assert options.center is not None
-        with name_classes_in_error(self.problem.names):
-            return MahalanobisHead.from_text(
-                u,
-                self.class_features,
-                self._head_gaussian(),
-                tau=self.tau,
-                center=options.center,
-                texts=self.text_features,
-                score=options.score,
-                eps=options.eps,
-            )
-
-    def options_without_features(self) -> DCAOptions:
-        """Euclidean distances to texts."""
-        options: DCAOptions = super().options_without_features()
-        return dataclasses.replace(options, anchors="text")
-
-    def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Shapes of text features and shots must agree with classes, prompts and joint size."""
-        M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
-        needed = self.options.test_metric == "mahalanobis" or self.options.anchors != "text"
-        problems = check_class_features(state, C, D, needed=needed)
-        if state["text_features"].shape != (M, C, D):
-            problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
-        return problems
+        result = probabilities.new_zeros(len(probabilities), self.total)
+        result[:, self.classes] = probabilities
+        return result
 
 
 METHOD = DCA
