@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def fill(about):
-    FeatureStore().rows(about, KEYS, lambda places: [torch.ones(len(places), 4)])
+    FeatureStore().get_or_compute(about, KEYS, lambda places: [torch.ones(len(places), 4)])
 
 
 def test_each_backbone_and_precision_has_a_line(capsys):
@@ -53,13 +53,13 @@ def test_json_gives_the_whole_description(capsys, folder):
 def test_clear_deletes_one_space_or_all(capsys):
     fill(MINI)
     fill({"backbone": "b"})
-    name = FeatureStore().spaces()[0].name
+    name = FeatureStore().list_spaces()[0].name
     assert main(["cache", "clear", "nonsense"]) == 2
-    assert len(FeatureStore().spaces()) == 2
+    assert len(FeatureStore().list_spaces()) == 2
     capsys.readouterr()
     assert main(["cache", "clear", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["freed_bytes"] == 160
-    assert [space.name == name for space in FeatureStore().spaces()] == [False]
+    assert [space.name == name for space in FeatureStore().list_spaces()] == [False]
     assert main(["cache", "clear"]) == 0
     assert "freed 160 bytes" in capsys.readouterr().out
     assert main(["cache"]) == 0
