@@ -137,7 +137,7 @@ class TrainingOptions:
         CROP_LOW, "smallest share of the image in a random crop; the largest is 1", low=0.001, high=1, source="CoOp"
     )
     last_batch: LastBatch = opt(
-        "drop", "a short last batch of an epoch; drop: unless it is the only one", source="CoOp"
+        "drop", "whether an epoch ends with a short batch; drop: only if it is the only one", source="CoOp"
     )
 
     def __post_init__(self) -> None:
@@ -699,9 +699,7 @@ class Method(nn.Module, ABC):
         names = list(values) if isinstance(values, Mapping) else [text.partition("=")[0].strip() for text in values]
         if fixed := [name for name in names if name not in self.changeable_options]:
             can = ", ".join(self.changeable_options)
-            details = (
-                f"its head reads, and can be made again with: {can}" if can else "its head has no option to change"
-            )
+            details = f"its head reads, and can be rebuilt with: {can}" if can else "its head has no option to change"
             raise UserError(
                 f"{' and '.join(fixed)} of this finished {self.name} model cannot be changed",
                 details=[details],

@@ -88,7 +88,8 @@ class CLAPOptions(FrozenOptions):
 
     views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
     sampling: Literal["images", "views"] = opt(
-        "images", "a step takes one view each of some images, or any of the views; CLAP's code: views"
+        "images",
+        "images: a step takes one view of each of its images; views: it draws from all views, as CLAP's code does",
     )
     names: Literal["plain", "raw"] = opt(
         "plain", "class names as words, or with the underscores of public split files; CLAP's code: raw"
@@ -138,7 +139,7 @@ class CLAP(FrozenMethod, TrainedMethod):
 
     @classmethod
     def resolve(cls, options: CLAPOptions, problem: Problem) -> CLAPOptions:
-        """Strength by recipe."""
+        """Fill in the strength by recipe."""
         return options.fill_unset(strength=STRENGTH[options.recipe])
 
     def __init__(self, clip: CLIP, problem: Problem, options: CLAPOptions) -> None:

@@ -69,7 +69,7 @@ def block_matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
 def decompose(tower: VisionTower | TextTower) -> dict[str, Decomposition]:
     """Decompose the matrices of a tower, by part.
 
-    In float64 and on the CPU: a saved model holds s alone, and its U and V must be found again on any device.
+    In float64 and on the CPU: a saved model holds s alone, and its U and V must come out the same on any device.
     """
     if tower not in _CACHE:
         blocks = [dict(block_matrices(block)) for block in tower.blocks]

@@ -58,14 +58,14 @@ NO_TEXT = 0.02
 class ClosedFormOptions(FrozenOptions):
     """Options of the closed form. The training options are not used."""
 
-    text_shots: float | None = opt(None, "k, how many images the text of a class counts as", low=0)
+    text_shots: float | None = opt(None, "k, number of images that the text of a class counts as", low=0)
     ridge: float | None = opt(None, "g, ridge of the covariance in units of its mean variance", low=1e-6)
     gaussian_scale: float | None = opt(None, "a, scale of the Gaussian head", low=0)
     text_scale: float | None = opt(None, "b, scale of zero-shot CLIP", low=0)
     kernel_scale: float | None = opt(None, "s, scale of kernel ridge; 0 leaves it out", low=0)
     kernel_ridge: float | None = opt(None, "ridge of the kernel in units of its mean eigenvalue", low=1e-9)
     kernel_width: float = opt(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
-    kernel_images: int = opt(3000, "most training images for kernel ridge; it is left out where there are more", low=0)
+    kernel_images: int = opt(3000, "most training images for kernel ridge; it is left out if there are more", low=0)
 
     def fixed(self) -> FixedHyperparameters:
         """The hyperparameters that are set, which are not selected."""

@@ -63,7 +63,7 @@ class CoOp(TextFeatureMethod):
 
     @classmethod
     def resolve(cls, options: CoOpOptions, problem: Problem) -> Any:
-        """Epochs by shots and dataset."""
+        """Fill in epochs by shots and dataset."""
         return super().resolve(options.fill_unset(epochs=coop_epochs(problem)), problem)
 
     def __init__(self, clip: CLIP, problem: Problem, options: CoOpOptions) -> None:

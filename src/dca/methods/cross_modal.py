@@ -113,7 +113,7 @@ class CrossModalOptions(FrozenOptions):
     search: Literal["none", "grid"] = opt(
         "none",
         "grid: as published, train every point of the authors' grid (linear 12, partial 9) and keep the best on "
-        "the validation images; rate, decay and batch that are given are not searched",
+        "the validation images; learning rate, weight decay and batch size are not searched if they are set",
     )
     keep: Literal["best", "last"] = opt("best", "keep the best state on validation images, or the last", source="paper")
     wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
@@ -121,7 +121,7 @@ class CrossModalOptions(FrozenOptions):
         None, "τ, scale of the softmax; auto: the checkpoint's, partial e⁴", low=0, source="Cross-Modal's code"
     )
     epochs: int | None = opt(
-        None, "passes over the training images; auto: as many as make 12,800 iterations", low=0, source="paper"
+        None, "passes over the training images; auto: as many as 12,800 iterations need", low=0, source="paper"
     )
     optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
     batch_size: int | None = opt(
@@ -198,7 +198,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
 
     @classmethod
     def resolve(cls, options: CrossModalOptions, problem: Problem) -> CrossModalOptions:
-        """Defaults of the form, and the number of epochs nearest to the paper's 12,800 iterations."""
+        """Fill in defaults of the form, and the number of epochs nearest to the paper's 12,800 iterations."""
         options = options.fill_unset(**DEFAULTS_BY_FORM[options.form])
         batch, rows = options.batch_size or 1, 2 * len(problem.names) * problem.shots
         epochs = round(ITERATIONS * batch / (rows * repeats_per_epoch(rows, batch)))

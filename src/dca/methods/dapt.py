@@ -29,7 +29,7 @@ from dca.methods.shared.class_features import ClassFeatures
 from dca.methods.shared.prompts import TextPrompts, VisualTokens, coop_epochs
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
-# Dataset -> (learning rate, β_v, β_t), the authors' settings at any number of shots.
+# Dataset -> (learning rate, β_v, β_t), the authors' values at any number of shots.
 PAPER_TABLE = {
     "caltech101": (0.2, 10.0, 0.01),
     "dtd": (20.0, 100.0, 0.01),
@@ -79,7 +79,7 @@ class DAPT(TextFeatureMethod):
 
     @classmethod
     def resolve(cls, options: DAPTOptions, problem: Problem) -> Any:
-        """Learning rate and weights by dataset, epochs by shots."""
+        """Fill in learning rate and weights by dataset, epochs by shots."""
         medians = (None, OWN_VISUAL, OWN_TEXT)
         rate, visual, text = PAPER_TABLE.get(problem.dataset, medians) if options.recipe == "paper" else medians
         filled = options.fill_unset(

@@ -105,7 +105,7 @@ class DCAOptions(TrainingOptions):
     suffix: str = opt(".", "text after the class name", source="CoOp")
     visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
     tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
-    eps: float = opt(1e-6, "ε, guard of the inverse distance", low=0)
+    eps: float = opt(1e-6, "ε, added to the distance before it is inverted", low=0)
     score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
     train_metric: Metric = opt("euclidean", "distance in training", source="paper")
     test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
@@ -123,17 +123,19 @@ class DCAOptions(TrainingOptions):
     )
     separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
     covariance: Covariance = opt(
-        "class", "of the head: one covariance per class, shrunk by γ, or one for all", source="paper"
+        "class", "covariance of the head: one per class, shrunk by γ, or one for all", source="paper"
     )
     anchors: Anchors = opt(
-        "text", "of the head: distances to texts, to the mean image features of the classes, or to both", source="paper"
+        "text",
+        "what the head measures distances to: texts, mean image features of the classes, or both",
+        source="paper",
     )
     center: Literal["text", "visual"] | None = opt(
         None, "centre of the covariance of a class; auto: by reading", source="our reading"
     )
     gammas: Literal["own", "paper"] | None = opt(
         None,
-        "γ1 and γ2 that are not given; own: 100 and 50; paper: by shots; auto: by recipe and reading",
+        "γ1 and γ2 where they are not set; own: 100 and 50; paper: by shots; auto: by recipe and reading",
         source=TABLE,
     )
     gamma1: float | None = opt(
@@ -154,7 +156,7 @@ class DCAOptions(TrainingOptions):
     )
     epochs: int | None = opt(
         None,
-        "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200, for own images at most 100",
+        "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200; at most 100 for own images",
         low=0,
         source="paper; the 100 for own images are ours",
     )
@@ -235,7 +237,7 @@ class DCA(ClassFeatureMethod):
 
     @classmethod
     def explain_options(cls) -> dict[str, list[str]]:
-        """What each reading takes where the paper leaves it open, and why."""
+        """Add what each reading takes where the paper leaves it open, and why."""
         lines = [f"{p.option}: {p.values}. The paper: {p.paper}. Why: {p.why}." for p in OPEN_POINTS]
         heading = f"readings of what the paper leaves open, --set reading={'|'.join(READINGS)}"
         alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."

@@ -145,7 +145,7 @@ class GalLoP(TrainedMethod):
 
     @classmethod
     def resolve(cls, options: GalLoPOptions, problem: Problem) -> GalLoPOptions:
-        """Epochs by dataset, and the authors' batch sizes where these are asked for."""
+        """Fill in epochs by dataset, and the authors' batch sizes where these are asked for."""
         batch = PAPER_BATCHES.get(problem.dataset, BATCH) if problem.rules == "paper" else BATCH
         return options.fill_unset(epochs=50 if problem.dataset == "imagenet" else 200, batch_size=batch)
 

@@ -44,7 +44,7 @@ class LinearProbeOptions(TrainingOptions):
     """Options of the linear probe. The training options are not used."""
 
     c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
-    default_c: float = opt(0.316, "c where there are no validation images", low=1e-9, source="CLIP")
+    default_c: float = opt(0.316, "c without validation images", low=1e-9, source="CLIP")
     features: Literal["raw", "unit"] = opt("raw", "image features of the encoder: raw, or normalised", source="CoOp")
     iterations: int = opt(1000, "most iterations of the solver", low=1, source="CoOp")
 

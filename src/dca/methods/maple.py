@@ -45,7 +45,7 @@ class MaPLeOptions(TextFeatureOptions):
     )
     tokens: int = opt(2, "n, learned tokens per block", low=1, high=1024, source="paper")
     depth: int = opt(9, "J, blocks with tokens of their own; at most all", low=1, high=1024, source="paper")
-    phrase: str = opt("a photo of a", "initial words of P_0; random if too few", source="paper")
+    phrase: str = opt("a photo of a", "initial words of P_0; random if they are fewer than n tokens", source="paper")
 
 
 class MaPLe(TextFeatureMethod):

@@ -69,7 +69,7 @@ class ProLIPOptions(FrozenOptions):
         high=1,
         source="ProLIP's code",
     )
-    epochs: int | None = opt(300, "passes over the training images; one is one step", low=0, source="ProLIP's code")
+    epochs: int | None = opt(300, "passes over the training images; each is one step", low=0, source="ProLIP's code")
     batch_size: int | None = opt(None, "images per step; auto: all of them", low=1, source="paper")
     optimizer: OptimizerName = opt("adam", "optimiser", source="paper")
     learning_rate: float | None = opt(1e-4, "initial learning rate", low=0, source="paper")
@@ -98,7 +98,7 @@ class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
 
     @classmethod
     def resolve(cls, options: ProLIPOptions, problem: Problem) -> ProLIPOptions:
-        """λ by shots, and steps over all images: shots are an average, so there are fewer than C · 2 N images."""
+        """Fill in λ by shots, and steps over all images: shots are a mean, so there are fewer than C · 2 N images."""
         everything = 2 * len(problem.names) * max(problem.shots, 1)
         return options.fill_unset(strength=penalty_strength(options.rule, problem.shots), batch_size=everything)
 

@@ -96,11 +96,11 @@ def teacher_sentences() -> list[str]:
         for articles, group in words.items():
             yield from product(group.split(","), articles.split())
 
-    found = [f"{before} {article} {{}}." for before, article in with_articles(BEFORE)]
-    found += [f"a photo of {article} {word} {{}}." for word, article in with_articles(IN_PHOTOS)]
-    found += [f"a photo of {word} {{}}." for word in ("many", "my", "one")]
-    found += [f"{article} {word} {{}}." for word, article in with_articles(MATERIALS)]
-    return [*found, "a {} in a video game.", "the {} in a video game."]
+    templates = [f"{before} {article} {{}}." for before, article in with_articles(BEFORE)]
+    templates += [f"a photo of {article} {word} {{}}." for word, article in with_articles(IN_PHOTOS)]
+    templates += [f"a photo of {word} {{}}." for word in ("many", "my", "one")]
+    templates += [f"{article} {word} {{}}." for word, article in with_articles(MATERIALS)]
+    return [*templates, "a {} in a video game.", "the {} in a video game."]
 
 
 def epoch_weights(epochs: int, mean: float, spread: float) -> Tensor:
@@ -125,7 +125,7 @@ class PromptSRC(TextFeatureMethod):
 
     @classmethod
     def resolve(cls, options: PromptSRCOptions, problem: Problem) -> PromptSRCOptions:
-        """Weights of the epochs by dataset."""
+        """Fill in the weights of the epochs by dataset."""
         mean, spread = LATE if problem.dataset in LATE_DATASETS else EVEN
         share = max(options.epochs, 1) / EPOCHS
         resolved: PromptSRCOptions = super().resolve(options, problem)

@@ -35,18 +35,18 @@ def all_methods() -> dict[str, type[Method]]:
     """
     import dca.methods as package
 
-    found = {}
+    methods = {}
     for module in pkgutil.iter_modules(package.__path__):
         method = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "METHOD", None)
         if method is not None:
-            found[method.name] = method
+            methods[method.name] = method
     for method in _load_entry_points():
-        found.setdefault(method.name, method)
-    return dict(sorted(found.items()))
+        methods.setdefault(method.name, method)
+    return dict(sorted(methods.items()))
 
 
 def _load_entry_points() -> Iterator[type[Method]]:
-    """Methods of other packages. One that cannot be imported is logged and left out."""
+    """Load the methods of other packages. One that cannot be imported is logged and left out."""
     for point in entry_points(group="dca.methods"):
         package = point.dist.name if point.dist else point.value
         try:
@@ -61,7 +61,7 @@ def _load_entry_points() -> Iterator[type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of the method called `name`, in any case, with hyphens or underscores; raises UserError if unknown."""
+    """Look up a method by its name, in any case, with hyphens or underscores; raises UserError if unknown."""
     methods = {normalize_name(known): method for known, method in all_methods().items()}
     if normalize_name(name) not in methods:
         raise unknown_name("method", name, all_methods(), hint=list_methods())

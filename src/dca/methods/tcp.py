@@ -89,7 +89,7 @@ class TCP(TextFeatureMethod):
 
     @classmethod
     def resolve(cls, options: TCPOptions, problem: Problem) -> Any:
-        """Epochs by dataset. Sentences depend on it, too, but a retargeted model takes those of its new dataset."""
+        """Fill in epochs by dataset. Sentences depend on it, too, but a retargeted model takes those of its own."""
         return super().resolve(options.fill_unset(epochs=25 if problem.dataset in SHORTER else 50), problem)
 
     def __init__(self, clip: CLIP, problem: Problem, options: TCPOptions) -> None:

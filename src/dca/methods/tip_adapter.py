@@ -64,7 +64,7 @@ class TipAdapterOptions(FrozenOptions):
 
     rules: Literal["paper", "strict"] | None = opt(
         None,
-        "range and start of α and β: by dataset, or one for all; auto: that of the run",
+        "range and start of α and β; paper: by dataset; strict: one for all; auto: the rules of the run",
     )
     views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
     crop_low: float = crop_option()

@@ -42,7 +42,7 @@ class TipAdapterFOptions(TipAdapterOptions):
     learning_rate: float | None = opt(1e-3, "initial learning rate", low=0, source="paper")
     adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="paper")
     weight_decay: float = opt(0.01, "weight decay of the keys", low=0, source="paper")
-    last_batch: LastBatch = opt("keep", "a short last batch of an epoch", source="Tip-Adapter's code")
+    last_batch: LastBatch = opt("keep", "whether an epoch ends with a short batch", source="Tip-Adapter's code")
     warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
     schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
 
@@ -59,7 +59,7 @@ class TipAdapterF(TipAdapter, TrainedMethod):
 
     @classmethod
     def resolve(cls, options: TipAdapterFOptions, problem: Problem) -> Any:
-        """20 epochs, for EuroSAT 100."""
+        """Fill in epochs: 20, for EuroSAT 100."""
         return super().resolve(options.fill_unset(epochs=100 if problem.dataset == "eurosat" else 20), problem)
 
     def __init__(self, clip: CLIP, problem: Problem, options: TipAdapterFOptions) -> None:

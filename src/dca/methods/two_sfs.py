@@ -56,7 +56,7 @@ class TwoSFSOptions(TextFeatureOptions):
     first_share: float = opt(0.6, "share of the epochs in stage 1", low=0, high=1, source="paper")
     norms: Literal["all", "blocks"] = opt(
         "all",
-        "layer norms that are trained; blocks: not those outside the blocks, as 2SFS's code",
+        "layer norms that are trained; blocks: only those inside the blocks, as in 2SFS's code",
         source="help of 2SFS's code",
     )
 

@@ -66,7 +66,7 @@ class VPT(TextFeatureMethod):
 
     @classmethod
     def resolve(cls, options: VPTOptions, problem: Problem) -> Any:
-        """Sizes and recipe of the placement. The training loop finds a learning rate that is not published."""
+        """Fill in sizes and recipe of the placement. The training loop finds a learning rate that is not published."""
         tokens, depth = SIZES[options.placement]
         auto: dict[str, Any] = {"epochs": coop_epochs(problem), "batch_size": 32, "learning_rate": None}
         if options.placement == "maple":

@@ -39,7 +39,7 @@ class FrozenOptions(TrainingOptions):
     """Options of every method over frozen features."""
 
     templates: tuple[str, ...] = opt(
-        (), "sentences with {} for the name; none: the dataset's own, for ImageNet CLIP's seven"
+        (), "sentences with {} for the name; none: that of the dataset, for ImageNet CLIP's seven"
     )
 
     def __post_init__(self) -> None:

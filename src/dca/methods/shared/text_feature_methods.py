@@ -143,7 +143,7 @@ class TextFeatureOptions(TrainingOptions):
     test_metric: Metric = opt("cosine", "distance between image and text in the finished model")
     covariance: gaussian.Covariance = opt(
         "class",
-        "of d_m: one covariance per class, shrunk by γ, or one for all",
+        "covariance of d_m: one per class, shrunk by γ, or one for all",
         source="DCA",
     )
     center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="DCA")
