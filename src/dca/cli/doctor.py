@@ -47,17 +47,18 @@ def command(as_json: bool) -> None:
     dca doctor
     dca doctor --json > doctor.json          to attach to a bug report
     """
-    found = examine_installation()
+    installation = examine_installation()
     if as_json:
-        emit(asdict(found))
+        emit(asdict(installation))
         return
-    click.echo(f"dca {found.dca}   Python {found.python}   {found.platform}")
-    print_rows([[name, number or "not installed"] for name, number in found.packages.items()])
-    click.echo(f"device auto -> {found.device} ({found.threads} threads), precision {found.precision}")
-    print_rows([[name, folder or "downloaded on first use"] for name, folder in found.backbones.items()])
-    for name, value in found.environment.items():
+    click.echo(f"dca {installation.dca}   Python {installation.python}   {installation.platform}")
+    print_rows([[name, number or "not installed"] for name, number in installation.packages.items()])
+    device = f"{installation.device} ({installation.threads} threads), precision {installation.precision}"
+    click.echo(f"device auto -> {device}")
+    print_rows([[name, folder or "downloaded on first use"] for name, folder in installation.backbones.items()])
+    for name, value in installation.environment.items():
         click.echo(f"  {name}={value}")
-    for note in found.notes:
+    for note in installation.notes:
         click.echo(f"note: {note}")
 
 

@@ -73,8 +73,8 @@ def _fetch_package(npm: str, folder: Path) -> Path:
     """Fetch the package into a folder with npm, which checks its hash; returns the file."""
     command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=1", "--pack-destination", str(folder)]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
-        message = done.stderr or done.stdout
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+        message = process.stderr or process.stdout
     except subprocess.TimeoutExpired:
         message = f"no answer in {SECONDS} s"
     packages = list(folder.glob("*.tgz"))
