@@ -19,7 +19,8 @@ from pathlib import Path
 
 import click
 
-from dca import Session, Spec, run
+from dca import Session
+from dca.study import Experiment, run_experiment
 
 SETTINGS = [
     {"alpha": alpha, "beta": beta} for alpha, beta in product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0), (0.1, 0.5))
@@ -32,8 +33,8 @@ def run_fits(data: str, cells: list[tuple[int, dict[str, float]]], epochs: int, 
     with tempfile.TemporaryDirectory() as folder:
         for number, (seed, options) in enumerate(cells):
             chosen = {**options, "epochs": epochs}
-            spec = Spec(data=data, method="dca", shots=16, seed=seed, backbone="mini", options=chosen)
-            found.append(run(spec, Path(folder) / str(number), session=session).result["accuracy"])
+            experiment = Experiment(data=data, method="dca", shots=16, seed=seed, backbone="mini", options=chosen)
+            found.append(run_experiment(experiment, Path(folder) / str(number), session=session).result.accuracy or 0.0)
     return found
 
 

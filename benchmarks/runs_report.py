@@ -21,7 +21,7 @@ from typing import Any
 
 from dca.core.text import format_bytes
 from dca.study.report.folder import write_runs_report
-from dca.study.report.subject import subject_of
+from dca.study.report.subject import read_subject
 from dca.study.specification import Cell, load_specification, shipped
 
 LEVEL = {"zero_shot": 0.0, "dca": 0.06}
@@ -32,21 +32,25 @@ def iterate_cells() -> Iterator[Cell]:
     seen: set[str] = set()
     for name in sorted(shipped()):
         for cell in load_specification(name).cells:
-            if cell.id not in seen and cell.spec.measured_on == "test":
+            if cell.id not in seen and cell.experiment.measured_on == "test":
                 seen.add(cell.id)
                 yield cell
-    few = [cell for cell in load_specification("paper/few-shot").cells if cell.spec.seed == 1]
+    few = [cell for cell in load_specification("paper/few-shot").cells if cell.experiment.seed == 1]
     for seed in count(4):
-        yield from (Cell(dataclasses.replace(cell.spec, seed=seed)) for cell in few if cell.spec.method != "zero_shot")
+        yield from (
+            Cell(dataclasses.replace(cell.experiment, seed=seed))
+            for cell in few
+            if cell.experiment.method != "zero_shot"
+        )
 
 
 def invent_result(cell: Cell) -> dict[str, Any]:
     """An invented result: better with more shots, by method and dataset, with noise by seed; from the cell alone."""
-    spec, named = cell.spec, cell.spec.to_dict()
+    spec, named = cell.experiment, cell.experiment.to_dict()
     level = {name: random.Random(name).random() for name in (spec.method, spec.data)}
     noise = random.Random(cell.id)
     gain = LEVEL.get(spec.method, 0.05 * level[spec.method]) * (1 + 0.4 * (spec.shots or 16) ** 0.5)
-    gain -= 0.01 * ("test_metric" in cell.head) + 0.02 * bool(spec.options.get("n_prompts") == 1)
+    gain -= 0.01 * ("test_metric" in cell.head) + 0.02 * bool(spec.changed_options.get("n_prompts") == 1)
 
     def accuracy(name: str) -> float:
         shift = 0.1 * random.Random(name).random()
@@ -73,7 +77,7 @@ def write_cell(runs: Path, cell: Cell, result: Mapping[str, Any]) -> None:
     """The files of a finished cell, as far as the index reads them."""
     folder = runs / cell.id
     folder.mkdir(parents=True)
-    record = {"spec": cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+    record = {"spec": cell.experiment.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
     (folder / "spec.json").write_text(json.dumps(record))
     (folder / "result.json").write_text(json.dumps(result))
 
@@ -92,7 +96,7 @@ def main() -> None:
     for cell in islice(iterate_cells(), chosen.cells):
         write_cell(runs, cell, invent_result(cell))
     began = time.perf_counter()
-    page = write_runs_report(subject_of(runs, specifications=["paper/few-shot"]), runs.parent / "report")
+    page = write_runs_report(read_subject(runs, specifications=["paper/few-shot"]), runs.parent / "report")
     seconds = time.perf_counter() - began
     files = [path for path in page.parent.rglob("*") if path.is_file()]
     print(f"{chosen.cells:,} result files: {seconds:.1f} s")

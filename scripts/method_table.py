@@ -21,7 +21,7 @@ from dca.methods.registry import all_methods
 from dca.methods.summary import markdown_table
 from dca.study.measured import measured_accuracies
 from dca.study.report.means import average_entry, cell_entry
-from dca.study.report.subject import subject_of
+from dca.study.report.subject import read_subject
 from dca.study.report.tables import MISSING, TableCell
 from dca.study.results import PARAMETERS
 from dca.study.specification import load_specification
@@ -39,7 +39,7 @@ def make_method_table() -> str:
 
 def make_study_table(specification: str, runs: Path) -> str:
     """Mean accuracy over the datasets by shots, then each dataset with most shots; the best method first."""
-    subject = subject_of(runs, specifications=[specification])
+    subject = read_subject(runs, specifications=[specification])
     (block,) = subject.of_protocol("few-shot")
     datasets = [dataset for dataset in block.datasets if dataset in block.averaged]
     rows = []

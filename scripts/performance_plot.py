@@ -1,4 +1,4 @@
-"""Draw time and memory of a training step against classes and batch size, from results of `dca bench step --json`.
+"""Draw time and memory of a training step against classes and batch size, from `dca study bench step --json`.
 
 python scripts/performance_plot.py benchmarks/results/h200.json docs/images/step-time.svg
 """
@@ -53,7 +53,7 @@ def plot_lines(axes: Axes, found: list[tuple[int, dict[str, Any]]], lines: dict[
 def main() -> None:
     """Read the results, draw and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results of `dca bench step --json`")
+    parser.add_argument("results", type=Path, help="results of `dca study bench step --json`")
     parser.add_argument("figure", type=Path, help="SVG file to write")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text(encoding="utf-8"))["results"]

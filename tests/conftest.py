@@ -117,7 +117,7 @@ def short_recipe(name: str, **more: object) -> dict[str, object]:
     settings = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8, **more}
     if get_method(name).fits_others:
         settings["epochs"] = min(settings["epochs"], 2)  # type: ignore[type-var]
-        return {"folds": 2, "trained_options": [f"{key}={value}" for key, value in settings.items()]}
+        return {"folds": 2, "trained_options": settings}
     return settings if get_method(name).trains_on != "nothing" else {}
 
 
@@ -151,9 +151,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fitted(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A finished run of DCA on the photos; tests that damage it take a copy."""
     from dca.runs.run import run
-    from dca.runs.spec import Spec
+    from dca.runs.spec import FitSpec
 
-    spec = Spec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options={"epochs": 2})
+    spec = FitSpec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options={"epochs": 2})
     return run(spec, tmp_path_factory.mktemp("fitted") / "photos.dca").folder
 
 

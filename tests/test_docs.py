@@ -23,7 +23,7 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 NOT_HERE = re.compile(
     r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (demo|datasets|cache|push|serve))\b"
     r"|^python (benchmarks|scripts|study|tests)/"
-    r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca select"
+    r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca study select"
 )
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0")
 
@@ -61,7 +61,7 @@ def run_command(command: str) -> None:
 
 def extra(arguments: list[str]) -> list[str]:
     """Options that make a fit short, and that replace an earlier one."""
-    if arguments[0] != "fit":
+    if arguments[0] != "fit" and arguments[:2] != ["study", "run"]:
         return []
     named = [value for flag, value in pairwise(arguments) if flag in ("--method", "--with")]
     trained = [name for name in named if get_method(name).trains_on != "nothing"]

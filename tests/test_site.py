@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ from nbclient import NotebookClient
 
 import dca
 from dca import estimators
+from dca.study import protocols
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -82,8 +82,8 @@ def test_the_api_reference_has_every_public_name(site: Path) -> None:
             assert f'id="dca.{name}"' in page, name
     for name in estimators.__all__:
         assert f'id="dca.estimators.{name}"' in page, name
-    for name in (name for name in dca.protocols.__all__ if inspect.isfunction(getattr(dca.protocols, name))):
-        assert f'id="dca.datasets.protocols.{name}"' in page, name
+    for name in protocols.__all__:
+        assert f'id="dca.study.protocols.{name}"' in page, name
     assert 'id="dca.Classifier.predict_proba"' in page
     # Examples are code, not text with brackets.
     assert "&gt;&gt;&gt; " in page

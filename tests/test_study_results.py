@@ -10,11 +10,11 @@ import pytest
 
 from dca.datasets.shifts import SHIFTS
 from dca.methods.registry import all_methods
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
 from dca.study.index import collect, read_results
 from dca.study.report.folder import write_runs_report
-from dca.study.report.subject import subject_of
-from dca.study.selection import select
+from dca.study.report.subject import read_subject
+from dca.study.selection import select_options
 from dca.study.specification import load_specification
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,8 +23,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 THREE = {"eurosat", "caltech101", "oxford_flowers"}
 
 
-def specs(name: str) -> dict[str, Spec]:
-    return {cell.spec.id: cell.spec for cell in load_specification(FOLDER / f"{name}.toml").cells}
+def specs(name: str) -> dict[str, Experiment]:
+    return {cell.experiment.id: cell.experiment for cell in load_specification(FOLDER / f"{name}.toml").cells}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +68,7 @@ def test_the_results_are_as_they_are_collected(name: str, tmp_path: Path) -> Non
 
 
 def test_the_selection_is_what_the_committed_results_give() -> None:
-    found = select(load_specification("selection"), FOLDER / "results" / "selection.jsonl")
+    found = select_options(load_specification("selection"), FOLDER / "results" / "selection.jsonl")
     assert json.loads(json.dumps(found)) == json.loads((FOLDER / "selection.json").read_text(encoding="utf-8"))
 
 
@@ -77,7 +77,7 @@ def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path) -
     (names,) = re.findall(r"^SPECIFICATIONS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert sorted(names.split()) == NAMES
     specifications = [str(FOLDER / f"{name}.toml") for name in names.split()]
-    subject = subject_of(
+    subject = read_subject(
         FOLDER / "results" / "study.jsonl", specifications=specifications, selection=FOLDER / "selection.json"
     )
     made = write_runs_report(subject, tmp_path / "report", text_only=True).parent / "tables"

@@ -9,15 +9,13 @@ if TYPE_CHECKING:
     from dca.backbones.clip import CLIP
     from dca.core.errors import NotFittedError, UserError
     from dca.core.options import opt
-    from dca.datasets import load_dataset, protocols
+    from dca.datasets import load_dataset
     from dca.datasets.dataset import Dataset, Item
     from dca.export.folder import ExportResult, export_onnx
     from dca.methods.base import Method, TrainedMethod, TrainingOptions
     from dca.methods.registry import all_methods as list_methods
     from dca.model.classifier import Classifier, Predictions
     from dca.model.records import Estimate, HeldOutPrediction, TrainingImage
-    from dca.runs.run import FittedRun, run
-    from dca.runs.spec import Spec
     from dca.training.evaluate import Evaluation
     from dca.training.session import Session
 
@@ -29,14 +27,12 @@ __all__ = [
     "Estimate",
     "Evaluation",
     "ExportResult",
-    "FittedRun",
     "HeldOutPrediction",
     "Item",
     "Method",
     "NotFittedError",
     "Predictions",
     "Session",
-    "Spec",
     "TrainedMethod",
     "TrainingImage",
     "TrainingOptions",
@@ -46,8 +42,6 @@ __all__ = [
     "list_methods",
     "load_dataset",
     "opt",
-    "protocols",
-    "run",
 ]
 
 # Public name -> where it is defined.
@@ -58,14 +52,12 @@ _HOMES = {
     "Estimate": "dca.model.records:Estimate",
     "Evaluation": "dca.training.evaluate:Evaluation",
     "ExportResult": "dca.export.folder:ExportResult",
-    "FittedRun": "dca.runs.run:FittedRun",
     "HeldOutPrediction": "dca.model.records:HeldOutPrediction",
     "Item": "dca.datasets.dataset:Item",
     "Method": "dca.methods.base:Method",
     "NotFittedError": "dca.core.errors:NotFittedError",
     "Predictions": "dca.model.classifier:Predictions",
     "Session": "dca.training.session:Session",
-    "Spec": "dca.runs.spec:Spec",
     "TrainedMethod": "dca.methods.base:TrainedMethod",
     "TrainingImage": "dca.model.records:TrainingImage",
     "TrainingOptions": "dca.methods.base:TrainingOptions",
@@ -74,8 +66,6 @@ _HOMES = {
     "list_methods": "dca.methods.registry:all_methods",
     "load_dataset": "dca.datasets:load_dataset",
     "opt": "dca.core.options:opt",
-    "protocols": "dca.datasets.protocols:",
-    "run": "dca.runs.run:run",
 }
 
 

@@ -25,7 +25,7 @@ from dca import Classifier, Session
 from dca.core import seeds
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.protocols import training_part
+from dca.datasets.draws import draw_training_part
 from dca.methods.registry import get_method
 from dca.model.findings import doubtful_labels
 
@@ -122,7 +122,7 @@ def measure_unknown(datasets: Sequence[Dataset], session: Session, shots: Sequen
                 order = torch.randperm(len(dataset.names), generator=seeds.generator(seed, "known classes")).tolist()
                 known = sorted(order[: len(order) // 2])
                 task = select_classes(dataset, known, existing_items(dataset.train), dataset.test)
-                source, _ = training_part(task, K, seed, rules="strict", validation="none")
+                source, _ = draw_training_part(task, K, seed, rules="strict", validation="none")
                 model = Classifier("closed_form", seed=seed).fit(source, session=session)
                 test = [item.image for item in dataset.test]
                 new = np.array([item.label not in known for item in dataset.test])
@@ -148,7 +148,7 @@ def measure_labels(datasets: Sequence[Dataset], session: Session) -> None:
     for dataset in datasets:
         shares = []
         for seed in SEEDS:
-            source, _ = training_part(dataset, 16, seed, rules="strict", validation="none")
+            source, _ = draw_training_part(dataset, 16, seed, rules="strict", validation="none")
             rng = np.random.default_rng(seed)
             flipped = rng.choice(len(source.train), round(0.05 * len(source.train)), replace=False)
             items = list(source.train)

@@ -21,8 +21,8 @@ import torch
 
 from dca.core.files import json_digest
 from dca.datasets import load_dataset
-from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.runs.result import RunResult
+from dca.study import Experiment, run_experiment
 from dca.training.session import Session
 
 METHODS = ("closed_form", "coop", "dca")
@@ -31,12 +31,12 @@ PLACES = (("cpu", "fp32"), ("cuda", "fp32"), ("cuda", "bf16"))
 Row = dict[str, Any]
 
 
-def iterate_specs(given: argparse.Namespace, seed: int, precision: str) -> Iterator[Spec]:
+def iterate_specs(given: argparse.Namespace, seed: int, precision: str) -> Iterator[Experiment]:
     """The experiments of one seed."""
     shared = {"data": given.data, "backbone": given.backbone, "shots": given.shots, "seed": seed}
     for method in METHODS:
         options = {} if method == "closed_form" else {"epochs": given.epochs}
-        yield Spec(method=method, precision=precision, options=options, **shared)
+        yield Experiment(method=method, precision=precision, options=options, **shared)
 
 
 def measure(given: argparse.Namespace, places: Sequence[tuple[str, str]], folder: Path) -> list[Row]:
@@ -46,7 +46,7 @@ def measure(given: argparse.Namespace, places: Sequence[tuple[str, str]], folder
         session = Session(device=device)
         for seed in given.seeds:
             for spec in iterate_specs(given, seed, precision):
-                outcome = run(spec, folder / device / spec.id, dataset=dataset, session=session)
+                outcome = run_experiment(spec, folder / device / spec.id, dataset=dataset, session=session)
                 assert outcome.classifier is not None
                 drawn = json_digest([image.sha256 for image in outcome.classifier.training_images_])
                 result = outcome.result
@@ -54,13 +54,13 @@ def measure(given: argparse.Namespace, places: Sequence[tuple[str, str]], folder
                 rows.append(
                     {"method": spec.method, "seed": seed, "place": place, "draw": drawn, **keep_figures(result)}
                 )
-                click.echo(f"{place:<10} {spec.method:<12} seed {seed}  {100 * result['accuracy']:.2f}", err=True)
+                click.echo(f"{place:<10} {spec.method:<12} seed {seed}  {100 * (result.accuracy or 0):.2f}", err=True)
     return rows
 
 
-def keep_figures(result: Row) -> Row:
+def keep_figures(result: RunResult) -> Row:
     """The figures of a result that are compared."""
-    return {name: result[name] for name in ("accuracy", "zero_shot_accuracy", "test_images", "seconds")}
+    return {name: getattr(result, name) for name in ("accuracy", "zero_shot_accuracy", "test_images", "seconds")}
 
 
 def compute_differences(rows: Sequence[Row]) -> list[Row]:

@@ -49,7 +49,7 @@ def test_options_values_and_files_are_completed() -> None:
     assert answers("fit", "photos/", "--method", "tip") == ["plain,tip_adapter", "plain,tip_adapter_f"]
     assert answers("fit", "photos/", "--with", "dc") == ["plain,dca"]
     assert answers("methods", "show", "coc") == ["plain,cocoop"]
-    assert answers("fit", "photos/", "--protocol", "base") == ["plain,base-to-new"]
+    assert answers("study", "run", "photos/", "--protocol", "base") == ["plain,base-to-new"]
     for words in (["fit", "ph"], ["predict", "m.dca", "ph"], ["eval", "m.dca", "ph"], ["check-labels", "ph"]):
         assert answers(*words) == ["file,ph"], words
 

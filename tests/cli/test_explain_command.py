@@ -12,9 +12,9 @@ from PIL import Image
 def model(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
     """A closed form with a gallery on the tiny backbone."""
     from dca.runs.run import run
-    from dca.runs.spec import Spec
+    from dca.runs.spec import FitSpec
 
-    spec = Spec(data=str(photos), backbone=str(tiny_folder))
+    spec = FitSpec(data=str(photos), backbone=str(tiny_folder))
     return run(spec, tmp_path_factory.mktemp("explain") / "photos.dca", gallery=True).folder
 
 

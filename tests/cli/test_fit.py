@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,8 @@ import pytest
 from bad_pictures import bad_files, class_folders, picture
 
 from dca.cli.fit import default_output
+from dca.model.findings import DoubtfulLabel, Findings
+from dca.runs.result import RunResult
 
 KEYS = {
     "model": str, "method": str, "backbone": str, "shots": int, "seed": int, "zero_shot_accuracy": float,
@@ -120,7 +123,7 @@ def test_every_class_with_too_few_images_is_listed(dca: Any, tiny_folder: Path, 
 def test_the_images_of_a_draw_are_not_called_all(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     assert dca("datasets", "draw", photos, "--shots", 2, "-o", tmp_path / "two.json").code == 0
     common = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca", *QUICK)
-    said = dca("fit", photos, "--draw", tmp_path / "two.json", *common)
+    said = dca("study", "run", photos, "--draw", tmp_path / "two.json", *common)
     assert said.code == 0
     assert "20 training images (those of two.json)" in said.out
     assert "40 training images (all of them)" in dca("fit", photos, "--overwrite", *common).out
@@ -135,21 +138,22 @@ def test_images_that_are_held_out_are_not_called_trained_on(dca: Any, photos: Pa
 
 
 def test_a_public_dataset_that_was_recognised_is_said():
-    from dca.cli.fit import summary
+    from dca.cli.fit import format_result
 
-    result = {
-        "dataset": "eurosat", "public": "eurosat", "split": "public split file split_zhou_EuroSAT.json",
-        "classes": 10, "images": 10, "shots": 1, "targets": [], "checkpoint_bytes": 5, "trained_parameters": 0,
-        "seconds": 1.0, "backbone": "vit-b-16", "image_size": 224, "method": "gda",
-        "findings": {"doubtful_labels": [], "confused": [], "more_images": None, "notes": []},
-    }  # fmt: skip
+    result = RunResult(
+        dataset="eurosat", public="eurosat", split="public split file split_zhou_EuroSAT.json", classes=10, images=10,
+        shots=1, seed=1, selected_on="", trained_parameters=0, seconds=1.0, backbone="vit-b-16", image_size=224,
+        method="gda", checkpoint_bytes=5, findings=Findings((), (), None, ()),
+    )  # fmt: skip
     said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
-    assert summary(result, "m.dca", "photos/")[0] == "vit-b-16, 224 px"
-    assert summary(result, "m.dca", "photos/")[2].startswith(said)
-    assert "recognised" not in "\n".join(summary({**result, "public": ""}, "m.dca", "photos/"))
-    doubt = {"image": "a/1.jpg", "suggested": "b", "probability": 0.9, "label": "a", "own": 0.01}
-    result["findings"]["doubtful_labels"] = [doubt]
-    assert "labels to check: 1 image; all of them: dca check-labels 'my photos/'" in summary(result, "m", "my photos/")
+    assert format_result(result, "m.dca", "photos/")[0] == "vit-b-16, 224 px"
+    assert format_result(result, "m.dca", "photos/")[2].startswith(said)
+    unknown = dataclasses.replace(result, public="")
+    assert "recognised" not in "\n".join(format_result(unknown, "m.dca", "photos/"))
+    doubt = DoubtfulLabel(0, "a/1.jpg", "a", "b", 0.9, 0.01)
+    doubtful = dataclasses.replace(result, findings=Findings((doubt,), (), None, ()))
+    lines = format_result(doubtful, "m", "my photos/")
+    assert "labels to check: 1 image; all of them: dca check-labels 'my photos/'" in lines
 
 
 @pytest.mark.parametrize(
@@ -397,7 +401,8 @@ def test_images_that_cannot_be_read_are_left_out_before_the_draw(dca: Any, tiny_
     assert {line.partition(":")[0] for line in found["skipped"]} <= {f"cat/{name}" for name in names}
     assert all(f"skipped {line}" in said.err for line in found["skipped"])
     config = json.loads((tmp_path / "m.dca" / "config.json").read_text(encoding="utf-8"))
-    assert sorted(row["name"] for row in config["draw"]) == [f"{c}/{n}.jpg" for c in ("cat", "dog") for n in range(4)]
+    named = sorted(row["name"] for row in config["training_images"])
+    assert named == [f"{c}/{n}.jpg" for c in ("cat", "dog") for n in range(4)]
     again = dca(*arguments, "--skip-bad")
     assert again.code == 0
     assert "finished already" in again.err

@@ -45,8 +45,8 @@ def test_the_trained_part_is_stored_and_its_curve_kept(dca: Any, photos: Path, t
     assert "dca brought +2.0 points" in result["findings"]["notes"][-1]
     config = json.loads((target / "config.json").read_text())
     assert config["options"]["trained"] == "dca"
-    assert "epochs=1" in config["options"]["trained_options"]
-    assert config["fit_arguments"]["options"]["trained_options"] == ["epochs=1", "warmup_epochs=0"]
+    assert config["options"]["trained_options"]["epochs"] == 1
+    assert config["fit_arguments"]["options"]["trained_options"] == {"epochs": 1, "warmup_epochs": 0}
     assert len((target / "metrics.jsonl").read_text().splitlines()) == 1
     assert not (target / FOLDS).exists()
     assert not (target / STATE).exists()
@@ -86,7 +86,7 @@ def test_what_cannot_be_combined_is_said(dca: Any, photos: Path, tiny_folder: Pa
     for more, problem, hint in (
         (
             ("--method", "gda", "--with", "dca"),
-            "--with takes a method in beside closed_form, not beside gda",
+            "--with combines a method with closed_form, not with gda",
             "--method",
         ),
         (("--with", "dac"), "dac", "dca"),

@@ -182,7 +182,7 @@ def raising(error: BaseException) -> click.Command:
 
 
 def test_interrupts_exit_130(dca: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(KeyboardInterrupt()))
+    monkeypatch.setattr(cli.MainGroup, "get_command", lambda *_: raising(KeyboardInterrupt()))
     said = dca("doctor")
     assert said.code == 130
     assert "interrupted" in said.err
@@ -201,7 +201,7 @@ def test_interrupts_exit_130(dca: Any, monkeypatch: pytest.MonkeyPatch):
 def test_what_the_machine_refuses_is_said_without_a_traceback(
     dca: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
 ):
-    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(error))
+    monkeypatch.setattr(cli.MainGroup, "get_command", lambda *_: raising(error))
     said = dca("doctor")
     assert said.code == 2
     assert part in said.err
@@ -209,7 +209,7 @@ def test_what_the_machine_refuses_is_said_without_a_traceback(
 
 
 def test_a_bug_keeps_its_traceback(dca: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli.Lazy, "get_command", lambda *_: raising(ZeroDivisionError("ours")))
+    monkeypatch.setattr(cli.MainGroup, "get_command", lambda *_: raising(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError):
         dca("doctor")
 

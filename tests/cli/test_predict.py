@@ -215,10 +215,10 @@ def test_a_reader_that_leaves_early_is_no_error(fitted: Path, photos: Path):
 def doubting(photos: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the default method."""
     from dca.runs.run import run
-    from dca.runs.spec import Spec
+    from dca.runs.spec import FitSpec
 
     target = tmp_path_factory.mktemp("doubting") / "m.dca"
-    run(Spec(data=str(photos / "train"), backbone=str(tiny_folder)), target, device="cpu")
+    run(FitSpec(data=str(photos / "train"), backbone=str(tiny_folder)), target, device="cpu")
     return target
 
 

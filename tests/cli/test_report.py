@@ -51,13 +51,13 @@ def test_report_without_a_browser_says_where_the_page_is(
 def test_mistakes_of_the_user_are_named(dca: Callable[..., object], tmp_path: Path) -> None:
     done = dca("report", tmp_path / "nothing")
     assert done.code == 2
-    assert "nothing is no folder of a model or of runs" in done.err
+    assert "nothing is no folder of a model" in done.err
     assert "dca fit" in done.err
-    assert "dca sweep" in done.err
+    assert "dca study report" in done.err
     (tmp_path / "empty").mkdir()
     done = dca("report", tmp_path / "empty")
     assert done.code == 2
-    assert "empty holds neither a model nor finished runs" in done.err
+    assert "empty holds no model" in done.err
 
 
 def test_compare_prints_and_writes_a_page(

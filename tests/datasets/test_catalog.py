@@ -14,7 +14,7 @@ from dca.core.text import normalize_name
 from dca.datasets import catalog, load_dataset
 from dca.datasets.catalog import CatalogEntry, ClassFolders
 from dca.datasets.check import check_public
-from dca.datasets.protocols import domain_shift
+from dca.study.protocols import domain_shift
 from helpers.miniatures import PER_CLASS, WNID_FOLDERS, miniature
 from helpers.small_images import make_folder
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
 from dca.study.index import RunIndex
 from dca.study.results import Block, blocks_of
 from dca.study.specification import Cell
@@ -22,8 +22,8 @@ def write_run(
     **spec: Any,
 ) -> str:
     """Write the files of one finished cell; returns its id. accuracy: of each target."""
-    cell = Cell(Spec(**{"data": "eurosat", "shots": 4, **spec}), head or {})
-    own, protocol = cell.spec, cell.spec.protocol
+    cell = Cell(Experiment(**{"data": "eurosat", "shots": 4, **spec}), head or {})
+    own, protocol = cell.experiment, cell.experiment.protocol
     values = [accuracy] if isinstance(accuracy, float) else list(accuracy)
     names = {"base-to-new": ["base", "new"], "few-shot": [own.data]}.get(protocol, [*own.targets])
     names = names if len(names) == len(values) else [own.data, *names]

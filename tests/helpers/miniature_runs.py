@@ -2,7 +2,7 @@
 
     python tests/helpers/miniature_runs.py RUNS [--study paper/few-shot ...] [--shots 1 16] [--seeds 1] [--true-shape]
 
-leaves a folder of runs as `dca sweep STUDY --backbone vit-b-16 --data ROOT --runs RUNS` would with the real weights:
+leaves a folder as `dca study sweep STUDY --backbone vit-b-16 --data ROOT --runs RUNS` would with the real weights:
 the same specs and ids, so that reports can be made of it. Only the images, the weights and the length of training are
 small: every method trains for one step.
 """
@@ -25,7 +25,7 @@ import torch
 from conftest import make_clip, save_hf
 from dca.backbones.clip.config import VIT_B_16, CLIPConfig
 from dca.study.specification import Cell, jobs_of, load_specification
-from dca.study.sweep import plan
+from dca.study.sweep import plan_sweep
 from dca.study.worker import CellResult, Worker
 from dca.training.loop import Trainer
 from dca.training.support import ImageSupport
@@ -58,7 +58,7 @@ def checkpoint(folder: Path, *, true_shape: bool = False) -> Path:
 def lay_out(root: Path, cells: Iterable[Cell], size: Size = SIZE) -> Path:
     """Miniatures of all datasets of some cells; returns the folder that holds them."""
     root.mkdir(parents=True, exist_ok=True)
-    for name in sorted({name for cell in cells for name in (cell.spec.data, *cell.spec.targets)}):
+    for name in sorted({name for cell in cells for name in (cell.experiment.data, *cell.experiment.targets)}):
         miniature(name, root, size)
     return root
 
@@ -96,7 +96,7 @@ def make_runs(cells: Iterable[Cell], runs: Path, root: Path) -> Iterator[CellRes
     worker = Worker(runs, root, "cpu")
     with short_fits():
         for job in jobs_of(cells):
-            yield from worker.carry_out(job)
+            yield from worker.run(job)
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
 
     def wanted(cell: Cell) -> bool:
         axes = ((given.data, "data"), (given.method, "method"), (given.shots, "shots"), (given.seeds, "seed"))
-        return all(values is None or getattr(cell.spec, name) in values for values, name in axes)
+        return all(values is None or getattr(cell.experiment, name) in values for values, name in axes)
 
     place = given.runs.resolve().parent / f"{given.runs.name}-sources"
     weights = place / BACKBONE
@@ -130,7 +130,7 @@ def main() -> None:
         sys.stderr.write(f"{number}/{len(cells)}  {report.seconds:.1f} s  {words}  {report.error}\n")
     sys.stdout.write(f"{len(cells)} cells, {failed} failed, {time.monotonic() - began:.0f} s\n")
     for name in given.study:  # as shipped, with the name of the real backbone
-        made = plan(load_specification(name), given.runs)
+        made = plan_sweep(load_specification(name), given.runs)
         sys.stdout.write(f"{name}: {len(made.finished)} of {len(made.study.cells)} cells finished\n")
 
 

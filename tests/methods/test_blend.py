@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca import Spec
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
@@ -20,11 +19,12 @@ from dca.methods import blend as module
 from dca.methods.base import HeldOutPredictions, Problem
 from dca.methods.blend import Blend, BlendWeights
 from dca.model.classifier import Classifier
+from dca.runs.spec import FitSpec
 from dca.training.session import Session
 from dca.training.support import ImageSupport
 from oracles.images import Images
 
-SHORT = {"epochs": 2, "folds": 2, "trained_options": ["warmup_epochs=0", "batch_size=8"]}
+SHORT = {"epochs": 2, "folds": 2, "trained_options": {"warmup_epochs": 0, "batch_size": 8}}
 GIVEN = BlendWeights(0.8, 0.4, 0.02, 0.1)
 
 
@@ -51,7 +51,7 @@ def pictures(sample: Dataset) -> list[Any]:
 @pytest.mark.parametrize("trained", ["dca", "coop", "tip_adapter"])
 def test_the_product_of_two_models_that_are_fitted_alone(trained: str, sample: Dataset, tiny: CLIP) -> None:
     steps = trained != "tip_adapter"
-    more = {} if steps else {"epochs": None, "trained_options": []}
+    more = {} if steps else {"epochs": None, "trained_options": {}}
     model = fitted(sample, tiny, trained=trained, **more)
     alone = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8} if steps else {}
     closed = Classifier("closed_form", seed=3, backbone=tiny, device="cpu").fit(sample)
@@ -201,14 +201,15 @@ def test_classes_change_in_both_parts(sample: Dataset, tiny: CLIP) -> None:
         again.restore(changed.state_dict())
         assert torch.equal(again.classify(f), changed.classify(f))
     with pytest.raises(UserError, match="no class can be removed from a tip_adapter model"):
-        fitted(data, tiny, trained="tip_adapter", epochs=None, trained_options=[]).method_.without_class(0)
+        fitted(data, tiny, trained="tip_adapter", epochs=None, trained_options={}).method_.without_class(0)
 
 
 def test_options_of_the_trained_method_have_one_form() -> None:
-    spec = Spec(data="sample", method="blend", options={"trained": "CoOp", "epochs": 5})
-    assert spec == Spec(data="sample", method="blend", options={"trained": "coop", "trained_options": ["epochs = 5"]})
-    assert spec.options == {"trained": "coop", "trained_options": ("epochs=5",)}
-    assert Blend.parse_options({"trained_options": ["n_prompts=4", "epochs=auto"]}) == Blend.parse_options({})
+    spec = FitSpec(data="sample", method="blend", options={"trained": "CoOp", "epochs": 5})
+    assert spec == FitSpec(data="sample", method="blend", options={"trained": "coop", "trained_options": {"epochs": 5}})
+    assert spec == FitSpec(data="sample", method="blend", options=("trained=coop", "epochs=5"))
+    assert spec.changed_options == {"trained": "coop", "trained_options": {"epochs": 5}}
+    assert Blend.parse_options({"trained_options": {"n_prompts": 4, "epochs": None}}) == Blend.parse_options({})
 
 
 def test_wrong_options_are_named(sample: Dataset) -> None:
@@ -217,7 +218,7 @@ def test_wrong_options_are_named(sample: Dataset) -> None:
         ({"trained": "blend"}, "blend cannot be blended"),
         ({"trained": "closed_form"}, "closed_form cannot be blended"),
         ({"trained": "gda", "epochs": 5}, "gda is not trained in steps"),
-        ({"trained_options": ["n_prompts=0"]}, "out of range"),
+        ({"trained_options": {"n_prompts": 0}}, "out of range"),
     ):
         with pytest.raises(UserError, match=said):
             Classifier("blend", **given).fit(sample)

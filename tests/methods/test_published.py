@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dca.cli.fit import options_of
 from dca.core.choices import PROTOCOLS, ProtocolName
+from dca.core.options import changed_values
 from dca.datasets.dataset import Dataset
 from dca.methods.registry import all_methods, get_method
-from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
+from dca.study.run import run_experiment
 
 TRANSFER = {
     "maple": {"depth": 3, "epochs": 2, "learning_rate": 0.0026},
@@ -30,8 +30,8 @@ EXPECTED: dict[str, dict[ProtocolName, dict[str, Any]]] = {
 }
 
 
-def spec(name: str, protocol: str, **given: Any) -> Spec:
-    return Spec(**{"data": "x", "method": name, "protocol": protocol, "rules": "paper", **given})  # type: ignore[arg-type]
+def spec(name: str, protocol: str, **given: Any) -> Experiment:
+    return Experiment(**{"data": "x", "method": name, "protocol": protocol, "rules": "paper", **given})  # type: ignore[arg-type]
 
 
 def test_recipes_by_protocol_are_those_of_the_authors_files() -> None:
@@ -48,22 +48,24 @@ def test_recipes_by_protocol_are_those_of_the_authors_files() -> None:
 def test_an_experiment_takes_them_with_the_selection_paper_only(name: str) -> None:
     for protocol, wanted in EXPECTED[name].items():
         found = spec(name, protocol)
-        assert found.settings == wanted
-        assert found.options == {}
-        assert spec(name, protocol, rules="strict").settings == {}
-    assert spec(name, "few-shot").settings == {}
+        assert changed_values(found.options) == wanted
+        assert found.changed_options == {}
+        assert changed_values(spec(name, protocol, rules="strict").options) == {}
+    assert changed_values(spec(name, "few-shot").options) == {}
 
 
 def test_options_that_are_given_win_even_with_the_value_of_a_default() -> None:
     found = spec("maple", "domain-shift", options={"depth": 9, "epochs": 2})
-    assert found.options == {"depth": 9}
-    assert found.settings == {**TRANSFER["maple"], "depth": 9}
+    assert found.changed_options == {"depth": 9}
+    assert changed_values(found.options) == {"epochs": 2, "learning_rate": 0.0026}, (
+        "9 is the default of other protocols"
+    )
     again = spec("maple", "domain-shift", options=found.options)
     assert again == found
     assert again.id == found.id
-    assert found == spec("maple", "domain-shift", options=options_of("maple", ("depth=9",)))
+    assert found == spec("maple", "domain-shift", options=("depth=9",))
     assert found != spec("maple", "domain-shift")
-    assert spec("maple", "domain-shift", options=options_of("maple", ())) == spec("maple", "domain-shift")
+    assert spec("maple", "domain-shift", options=()) == spec("maple", "domain-shift")
 
 
 @pytest.mark.parametrize(("rules", "mean"), [("paper", 15.0), ("strict", 0.6)])
@@ -71,7 +73,7 @@ def test_a_run_trains_with_them(rules: str, mean: float, sample: Dataset, tiny_f
     """Few-shot averaging is around epoch 30 of 50, which is 0.6 of one epoch."""
     options = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
     found = spec("promptsrc", "base-to-new", rules=rules, shots=1, backbone=str(tiny_folder), options=options)
-    outcome = run(found, tmp_path / "model", dataset=sample, device="cpu")
+    outcome = run_experiment(found, tmp_path / "model", dataset=sample, device="cpu")
     assert outcome.classifier is not None
     chosen = outcome.classifier.method_.options
     assert (chosen.epochs, chosen.average_mean) == (1, pytest.approx(mean))

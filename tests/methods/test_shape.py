@@ -7,9 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from dca import Classifier, Spec
+from dca import Classifier
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.summary import load_measurements, markdown_table, mean_accuracy
+from dca.runs.spec import FitSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,4 +60,4 @@ def test_measured_settings_are_options_of_their_methods() -> None:
 
 
 def test_the_default_method_exists() -> None:
-    assert get_method(DEFAULT_METHOD).name == DEFAULT_METHOD == Classifier().method == Spec(data="sample").method
+    assert get_method(DEFAULT_METHOD).name == DEFAULT_METHOD == Classifier().method == FitSpec(data="sample").method

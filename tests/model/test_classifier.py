@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dca.datasets.splits import draw_training_part
 from PIL import Image
 from sklearn.base import clone
 
@@ -19,10 +20,10 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.protocols import subset, training_part
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset
+from dca.study.protocols import subset
 from dca.training.context import make_problem
 
 
@@ -162,7 +163,7 @@ def test_a_model_is_measured_by_labels_without_their_names(clip: CLIP, shop: Pat
 def test_the_name_of_a_folder_does_not_change_the_training(shop: Path, name: str):
     dataset = load_dataset(shop.rename(shop.with_name(name)))
     assert (dataset.name, dataset.public) == (name, "")
-    drawn, _ = training_part(dataset, 2, 1)
+    drawn, _ = draw_training_part(dataset, 2, 1)
     assert make_problem(drawn, 1, "strict").dataset == ""
     assert make_problem(drawn, 1, "strict") == make_problem(dataclasses.replace(drawn, name="photos"), 1, "strict")
     assert make_problem(dataclasses.replace(drawn, public=name), 1, "strict").dataset == name
@@ -401,7 +402,7 @@ def test_paper_rules_take_what_a_methods_authors_took(sample: Dataset):
     for name, strict, paper in (("gda", 10, 30), ("linear_probe", 10, 10), ("dca", 0, 0)):
         use = get_method(name).validation
         for rules, count in (("strict", strict), ("paper", paper)):
-            part, words = training_part(whole, 1, 1, rules=rules, validation=use)
+            part, words = draw_training_part(whole, 1, 1, rules=rules, validation=use)
             assert len(part.val) == count
             assert words.startswith(f"{rules}: ")
 

@@ -11,7 +11,7 @@ from dca import Classifier, Session
 from dca.model.inputs import as_dataset
 from dca.report.reported_model import ReportedModel, prepare_report
 from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.runs.spec import FitSpec
 
 HOSTILE = "<script>alert(1)<"
 
@@ -29,7 +29,7 @@ def hostile_photos(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Pa
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory, hostile_photos: Path, tiny_folder: Path) -> Path:
     """A closed form with a gallery."""
-    spec = Spec(data=str(hostile_photos), backbone=str(tiny_folder))
+    spec = FitSpec(data=str(hostile_photos), backbone=str(tiny_folder))
     return run(spec, tmp_path_factory.mktemp("report") / "photos.dca", gallery=True).folder
 
 

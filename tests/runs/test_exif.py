@@ -17,8 +17,8 @@ from dca.datasets.dataset import Dataset, Item
 from dca.features.store import FeatureStore
 from dca.images.decode import open_image
 from dca.runs.folder import identify
-from dca.runs.run import run, task_of
-from dca.runs.spec import Spec
+from dca.runs.run import make_fit_task, run
+from dca.runs.spec import FitSpec
 from dca.training.session import Session
 
 OPTIONS = {"tip_adapter": {"views": 0}, "vpt": {"epochs": 1, "warmup_epochs": 0, "learning_rate": 0.1}}
@@ -59,7 +59,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def outcome(method: str, data: Dataset, rules: Rules, folder: Path, session: Session, tiny: Path) -> Any:
-    spec = Spec(data="x", method=method, rules=rules, backbone=str(tiny), options=OPTIONS[method])
+    spec = FitSpec(data="x", method=method, rules=rules, backbone=str(tiny), options=OPTIONS[method])
     return run(spec, folder, dataset=data, session=session)
 
 
@@ -79,7 +79,7 @@ def test_a_run_reads_pixels_as_its_protocol_says(
     session, other = (Session(device="cpu", store=FeatureStore(tmp_path / name)) for name in ("one", "two"))
     wanted = outcome(method, plain, rules, tmp_path / "plain", session, tiny_folder)
     found = outcome(method, planted, rules, tmp_path / "planted", other, tiny_folder)
-    want, got = (one.targets[0].adapted.probabilities for one in (wanted, found))
+    want, got = (one.evaluations[0].adapted.probabilities for one in (wanted, found))
     np.testing.assert_allclose(got, want, atol=1e-7)
     np.testing.assert_allclose(found.classifier.evaluate(planted).probabilities, want, atol=1e-7)
 
@@ -112,6 +112,6 @@ def test_the_identity_of_a_run_tells_the_readings_apart(sample: Dataset, session
     data, clip = written(tmp_path / "turned", sample, turned, "eurosat"), make_clip()
     marks = []
     for rules in ("strict", "paper"):
-        spec = Spec(data="x", method="gda", rules=rules)  # type: ignore[arg-type]
-        marks.append(identify(spec, task_of(spec, data), session, clip)["training images"])
+        spec = FitSpec(data="x", method="gda", rules=rules)  # type: ignore[arg-type]
+        marks.append(identify(spec, make_fit_task(spec, [data]), session, clip)["training images"])
     assert marks[0] != marks[1]

@@ -14,7 +14,8 @@ from dca.datasets.dataset import Item
 from dca.model.records import HeldOutPrediction, TrainingImage
 from dca.runs.pictures import PICTURES, judged_test, judged_training, plot_evaluation
 from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.runs.spec import FitSpec
+from dca.study import Experiment, run_experiment
 from dca.training.evaluate import evaluate_predictions
 
 
@@ -53,23 +54,23 @@ def test_held_out_predictions_of_training_images_are_taken_where_they_are_known(
 
 @pytest.mark.parametrize("part", ["", "train"])
 def test_a_fit_leaves_pictures_in_its_folder(photos: Path, tiny_folder: Path, tmp_path: Path, part: str):
-    spec = Spec(data=str(photos / part), backbone=str(tiny_folder))
+    spec = FitSpec(data=str(photos / part), backbone=str(tiny_folder))
     outcome = run(spec, tmp_path / "m.dca", device="cpu", pictures=True)
-    assert outcome.result["pictures"] == [f"pictures/{name}" for name in PICTURES]
-    for name in outcome.result["pictures"]:
+    assert outcome.result.pictures == tuple(f"pictures/{name}" for name in PICTURES)
+    for name in outcome.result.pictures:
         with Image.open(outcome.folder / name) as image:
             assert np.asarray(image.convert("L")).std() > 5
-    assert json.loads((outcome.folder / "result.json").read_text())["pictures"] == outcome.result["pictures"]
+    assert json.loads((outcome.folder / "result.json").read_text())["pictures"] == list(outcome.result.pictures)
     assert run(spec, tmp_path / "m.dca", device="cpu", pictures=True).classifier is None, "finished already"
     again = run(spec, tmp_path / "m.dca", device="cpu", overwrite=True)
-    assert "pictures" not in again.result
+    assert "pictures" not in again.result.to_dict()
     assert not (again.folder / "pictures").exists()
 
 
 def test_every_target_has_its_own_folder(photos: Path, tiny_folder: Path, tmp_path: Path):
-    spec = Spec(data=str(photos), backbone=str(tiny_folder), method="zero_shot", shots=1, protocol="base-to-new")
-    outcome = run(spec, tmp_path / "m.dca", device="cpu", pictures=True)
-    folders = {str(Path(name).parent) for name in outcome.result["pictures"]}
+    spec = Experiment(data=str(photos), backbone=str(tiny_folder), method="zero_shot", shots=1, protocol="base-to-new")
+    outcome = run_experiment(spec, tmp_path / "m.dca", device="cpu", pictures=True)
+    folders = {str(Path(name).parent) for name in outcome.result.pictures}
     assert folders == {"pictures/photos base", "pictures/photos new"}
 
 

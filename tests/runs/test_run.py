@@ -23,7 +23,7 @@ from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.runs.folder import partial_of
 from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.runs.spec import FitSpec
 from dca.training import loop, resume
 from helpers.processes import PATIENCE, start_process, wait_until
 
@@ -44,12 +44,12 @@ def few(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spec(few: Path, tiny_folder: Path) -> Spec:
-    return Spec(data=str(few), method="dca", shots=2, backbone=str(tiny_folder), options=dict(OPTIONS))
+def spec(few: Path, tiny_folder: Path) -> FitSpec:
+    return FitSpec(data=str(few), method="dca", shots=2, backbone=str(tiny_folder), options=dict(OPTIONS))
 
 
 @pytest.fixture(scope="module")
-def straight(spec: Spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(spec: FitSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(spec, tmp_path_factory.mktemp("straight") / "m.dca").folder
 
 
@@ -82,29 +82,29 @@ def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int,
 
 def test_the_selection_reaches_the_method(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     for mode in ("strict", "paper"):
-        spec = Spec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), rules=mode)
+        spec = FitSpec(data=str(photos), method="tip_adapter", shots=1, backbone=str(tiny_folder), rules=mode)
         outcome = run(spec, tmp_path / mode, device="cpu")
         assert outcome.classifier is not None
         assert outcome.classifier.method_.options.rules == mode
 
 
-def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(spec: Spec, straight: Path, tmp_path: Path):
+def test_the_same_seed_twice_gives_the_same_weights_and_another_seed_others(
+    spec: FitSpec, straight: Path, tmp_path: Path
+):
     run(spec, tmp_path / "again.dca")
     require_same(tmp_path / "again.dca", straight)
-    other = Spec(data=spec.data, method="dca", shots=2, seed=2, backbone=spec.backbone, options=spec.options)
+    other = FitSpec(data=spec.data, method="dca", shots=2, seed=2, backbone=spec.backbone, options=spec.options)
     run(other, tmp_path / "other.dca")
     assert weights(tmp_path / "other.dca") != weights(straight)
 
 
-def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: Spec, tiny_folder: Path, tmp_path: Path):
+def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: FitSpec, tiny_folder: Path, tmp_path: Path):
     clip = CLIP.from_pretrained(tiny_folder)
     before = compute_digest(clip)
     model = spec.classifier().set_params(backbone=clip).fit(spec.data)
     assert model.method_.clip is clip
     assert compute_digest(clip) == before == compute_digest(CLIP.from_pretrained(tiny_folder))
-    untouched = Spec(
-        data=spec.data, method="dca", shots=2, backbone=spec.backbone, options={**spec.options, "epochs": 0}
-    )
+    untouched = FitSpec(data=spec.data, method="dca", shots=2, backbone=spec.backbone, options={**OPTIONS, "epochs": 0})
     first = untouched.classifier().fit(spec.data).method_.state_dict()
     for name, tensor in model.method_.named_parameters():
         assert not tensor.equal(first[name]), name
@@ -114,7 +114,7 @@ def test_training_changes_every_prompt_and_no_bit_of_the_backbone(spec: Spec, ti
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("power cut")], ids=["interrupt", "crash"])
 def test_interrupted_at_any_epoch_and_resumed_it_is_the_straight_run(
-    spec: Spec,
+    spec: FitSpec,
     straight: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +136,7 @@ def test_interrupted_at_any_epoch_and_resumed_it_is_the_straight_run(
     require_same(target, straight)
 
 
-def test_interrupted_again_and_again_it_is_the_straight_run(spec: Spec, straight: Path, tmp_path: Path):
+def test_interrupted_again_and_again_it_is_the_straight_run(spec: FitSpec, straight: Path, tmp_path: Path):
     for epoch in range(1, EPOCHS + 1):
         with pytest.raises(KeyboardInterrupt):
             run(spec, tmp_path / "m.dca", progress=stopping(KeyboardInterrupt(), epoch, 2))
@@ -144,14 +144,16 @@ def test_interrupted_again_and_again_it_is_the_straight_run(spec: Spec, straight
     require_same(tmp_path / "m.dca", straight)
 
 
-def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec, tmp_path: Path):
+def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: FitSpec, tmp_path: Path):
     options = {**OPTIONS, "epochs": 400}
     killed, whole = tmp_path / "killed.dca", tmp_path / "whole.dca"
     code = (
-        "import sys; from pathlib import Path; from dca.training import loop; from dca import Spec, run\n"
+        "import sys; from pathlib import Path; from dca.training import loop\n"
+        "from dca.runs.run import run; from dca.runs.spec import FitSpec\n"
         "loop.SAVE_EVERY = 0.0\n"
         f"options = {options!r}\n"
-        "run(Spec(data=sys.argv[1], method='dca', shots=2, backbone=sys.argv[2], options=options), Path(sys.argv[3]))"
+        "spec = FitSpec(data=sys.argv[1], method='dca', shots=2, backbone=sys.argv[2], options=options)\n"
+        "run(spec, Path(sys.argv[3]))"
     )
     command = [sys.executable, "-c", code, spec.data, spec.backbone, killed]
     state = partial_of(killed) / resume.STATE
@@ -177,24 +179,25 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: Spec,
     assert all(resumed[name].equal(straight[name]) for name in straight)
 
 
-def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: Spec, tmp_path: Path):
+def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: FitSpec, tmp_path: Path):
     """The estimate, too: folds that were finished are not fitted again."""
     options = {"epochs": 2, "warmup_epochs": 0, "n_tokens": 2}
     arguments = {"method": "coop", "shots": 3, "backbone": spec.backbone, "estimate": True, "options": options}
     killed, whole = tmp_path / "killed.dca", tmp_path / "whole.dca"
     code = (
-        "import os, signal, sys; from dca.training import loop; from dca import Spec, run\n"
+        "import os, signal, sys; from dca.training import loop\n"
+        "from dca.runs.run import run; from dca.runs.spec import FitSpec\n"
         "loop.SAVE_EVERY = 0.0\n"
         "def die(stage, done, total, note):\n"
         "    if note.startswith('fold 2/3  training  epoch 2'):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"run(Spec(data=sys.argv[1], **{arguments!r}), sys.argv[2], progress=die)"
+        f"run(FitSpec(data=sys.argv[1], **{arguments!r}), sys.argv[2], progress=die)"
     )
     line = [sys.executable, "-c", code, spec.data, str(killed)]
     done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL
     assert not killed.exists()
-    again = Spec(data=spec.data, **arguments)  # type: ignore[arg-type]
+    again = FitSpec(data=spec.data, **arguments)  # type: ignore[arg-type]
     notes: list[str] = []
     run(again, killed, progress=lambda stage, done, total, note: notes.append(note))
     assert not any(note.startswith(("epoch", "fold 1/3", "fold 2/3  training  epoch 1")) for note in notes)
@@ -204,16 +207,16 @@ def test_killed_in_the_second_fold_and_resumed_it_is_the_straight_run(spec: Spec
     results = [json.loads((folder / "result.json").read_text()) for folder in (killed, whole)]
     for name in ("estimate", "temperature", "accuracy"):
         assert results[0][name] == results[1][name]
-    assert straight.result["estimate"]["how"] == "3-fold cross-validation"
+    assert straight.result.estimate.how == "3-fold cross-validation"
     drawn = [json.loads((folder / "config.json").read_text())["training_images"] for folder in (killed, whole)]
     assert drawn[0] == drawn[1]
     assert "held_out" in drawn[0][0]
 
 
-def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: Spec, tmp_path: Path):
+def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: FitSpec, tmp_path: Path):
     """Also for a method without a training state of its own."""
     folded = {"views": 0, "shrinkage": "oas"}  # which has no leave-one-out of its own
-    few = Spec(data=spec.data, method="gda", shots=2, backbone=spec.backbone, estimate=True, options=folded)
+    few = FitSpec(data=spec.data, method="gda", shots=2, backbone=spec.backbone, estimate=True, options=folded)
 
     def stop_second(stage: str, done: int, total: int, note: str) -> None:
         if note.startswith("fold 2/2"):
@@ -225,12 +228,12 @@ def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: Spec, tmp_path: Pat
     notes: list[str] = []
     outcome = run(few, tmp_path / "m.dca", progress=lambda stage, done, total, note: notes.append(note))
     assert not any(note.startswith("fold 1/2") for note in notes)
-    assert outcome.result["estimate"]["n"] == 8
+    assert outcome.result.estimate.n == 8
     assert {p.name for p in (tmp_path / "m.dca").iterdir()} == FILES - {"metrics.jsonl"}
 
 
-def spec_of(spec: Spec, options: dict[str, Any]) -> Spec:
-    return Spec(data=spec.data, method="dca", shots=spec.shots, backbone=spec.backbone, options=options)
+def spec_of(spec: FitSpec, options: dict[str, Any]) -> FitSpec:
+    return FitSpec(data=spec.data, method="dca", shots=spec.shots, backbone=spec.backbone, options=options)
 
 
 END_PHASE = [
@@ -244,7 +247,7 @@ END_PHASE = [
 @pytest.mark.parametrize("where", END_PHASE)
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_failure_at_the_end_leaves_no_half_model_and_can_be_resumed(
-    spec: Spec,
+    spec: FitSpec,
     straight: Path,
     fitted: Path,
     tmp_path: Path,
@@ -275,7 +278,7 @@ def test_a_failure_at_the_end_leaves_no_half_model_and_can_be_resumed(
 
 
 def test_a_failed_replacement_puts_the_old_model_back(
-    spec: Spec, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: FitSpec, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     target = tmp_path / "m.dca"
     shutil.copytree(fitted, target)
@@ -294,10 +297,10 @@ def test_a_failed_replacement_puts_the_old_model_back(
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
-    spec: Spec, straight: Path, tmp_path: Path, overwrite: bool
+    spec: FitSpec, straight: Path, tmp_path: Path, overwrite: bool
 ):
     target = tmp_path / "m.dca"
-    other = Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
+    other = FitSpec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
     refused: list[UserError] = []
 
     def second(stage: str, done: int, total: int, note: str) -> None:
@@ -313,7 +316,7 @@ def test_a_second_fit_into_the_same_folder_is_refused_and_touches_nothing(
 
 
 def test_a_fit_that_ended_meanwhile_is_not_run_again(
-    spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: FitSpec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from dca.core.files import exclusive_lock
 
@@ -327,11 +330,11 @@ def test_a_fit_that_ended_meanwhile_is_not_run_again(
     assert run(spec, target).classifier is None
 
 
-def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):
+def test_a_finished_run_is_not_run_again(spec: FitSpec, straight: Path):
     before = {p: p.stat().st_mtime_ns for p in straight.iterdir()}
     stages: list[str] = []
     outcome = run(spec, straight, progress=lambda stage, *_: stages.append(stage))
-    assert outcome.result == json.loads((straight / "result.json").read_text())
+    assert outcome.result.to_dict() == json.loads((straight / "result.json").read_text())
     assert set(stages) <= {"backbone"}
     assert {p: p.stat().st_mtime_ns for p in straight.iterdir()} == before
 
@@ -349,7 +352,7 @@ def test_a_finished_run_is_not_run_again(spec: Spec, straight: Path):
     ids=["cut weights", "flipped bit", "cut result", "cut config", "empty config", "config of nothing"],
 )
 def test_a_damaged_finished_run_is_not_called_finished(
-    spec: Spec, straight: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+    spec: FitSpec, straight: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ):
     target = Path(shutil.copytree(straight, tmp_path / "m.dca"))
     (target / name).write_bytes(damage((target / name).read_bytes()))
@@ -361,7 +364,7 @@ def test_a_damaged_finished_run_is_not_called_finished(
     require_same(target, straight)
 
 
-def test_a_finished_run_without_its_config_can_be_replaced(spec: Spec, straight: Path, tmp_path: Path):
+def test_a_finished_run_without_its_config_can_be_replaced(spec: FitSpec, straight: Path, tmp_path: Path):
     target = Path(shutil.copytree(straight, tmp_path / "m.dca"))
     (target / "config.json").unlink()
     with pytest.raises(UserError, match="a finished model, but damaged"):
@@ -370,12 +373,12 @@ def test_a_finished_run_without_its_config_can_be_replaced(spec: Spec, straight:
     require_same(target, straight)
 
 
-def test_a_finished_run_that_was_moved_is_reported_where_it_lies(spec: Spec, straight: Path, tmp_path: Path):
+def test_a_finished_run_that_was_moved_is_reported_where_it_lies(spec: FitSpec, straight: Path, tmp_path: Path):
     moved = Path(shutil.copytree(straight, tmp_path / "moved.dca"))
     assert run(spec, moved).folder == moved
 
 
-def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spec, fitted: Path, tmp_path: Path):
+def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: FitSpec, fitted: Path, tmp_path: Path):
     target = tmp_path / "m.dca"
     shutil.copytree(fitted, target)
     with pytest.raises(UserError, match="another run") as caught:
@@ -386,8 +389,8 @@ def test_a_finished_model_of_another_run_is_refused_unless_overwritten(spec: Spe
     assert weights(target) != weights(fitted)
 
 
-def test_a_model_of_another_run_says_what_differs(spec: Spec, straight: Path):
-    other = dataclasses.replace(spec, seed=2, shots=1, options={**spec.options, "epochs": 1})
+def test_a_model_of_another_run_says_what_differs(spec: FitSpec, straight: Path):
+    other = dataclasses.replace(spec, seed=2, shots=1, options={**OPTIONS, "epochs": 1})
     with pytest.raises(UserError, match="another run") as caught:
         run(other, straight)
     said = caught.value.details
@@ -402,7 +405,7 @@ def test_other_validation_images_are_another_run(few: Path, tiny_folder: Path, t
 
     data = Path(shutil.copytree(few, tmp_path / "data"))
     shutil.copytree(few / "test", data / "val")
-    spec = Spec(data=str(data), method="linear_probe", shots=2, backbone=str(tiny_folder))
+    spec = FitSpec(data=str(data), method="linear_probe", shots=2, backbone=str(tiny_folder))
     run(spec, tmp_path / "m.dca")
     assert run(spec, tmp_path / "m.dca").classifier is None, "nothing has changed: finished already"
     for path in sorted((data / "val").rglob("*.*")):
@@ -414,7 +417,7 @@ def test_other_validation_images_are_another_run(few: Path, tiny_folder: Path, t
 
 
 def test_an_interrupted_run_of_another_precision_or_device_is_started_over(
-    spec: Spec, straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spec: FitSpec, straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
@@ -436,15 +439,15 @@ def test_other_test_images_are_another_run(tiny_folder: Path, tmp_path: Path):
         for n, name in enumerate(("cat", "dog")):
             (tmp_path / "data" / part / name).mkdir(parents=True)
             Image.new("RGB", (32, 32), (80 * n, 40, 90)).save(tmp_path / "data" / part / name / "0.png")
-    spec = Spec(data=str(tmp_path / "data"), method="dca", backbone=str(tiny_folder), options={"epochs": 1})
+    spec = FitSpec(data=str(tmp_path / "data"), method="dca", backbone=str(tiny_folder), options={"epochs": 1})
     run(spec, tmp_path / "m.dca")
     Image.new("RGB", (32, 32)).save(tmp_path / "data" / "test" / "cat" / "1.png")
     with pytest.raises(UserError, match="another run"):
         run(spec, tmp_path / "m.dca")
-    assert run(spec, tmp_path / "m.dca", overwrite=True).result["test_images"] == 3
+    assert run(spec, tmp_path / "m.dca", overwrite=True).result.test_images == 3
 
 
-def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, tmp_path: Path):
+def test_a_row_without_its_state_is_not_kept_twice(spec: FitSpec, straight: Path, tmp_path: Path):
     """Metrics are written before the state: an end between the two leaves one row too many."""
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
@@ -457,9 +460,9 @@ def test_a_row_without_its_state_is_not_kept_twice(spec: Spec, straight: Path, t
     require_same(target, straight)
 
 
-def test_an_interrupted_run_of_another_kind_is_started_over(spec: Spec, straight: Path, tmp_path: Path):
+def test_an_interrupted_run_of_another_kind_is_started_over(spec: FitSpec, straight: Path, tmp_path: Path):
     target = tmp_path / "m.dca"
-    other = Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
+    other = FitSpec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options)
     with pytest.raises(KeyboardInterrupt):
         run(other, target, progress=lambda stage, *_: stop() if stage.startswith("testing") else None)
     run(spec, target)
@@ -470,7 +473,9 @@ def stop() -> None:
     raise KeyboardInterrupt
 
 
-def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_what_is_continued_and_what_is_discarded_is_said(
+    spec: FitSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
@@ -479,13 +484,13 @@ def test_what_is_continued_and_what_is_discarded_is_said(spec: Spec, tmp_path: P
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
     assert caplog.messages == [f"{partial_of(target)}: continuing after epoch 2 of 3"]
     caplog.clear()
-    run(Spec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options), target)
+    run(FitSpec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options), target)
     (said,) = caplog.messages
     assert said.startswith(f"{partial_of(target)}: discarding an unfinished run (shots: 2 there, 1 here")
     assert "training images: not the same" in said
 
 
-def test_a_folder_in_the_way_is_never_emptied(spec: Spec, tmp_path: Path):
+def test_a_folder_in_the_way_is_never_emptied(spec: FitSpec, tmp_path: Path):
     partial = partial_of(tmp_path / "m.dca")
     partial.mkdir()
     (partial / "diary.txt").write_text("rain")
@@ -495,7 +500,7 @@ def test_a_folder_in_the_way_is_never_emptied(spec: Spec, tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["state", "metrics", "fewer rows", "epochs", "shape"])
-def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: Spec, tmp_path: Path, damage: str):
+def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: FitSpec, tmp_path: Path, damage: str):
     from safetensors.torch import save_file
 
     target = tmp_path / "m.dca"
@@ -522,7 +527,7 @@ def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: Spec, tmp_pat
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(
-    spec: Spec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: FitSpec, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -538,7 +543,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(
 
 
 def test_a_place_that_cannot_be_written_is_said_before_training(
-    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: FitSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").touch()
     monkeypatch.setattr("dca.model.classifier.Classifier.learn", lambda *_, **__: pytest.fail("trained"))
@@ -563,35 +568,14 @@ def test_a_run_on_pictures_in_memory_needs_no_files(sample: Dataset, clip: CLIP)
 
 
 def test_a_share_can_be_held_out_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    spec = Spec(data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), method="zero_shot")
+    spec = FitSpec(data=str(photos / "train"), hold_out=0.25, backbone=str(tiny_folder), method="zero_shot")
     result = run(spec, tmp_path / "held.dca").result
-    assert (result["images"], result["test_images"]) == (30, 10)
-    assert result["accuracy"] is not None
-
-
-def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    from dca.datasets import load_dataset
-    from dca.datasets.draws import draw_few_shot, export_draw
-
-    few = draw_few_shot(load_dataset(photos), 2, 7)
-    export_draw(few, 2, 7, tmp_path / "draw.json")
-    common = {"data": str(photos), "backbone": str(tiny_folder), "method": "zero_shot"}
-    outcome = run(Spec(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
-    assert outcome.classifier is not None
-    assert [image.name for image in outcome.classifier.training_images_] == [
-        "/".join(i.image.parts[-2:]) for i in few.train
-    ]  # type: ignore[union-attr]
-    for other in ({"shots": 2}, {"hold_out": 0.2}):
-        with pytest.raises(UserError, match=r"cannot be combined: .*x\.json") as caught:
-            run(Spec(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
-        assert "leave out --" in caught.value.render("cli")
-    with pytest.raises(UserError, match=r"x\.json: cannot be read \(No such file or directory\)") as caught:
-        run(Spec(draw="x.json", **common), tmp_path / "both.dca")  # type: ignore[arg-type]
-    assert "dca datasets draw" in caught.value.render("cli")
+    assert (result.images, result.test_images) == (30, 10)
+    assert result.accuracy is not None
 
 
 def test_a_finished_run_without_its_result_is_told_from_another_run(photos: Path, tiny_folder: Path, tmp_path: Path):
-    spec = Spec(data=str(photos), method="dca", shots=1, backbone=str(tiny_folder), options={"epochs": 0})
+    spec = FitSpec(data=str(photos), method="dca", shots=1, backbone=str(tiny_folder), options={"epochs": 0})
     target = run(spec, tmp_path / "m.dca").folder
     (target / "result.json").write_text('{"model": "m.d')
     with pytest.raises(UserError, match=r"result\.json: not readable JSON") as caught:
@@ -613,7 +597,7 @@ def test_a_fit_says_what_it_does_and_ends_every_stage(photos: Path, tiny_folder:
         seen[stage] = done, total
         order.append(stage)
 
-    run(Spec(data=str(photos), backbone=str(tiny_folder)), tmp_path / "m.dca", device="cpu", progress=progress)
+    run(FitSpec(data=str(photos), backbone=str(tiny_folder)), tmp_path / "m.dca", device="cpu", progress=progress)
     for stage in ("backbone", "fitting", "estimating", "testing on photos"):
         assert stage in seen
     assert order[0] == "backbone"

@@ -33,7 +33,7 @@ def study() -> Specification:
 def write(study: Specification, runs: Path, *, without: int = 0) -> None:
     """Results whose accuracies follow from method, dataset and seed."""
     for cell in study.cells[: len(study.cells) - without]:
-        spec, folder = cell.spec.to_dict(), runs / cell.id
+        spec, folder = cell.experiment.to_dict(), runs / cell.id
         folder.mkdir(parents=True)
         accuracy = {"zero_shot": 0.2, "gda": 0.5, "coop": 0.6, "maple": 0.1, "dca": 0.7}[spec["method"]]
         accuracy += 0.01 * spec["seed"] + 0.1 * (spec["data"] == "eurosat") + 0.001 * spec["shots"]
@@ -59,7 +59,7 @@ def test_accuracies_are_means_over_seeds_of_methods_with_their_first_settings(
 
 
 def test_methods_that_are_not_finished_are_left_out(study: Specification, tmp_path: Path) -> None:
-    lacking = next(cell for cell in study.cells if cell.spec.method == "coop" and cell.spec.shots == 16)
+    lacking = next(cell for cell in study.cells if cell.experiment.method == "coop" and cell.experiment.shots == 16)
     write(study, tmp_path)
     (tmp_path / lacking.id / "result.json").unlink()
     found = measured_accuracies(study, tmp_path)

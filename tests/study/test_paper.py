@@ -45,13 +45,15 @@ def test_rows_are_those_of_the_shipped_specifications(name: str) -> None:
     known = {row: cell for row, cell in cells.items() if row in paper_rows()}
     assert len(known) >= 3
     for row, cell in known.items():
-        variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
+        variant = Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head)
         assert paper_rows()[row].fits(variant, base[variant.method]), row
         assert not any(paper_rows()[row].fits(other, base[other.method]) for other in _others(known, row)), row
 
 
 def _others(cells: dict[str, object], row: str) -> list[Variant]:
-    variants = {name: Variant.of(c.spec.method, c.spec.options, c.head) for name, c in cells.items()}  # type: ignore[attr-defined]
+    variants = {
+        name: Variant.of(c.experiment.method, c.experiment.changed_options, c.head) for name, c in cells.items()
+    }  # type: ignore[attr-defined]
     return [variant for variant in variants.values() if variant != variants[row]]
 
 
@@ -151,7 +153,7 @@ def test_rows_of_the_study_are_those_of_the_paper(name: str) -> None:
     }
     assert len(cells) >= 3
     for row, cell in cells.items():
-        variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
+        variant = Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head)
         assert paper_rows()[row].fits(variant, base[variant.method]), row
 
 

@@ -144,19 +144,19 @@ def test_rows_are_called_as_in_the_specification(table: str, name: str):
     for number in of(table):
         assert any(
             number.label in cell.rows
-            and number.shots == cell.spec.shots
-            and number.dataset in (cell.spec.data, "average")
+            and number.shots == cell.experiment.shots
+            and number.dataset in (cell.experiment.data, "average")
             for cell in cells
         )
 
 
 def test_methods_of_the_tables_have_cells():
-    few = {(c.spec.method, c.spec.data) for c in load_specification("paper/few-shot").cells}
+    few = {(c.experiment.method, c.experiment.data) for c in load_specification("paper/few-shot").cells}
     assert {(n.method, n.dataset) for n in of("Table 7") if n.dataset != "average"} <= few
     assert {n.method for n in of("Table 1")} <= {method for method, _ in few}
     shifted = load_specification("paper/domain-shift").cells
-    assert {n.method for n in of("Table 2")} == {c.spec.method for c in shifted}
-    assert {n.dataset for n in of("Table 2")} == {shifted[0].spec.data, *shifted[0].spec.targets}
+    assert {n.method for n in of("Table 2")} == {c.experiment.method for c in shifted}
+    assert {n.dataset for n in of("Table 2")} == {shifted[0].experiment.data, *shifted[0].experiment.targets}
 
 
 def test_records_are_those_of_their_sources():

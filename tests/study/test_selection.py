@@ -13,9 +13,9 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.methods.registry import all_methods, get_method
-from dca.study.failures import record_failure
-from dca.study.selection import RULE, Setting, chosen_of, disagreements, select
+from dca.study.selection import RULE, Setting, chosen_of, disagreements, select_options
 from dca.study.specification import Cell, Specification, parse_specification
+from dca.study.sweep import record_failure
 
 COMMON = {"data": ["a", "b"], "shots": [4, 16], "measured_on": "validation"}
 GRIDS: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ def write(tmp_path: Path, study: Specification) -> Write:
                 continue
             folder = tmp_path / cell.id
             folder.mkdir(exist_ok=True)
-            spec = cell.spec.to_dict()
+            spec = cell.experiment.to_dict()
             result = {"method": spec["method"], "protocol": "few-shot", "shots": spec["shots"], "seed": spec["seed"]}
             result |= {"accuracy": accuracy, "seconds": 1.0, "targets": []}
             (folder / "spec.json").write_text(json.dumps({"spec": spec, "head": dict(cell.head)}))
@@ -65,7 +65,7 @@ FOUND = [
 
 def test_the_best_setting_is_chosen_if_it_is_clearly_better(tmp_path: Path, study: Specification, write: Write):
     write(FOUND)
-    found = select(study, tmp_path)
+    found = select_options(study, tmp_path)
     dca, clap = found["methods"]["dca"], found["methods"]["clap"]
     assert dca["reference"] == {"center": None, "epochs": None}
     assert dca["chosen"] == {"center": None, "epochs": 100}
@@ -88,7 +88,7 @@ def test_the_best_setting_is_chosen_if_it_is_clearly_better(tmp_path: Path, stud
 
 def _record(folder: Path, cell: Cell, **options: Any) -> None:
     """Let the run in a folder have recorded the options it was made with."""
-    record = {"spec": cell.spec.to_dict(), "identity": {"options": {**options, "unknown today": 3}}}
+    record = {"spec": cell.experiment.to_dict(), "identity": {"options": {**options, "unknown today": 3}}}
     (folder / "spec.json").write_text(json.dumps(record))
 
 
@@ -96,9 +96,9 @@ def test_a_run_is_known_by_the_options_that_it_recorded(tmp_path: Path, study: S
     write(FOUND)
     cell = study.cells[-1]  # clap with strength=0.3
     _record(tmp_path / cell.id, cell, strength=0.3)
-    found = select(study, tmp_path)
+    found = select_options(study, tmp_path)
     (tmp_path / cell.id).rename(tmp_path / "of another default")
-    runs = select(study, tmp_path)["methods"]["clap"]["settings"][1]["runs"]
+    runs = select_options(study, tmp_path)["methods"]["clap"]["settings"][1]["runs"]
     assert list(runs.values()) == list(found["methods"]["clap"]["settings"][1]["runs"].values())
     assert [*runs][-1] == "of another default"
 
@@ -108,15 +108,15 @@ def test_fits_with_other_defaults_than_todays_are_refused(tmp_path: Path, study:
     cell = study.cells[-1]
     _record(tmp_path / cell.id, cell, strength=0.5)
     with pytest.raises(UserError, match="1 cell of 24 of small") as raised:
-        select(study, tmp_path)
+        select_options(study, tmp_path)
     assert list(raised.value.details) == [f"{cell.id}  {cell.label}: strength=0.5 there, 0.3 today"]
 
 
 def test_equal_results_give_equal_bytes(tmp_path: Path, study: Specification, write: Write):
     write(FOUND)
-    one = json.dumps(select(study, tmp_path))
+    one = json.dumps(select_options(study, tmp_path))
     write(FOUND)
-    assert json.dumps(select(study, tmp_path)) == one
+    assert json.dumps(select_options(study, tmp_path)) == one
     assert str(tmp_path) not in one
 
 
@@ -139,12 +139,12 @@ def test_small_differences_and_ties_go_to_the_reference(reference: list[float], 
 def test_an_experiment_that_diverged_has_the_accuracy_0(tmp_path: Path, study: Specification, write: Write):
     write([*FOUND[:8], None, *FOUND[9:]])
     record_failure(tmp_path, study.cells[8], "training diverged in epoch 2: loss term cls is not finite", "")
-    row = select(study, tmp_path)["methods"]["dca"]
+    row = select_options(study, tmp_path)["methods"]["dca"]
     assert 0.0 in row["settings"][2]["runs"].values()
     assert row["chosen"] == {"center": None, "epochs": 50}  # it would be 100 otherwise
     record_failure(tmp_path, study.cells[8], "out of memory", "")
     with pytest.raises(UserError, match="1 cell of 24"):
-        select(study, tmp_path)
+        select_options(study, tmp_path)
 
 
 def test_missing_cells_are_listed_with_the_reason_where_there_is_one(
@@ -153,10 +153,10 @@ def test_missing_cells_are_listed_with_the_reason_where_there_is_one(
     write([None, None, *FOUND[2:]])
     record_failure(tmp_path, study.cells[0], "no such folder", "")
     with pytest.raises(UserError, match="2 cells of 24 of small are not finished") as raised:
-        select(study, tmp_path)
+        select_options(study, tmp_path)
     first, second = study.cells[:2]
     assert list(raised.value.details) == [f"{first.id}  {first.label}: no such folder", f"{second.id}  {second.label}"]
-    assert "dca sweep small --runs" in raised.value.render("cli")
+    assert "dca study sweep small --runs" in raised.value.render("cli")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_study_that_compares_nothing_is_refused(
     common: dict[str, Any], grid: list[dict[str, Any]], part: str, tmp_path: Path
 ):
     with pytest.raises(UserError) as raised:
-        select(parse_specification({"common": common, "grid": grid}, "wrong"), tmp_path)
+        select_options(parse_specification({"common": common, "grid": grid}, "wrong"), tmp_path)
     assert any(part in line for line in raised.value.details)
 
 
@@ -211,7 +211,7 @@ def test_a_method_may_say_why_a_default_is_another(monkeypatch: pytest.MonkeyPat
     found = chosen(clap={"recipe": "paper"})
     (line,) = disagreements(found)
     assert line == "clap: recipe='paper' was chosen, the default is 'scaled'"
-    monkeypatch.setattr(get_method("clap"), "not_taken", {"recipe": "it depends on the size of the features"})
+    monkeypatch.setattr(get_method("clap"), "kept_defaults", {"recipe": "it depends on the size of the features"})
     assert disagreements(found) == []
     lines = get_method("clap").explain_options()["defaults that are not those chosen on validation images"]
     assert lines == ["recipe: it depends on the size of the features"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dca.model.classifier import Classifier
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
 from dca.study.specification import Cell, Specification, jobs_of, parse_specification
-from dca.study.sweep import few_shot_twin, plan
+from dca.study.sweep import few_shot_twin, plan_sweep
 from dca.study.worker import Worker
 from helpers.miniatures import Size, miniature
 
@@ -41,24 +41,24 @@ def study(tiny_folder: Path) -> Specification:
 
 
 def carry_out(cells: tuple[Cell, ...], runs: Path, root: Path) -> None:
-    worker, made = Worker(runs, root, "cpu"), plan(Specification("some", "some", "", cells), runs)
-    reports = [report for job in made.jobs for report in worker.carry_out(job)]
+    worker, made = Worker(runs, root, "cpu"), plan_sweep(Specification("some", "some", "", cells), runs)
+    reports = [report for job in made.jobs for report in worker.run(job)]
     assert [report.error for report in reports] == [""] * len(cells)
 
 
 def test_a_shared_fit_gives_what_a_fit_of_its_own_gives(
     study: Specification, root: Path, tmp_path: Path, figures: Figures
 ):
-    made = plan(study, tmp_path / "shared")
+    made = plan_sweep(study, tmp_path / "shared")
     assert (len(made.to_do), made.new_fits) == (5, 2)
     carry_out(study.cells, tmp_path / "shared", root)
     alone = Worker(tmp_path / "alone", root, "cpu")
     for job in jobs_of(study.cells):
-        assert not any(report.error for report in alone.carry_out(job))
+        assert not any(report.error for report in alone.run(job))
     shared, own = figures(tmp_path / "shared"), figures(tmp_path / "alone")
-    measured = [cell for cell in study.cells if cell.spec.protocol == "domain-shift"]
-    assert all(shared[cell.id].pop("fit") == few_shot_twin(cell.spec).id for cell in measured)  # type: ignore[union-attr]
-    assert all(own[cell.id].pop("fit") == cell.spec.id for cell in measured if cell.head)
+    measured = [cell for cell in study.cells if cell.experiment.protocol == "domain-shift"]
+    assert all(shared[cell.id].pop("fit") == few_shot_twin(cell.experiment).id for cell in measured)  # type: ignore[union-attr]
+    assert all(own[cell.id].pop("fit") == cell.experiment.id for cell in measured if cell.head)
     assert shared == own
     assert [len(shared[cell.id]["targets"]) for cell in measured] == [3, 3, 3], "its own test images come first"
 
@@ -68,9 +68,9 @@ def test_a_finished_model_is_tested_without_another_fit(
 ):
     carry_out(study.cells[:2], tmp_path, root)
     monkeypatch.setattr(Classifier, "learn", lambda *a, **k: pytest.fail("fitted again"))
-    assert plan(study, tmp_path).new_fits == 0
+    assert plan_sweep(study, tmp_path).new_fits == 0
     carry_out(study.cells[2:], tmp_path, root)
-    assert plan(study, tmp_path).to_do == ()
+    assert plan_sweep(study, tmp_path).to_do == ()
 
 
 def test_without_the_model_of_its_twin_an_experiment_is_fitted(study: Specification, root: Path, tmp_path: Path):
@@ -79,7 +79,7 @@ def test_without_the_model_of_its_twin_an_experiment_is_fitted(study: Specificat
     for cell in study.cells[:2]:
         (tmp_path / cell.id / "config.json").unlink()
         (tmp_path / cell.id / "model.safetensors").unlink()
-    assert [job.spec.protocol for job in plan(study, tmp_path).jobs] == ["domain-shift"] * 2
+    assert [job.experiment.protocol for job in plan_sweep(study, tmp_path).jobs] == ["domain-shift"] * 2
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_without_the_model_of_its_twin_an_experiment_is_fitted(study: Specificat
     ],
 )
 def test_which_experiments_have_a_twin(change: dict[str, Any], shared: bool):
-    spec = Spec(**{"data": "eurosat", "method": "maple", "shots": 16, **SHIFTED, **change})
+    spec = Experiment(**{"data": "eurosat", "method": "maple", "shots": 16, **SHIFTED, **change})
     assert (few_shot_twin(spec) is not None) == shared
 
 
 def test_the_twin_has_the_authors_recipe_of_the_other_protocol():
-    spec = Spec(data="eurosat", method="maple", shots=16, rules="paper", **SHIFTED)
-    twin, usual = few_shot_twin(spec), Spec(data="eurosat", method="maple", shots=16, rules="paper")
+    spec = Experiment(data="eurosat", method="maple", shots=16, rules="paper", **SHIFTED)
+    twin, usual = few_shot_twin(spec), Experiment(data="eurosat", method="maple", shots=16, rules="paper")
     assert twin is not None
-    assert twin.settings == spec.settings != usual.settings
+    assert twin.options == spec.options != usual.options
     assert twin.id != usual.id

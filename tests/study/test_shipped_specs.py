@@ -41,14 +41,14 @@ def test_every_experiment_has_a_specification():
 @pytest.mark.parametrize("name", SIZES)
 def test_a_specification_has_its_cells(name: str):
     study = load_specification(name)
-    assert (len(study.cells), len({cell.spec.id for cell in study.cells})) == SIZES[name]
+    assert (len(study.cells), len({cell.experiment.id for cell in study.cells})) == SIZES[name]
     assert study.title
     assert bool(study.paper) == name.startswith("paper/")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_experiment_is_as_published(name: str):
-    for spec in {cell.spec for cell in load_specification(name).cells}:
+    for spec in {cell.experiment for cell in load_specification(name).cells}:
         assert all(catalog.find(data) is not None for data in (spec.data, *spec.targets))
         assert (spec.backbone, spec.rules) == ("vit-b-16", "paper")
         assert spec.seed in SEEDS
@@ -61,15 +61,15 @@ def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
     settings: dict[str, set[tuple[str, str]]] = {}
     cells = load_specification("selection").cells
     for cell in cells:
-        assert cell.spec.measured_on == "validation"
-        found = json.dumps(dict(cell.spec.options)), json.dumps(dict(cell.head))
-        settings.setdefault(cell.spec.method, set()).add(found)
+        assert cell.experiment.measured_on == "validation"
+        found = json.dumps(dict(cell.experiment.changed_options)), json.dumps(dict(cell.head))
+        settings.setdefault(cell.experiment.method, set()).add(found)
     assert set(settings) == set(all_methods()) - {"blend"}
     for method, each in settings.items():
         assert 2 <= len(each) <= 6
         if get_method(method).trains_on == "images":
             assert len({options for options, _ in each}) == 3, "fits of each experiment"
-    on_images = {cell.spec for cell in cells if cell.spec.kind.trains_on == "images"}
+    on_images = {cell.experiment for cell in cells if cell.experiment.kind.trains_on == "images"}
     assert len(on_images) == 13 * 3 * 6
 
 
@@ -80,10 +80,10 @@ def test_the_specification_of_the_selection_states_the_rule():
 
 
 def test_the_few_shot_table_has_all_methods_datasets_and_shots():
-    cells = [cell for cell in load_specification("paper/few-shot").cells if cell.spec.method != "zero_shot"]
+    cells = [cell for cell in load_specification("paper/few-shot").cells if cell.experiment.method != "zero_shot"]
     by_row: dict[str, set[tuple[str, Any, int]]] = {}
     for cell in cells:
-        by_row.setdefault(cell.rows[0], set()).add((cell.spec.data, cell.spec.shots, cell.spec.seed))
+        by_row.setdefault(cell.rows[0], set()).add((cell.experiment.data, cell.experiment.shots, cell.experiment.seed))
     assert len(by_row) == 13
     for found in by_row.values():
         assert found == {(data, shots, seed) for data in ELEVEN for shots in SHOTS for seed in SEEDS}
@@ -102,7 +102,7 @@ def test_cells_of_two_specifications_are_shared():
 @pytest.mark.parametrize("name", SIZES)
 def test_a_dry_run_needs_no_data(name: str, dca: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DCA_DATA", raising=False)
-    said = dca("sweep", name, "--dry-run", "--json", "--runs", tmp_path / "runs")
+    said = dca("study", "sweep", name, "--dry-run", "--json", "--runs", tmp_path / "runs")
     assert said.code == 0
     value = json.loads(said.out)
     assert len(value["cells"]) == SIZES[name][0]

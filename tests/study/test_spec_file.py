@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dca.core.errors import UserError
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
 from dca.study.specification import load_specification, parse_specification, shipped
 
 
@@ -18,25 +18,25 @@ def cells(**table: Any) -> list[Any]:
 def test_a_grid_is_the_product_of_its_axes():
     made = cells(common={"data": ["a", "b"], "shots": [1, 2]}, grid=[{"method": ["gda", "dca"], "seed": [1, 2, 3]}])
     assert len(made) == 2 * 2 * 2 * 3
-    assert made[0].spec == Spec(data="a", method="gda", shots=1, seed=1)
-    assert {cell.id for cell in made} == {cell.spec.id for cell in made}
+    assert made[0].experiment == Experiment(data="a", method="gda", shots=1, seed=1)
+    assert {cell.id for cell in made} == {cell.experiment.id for cell in made}
 
 
 def test_options_are_axes_too_and_those_of_lists_are_lists_of_lists():
     made = cells(
         grid=[{"data": "a", "method": "dca", "options": {"alpha": [1, 10], "phrases": [["a photo of"], ["this is"]]}}]
     )
-    assert [dict(cell.spec.options) for cell in made] == [
+    assert [dict(cell.experiment.changed_options) for cell in made] == [
         {"alpha": alpha, "phrases": (phrase,)} for alpha in (1.0, 10.0) for phrase in ("a photo of", "this is")
     ]
     (one,) = cells(grid=[{"data": "a", "method": "dca", "options": {"phrases": ["a photo of", "this is"]}}])
-    assert one.spec.options["phrases"] == ("a photo of", "this is")
+    assert one.experiment.options.phrases == ("a photo of", "this is")
 
 
 def test_targets_are_one_value():
     common = {"data": "imagenet", "method": "dca", "protocol": "domain-shift"}
     (cell,) = cells(common={**common, "targets": ["imagenetv2", "imagenet_r"]})
-    assert cell.spec.targets == ("imagenetv2", "imagenet_r")
+    assert cell.experiment.targets == ("imagenetv2", "imagenet_r")
 
 
 def test_equal_experiments_are_one_cell_with_both_rows():
@@ -50,7 +50,7 @@ def test_equal_experiments_are_one_cell_with_both_rows():
 def test_a_grid_overrides_common_values_and_adds_to_common_options():
     common = {"data": "a", "method": "dca", "shots": 1, "options": {"alpha": 1}}
     made = cells(common=common, grid=[{}, {"shots": 2, "options": {"beta": 2}}])
-    assert [(c.spec.shots, dict(c.spec.options)) for c in made] == [
+    assert [(c.experiment.shots, dict(c.experiment.changed_options)) for c in made] == [
         (1, {"alpha": 1.0}),
         (2, {"alpha": 1.0, "beta": 2.0}),
     ]
@@ -59,7 +59,7 @@ def test_a_grid_overrides_common_values_and_adds_to_common_options():
 def test_cells_of_a_head_have_one_spec_and_their_own_ids():
     made = cells(grid=[{"data": "a", "method": "dca", "head": {"gamma1": [100, 500], "center": ["text", "visual"]}}])
     assert len({cell.id for cell in made}) == 4
-    assert {cell.spec for cell in made} == {Spec(data="a", method="dca")}
+    assert {cell.experiment for cell in made} == {Experiment(data="a", method="dca")}
     assert dict(made[0].head) == {"center": "text", "gamma1": 100.0}
     as_float = cells(grid=[{"data": "a", "method": "dca", "head": {"center": "text", "gamma1": 100.0}}])
     assert as_float[0].id == made[0].id
@@ -69,7 +69,7 @@ def test_the_backbone_can_be_given():
     made = parse_specification(
         {"common": {"data": "a", "backbone": ["vit-b-16", "vit-b-32"]}}, "test", backbone="vit-l-14"
     )
-    assert [cell.spec.backbone for cell in made.cells] == ["vit-l-14"]
+    assert [cell.experiment.backbone for cell in made.cells] == ["vit-l-14"]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path):
 
 def test_auto_is_the_value_none_of_an_option():
     made = cells(grid=[{"data": "a", "method": "coop", "options": {"learning_rate": [0.002, "auto"]}}])
-    assert [dict(cell.spec.options) for cell in made] == [{}, {"learning_rate": None}]
+    assert [dict(cell.experiment.changed_options) for cell in made] == [{}, {"learning_rate": None}]
     (kept,) = cells(grid=[{"data": "a", "method": "clap", "options": {"multipliers": "none"}}])
-    assert dict(kept.spec.options) == {"multipliers": "none"}
+    assert dict(kept.experiment.changed_options) == {"multipliers": "none"}
 
 
 def test_settings_are_the_options_that_a_selection_chose_unless_a_grid_has_others(tmp_path: Path):
@@ -139,7 +139,7 @@ def test_settings_are_the_options_that_a_selection_chose_unless_a_grid_has_other
         'settings = "chosen.json"\n[common]\ndata = "a"\n[[grid]]\nmethod = ["clap", "gda", "coop"]\n'
         '[[grid]]\nmethod = "clap"\noptions = {strength = 0.5}\n'
     )
-    found = [(cell.spec.method, dict(cell.spec.options)) for cell in load_specification(path).cells]
+    found = [(cell.experiment.method, dict(cell.experiment.changed_options)) for cell in load_specification(path).cells]
     assert found == [("clap", {"strength": 0.1}), ("gda", {"views": 0}), ("coop", {}), ("clap", {"strength": 0.5})]
 
 

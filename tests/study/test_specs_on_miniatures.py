@@ -19,7 +19,7 @@ from safetensors import safe_open
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.config import VIT_B_16
 from dca.study.specification import Cell, jobs_of, load_specification, shipped
-from dca.study.sweep import plan
+from dca.study.sweep import plan_sweep
 from dca.study.worker import Worker
 
 Make = Callable[[str], Path]
@@ -43,22 +43,22 @@ def one_of_each(name: str, backbone: Path, epochs: int) -> Iterable[Cell]:
     """The first cell of every row, method and head, with one shot and few epochs; every setting of the selection."""
     found: dict[tuple[object, ...], Cell] = {}
     for cell in load_specification(name, backbone=str(backbone)).cells:
-        spec = cell.spec
+        spec = cell.experiment
         trained = spec.kind.trains_on != "nothing" and "epochs" not in spec.kind.unused_options()
-        options = {**spec.options, **({"epochs": epochs} if trained else {})}
+        options = {**spec.changed_options, **({"epochs": epochs} if trained else {})}
         data = spec.data if name in LARGE else "eurosat"
         small = dataclasses.replace(spec, data=data, shots=1, seed=1, options=options)
-        setting = str([spec.options, cell.head]) if name == "selection" else cell.head.get("center")
+        setting = str([spec.changed_options, cell.head]) if name == "selection" else cell.head.get("center")
         found.setdefault((spec.method, cell.rows, setting), Cell(small, cell.head, cell.rows))
     return found.values()
 
 
 def require_done(cells: Iterable[Cell], make: Make, root: Path) -> None:
     cells = list(cells)
-    for name in sorted({place for cell in cells for place in (cell.spec.data, *cell.spec.targets)}):
+    for name in sorted({place for cell in cells for place in (cell.experiment.data, *cell.experiment.targets)}):
         make(name)
     worker = Worker(root / "runs", root / "data", "cpu")
-    reports = [report for job in jobs_of(cells) for report in worker.carry_out(job)]
+    reports = [report for job in jobs_of(cells) for report in worker.run(job)]
     assert {report.id for report in reports} == {cell.id for cell in cells}
     assert [report.error for report in reports if report.error] == []
 
@@ -113,33 +113,43 @@ def test_all_that_is_typed_finds_everything(
     root = runs_maker.lay_out(tmp_path / "data", cells, Size(classes=1))
     for name in runs_maker.STUDIES:
         said = dca(
-            "sweep", name, "--backbone", weights, "--data", root, "--runs", tmp_path / "runs", "--dry-run", "--json"
+            "study",
+            "sweep",
+            name,
+            "--backbone",
+            weights,
+            "--data",
+            root,
+            "--runs",
+            tmp_path / "runs",
+            "--dry-run",
+            "--json",
         )
         facts = json.loads(said.out)
         assert facts["missing"] == []
         assert [cell["id"] for cell in facts["cells"]] == [cell.id for cell in load_specification(name).cells]
 
 
-def require_whole(runs_maker: Any, cells: list[Cell], folder: Path) -> None:
+def require_intact_weights(runs_maker: Any, cells: list[Cell], folder: Path) -> None:
     """Make the runs of cells, and find them finished by the specification as it is shipped."""
     root = runs_maker.lay_out(folder / "data", cells)
     reports = list(runs_maker.make_runs(cells, folder / "runs", root))
     assert {report.id: report.error for report in reports} == {cell.id: "" for cell in cells}
-    assert {cell.spec.backbone for cell in cells} == {str(folder / "vit-b-16")}
+    assert {cell.experiment.backbone for cell in cells} == {str(folder / "vit-b-16")}
 
 
 def test_dca_and_zero_shot_run_on_every_dataset(runs_maker: Any, tmp_path: Path):
     weights = runs_maker.checkpoint(tmp_path)
 
     def wanted(cell: Cell) -> bool:
-        spec = cell.spec
+        spec = cell.experiment
         small = (spec.shots, spec.seed) == (1, 1) and spec.data != "imagenet"
         return small and spec.method in ("zero_shot", "dca")
 
     cells = runs_maker.cells_of(["paper/few-shot"], weights, wanted)
     assert len(cells) == 2 * 10
-    require_whole(runs_maker, cells, tmp_path)
-    made = plan(load_specification("paper/few-shot"), tmp_path / "runs")
+    require_intact_weights(runs_maker, cells, tmp_path)
+    made = plan_sweep(load_specification("paper/few-shot"), tmp_path / "runs")
     assert {cell.id for cell in made.finished} == {cell.id for cell in cells}
 
 
@@ -149,25 +159,25 @@ def test_a_specification_runs_as_it_is(name: str, runs_maker: Any, tmp_path: Pat
     """Every row and dataset, with one seed and the fewest and the most shots; few-shot on ImageNet with one shot."""
 
     def wanted(cell: Cell) -> bool:
-        spec = cell.spec
+        spec = cell.experiment
         large = name == "paper/few-shot" and spec.data == "imagenet"
         return spec.seed == 1 and spec.shots in ((1,) if large else (1, 16))
 
     cells = runs_maker.cells_of([name], runs_maker.checkpoint(tmp_path), wanted)
-    assert {(cell.rows, cell.spec.data) for cell in cells} == {
-        (cell.rows, cell.spec.data) for cell in load_specification(name).cells
+    assert {(cell.rows, cell.experiment.data) for cell in cells} == {
+        (cell.rows, cell.experiment.data) for cell in load_specification(name).cells
     }
-    require_whole(runs_maker, cells, tmp_path)
+    require_intact_weights(runs_maker, cells, tmp_path)
 
 
 @pytest.mark.slow
 def test_the_true_shape_runs(runs_maker: Any, tmp_path: Path):
     def wanted(cell: Cell) -> bool:
-        spec = cell.spec
+        spec = cell.experiment
         return (spec.data, spec.shots, spec.seed) == ("eurosat", 1, 1) and spec.method in ("zero_shot", "coop", "dca")
 
     cells = runs_maker.cells_of(["paper/few-shot"], runs_maker.checkpoint(tmp_path, true_shape=True), wanted)
     assert len(cells) == 3
-    require_whole(runs_maker, cells, tmp_path)
+    require_intact_weights(runs_maker, cells, tmp_path)
     result = json.loads(cells[-1].result_file(tmp_path / "runs").read_text())
     assert (result["method"], result["image_size"]) == ("dca", 224)

@@ -36,7 +36,7 @@ def test_the_table_of_specifications_is_complete():
     rows = re.findall(r"^\| `([\w/-]+)` \| .* \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
     stated = {name: (int(cells.replace(",", "")), int(fits.replace(",", ""))) for name, cells, fits in rows}
     studies = {name: load_specification(name).cells for name in shipped()}
-    assert stated == {name: (len(cells), len({c.spec.id for c in cells})) for name, cells in studies.items()}
+    assert stated == {name: (len(cells), len({c.experiment.id for c in cells})) for name, cells in studies.items()}
 
 
 def test_the_page_counts_the_claims():

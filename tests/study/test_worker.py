@@ -8,10 +8,10 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.model.classifier import Classifier
-from dca.runs.run import run
-from dca.runs.tracking import TRACKERS, Tracker
 from dca.study import worker as workers
+from dca.study.run import run_experiment
 from dca.study.specification import Cell, Specification, jobs_of
+from dca.study.tracking import TRACKERS, Tracker
 from dca.study.worker import Worker
 from dca.training.evaluate import encode_images
 
@@ -33,14 +33,14 @@ def test_cells_that_differ_in_the_head_share_one_fit(
     monkeypatch.setattr(Classifier, "learn", lambda self, *a, **k: fits.append(self.method) or learn(self, *a, **k))
     (job,) = jobs_of(heads_of(study))
     assert len(job.cells) == 3
-    reports = list(worker.carry_out(job))
+    reports = list(worker.run(job))
     assert [(report.id, report.error) for report in reports] == [(cell.id, "") for cell in job.cells]
     assert fits == ["dca"]
-    model = Classifier.from_pretrained(worker.runs / job.spec.id, backbone=job.spec.backbone, device="cpu")
+    model = Classifier.from_pretrained(worker.runs / job.experiment.id, backbone=job.experiment.backbone, device="cpu")
     for cell in job.cells:
         result = json.loads(cell.result_file(worker.runs).read_text())
         assert result["accuracy"] == model.with_options(**cell.head).evaluate(photos / "test").accuracy
-        assert (result["fit"], result["head"]) == (job.spec.id, dict(cell.head))
+        assert (result["fit"], result["head"]) == (job.experiment.id, dict(cell.head))
 
 
 @pytest.mark.parametrize("finished_before", [False, True])
@@ -49,7 +49,7 @@ def test_a_test_image_passes_the_tower_once_for_all_heads(
 ):
     (job,) = jobs_of(heads_of(study))
     if finished_before:
-        run(job.spec, worker.runs / job.spec.id, device="cpu")
+        run_experiment(job.experiment, worker.runs / job.experiment.id, device="cpu")
     seen: list[int] = []
 
     def counted(method: Any, *given: Any, **named: Any) -> Any:
@@ -57,16 +57,16 @@ def test_a_test_image_passes_the_tower_once_for_all_heads(
         return encode_images(method, *given, **named)
 
     monkeypatch.setattr("dca.runs.evaluate.encode_images", counted)
-    assert not any(report.error for report in worker.carry_out(job))
+    assert not any(report.error for report in worker.run(job))
     assert len(seen) == 1
 
 
 def test_heads_of_a_fit_that_was_finished_before_are_the_same(study: Specification, worker: Worker, figures: Any):
     (job,) = jobs_of(heads_of(study))
-    list(worker.carry_out(job))
+    list(worker.run(job))
     later = Worker(worker.runs.with_name("later"), None, "cpu")
-    run(job.spec, later.runs / job.spec.id, device="cpu")
-    assert not any(report.error for report in later.carry_out(job))
+    run_experiment(job.experiment, later.runs / job.experiment.id, device="cpu")
+    assert not any(report.error for report in later.run(job))
     assert figures(later.runs) == figures(worker.runs)
 
 
@@ -80,29 +80,29 @@ def test_every_cell_is_tracked(study: Specification, tmp_path: Path, monkeypatch
         def finish(self, result: Any) -> None:
             shown[self.folder.name] = self.config, dict(result)
 
-    monkeypatch.setattr("dca.runs.run.require_tracker", lambda name: None)
-    monkeypatch.setattr("dca.runs.tracking.require_tracker", lambda name: None)
+    monkeypatch.setattr("dca.study.run.require_tracker", lambda name: None)
+    monkeypatch.setattr("dca.study.tracking.require_tracker", lambda name: None)
     monkeypatch.setitem(TRACKERS, "wandb", (Recorder, "wandb"))
     worker = Worker(tmp_path / "runs", None, "cpu", "wandb")
     for job in jobs_of(study.cells):
-        assert not any(report.error for report in worker.carry_out(job))
+        assert not any(report.error for report in worker.run(job))
     assert {cell.id for cell in study.cells} == shown.keys()
     for cell in study.cells:
         config, result = shown[cell.id]
         assert result == json.loads(cell.result_file(worker.runs).read_text())
-        assert config == {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+        assert config == {**cell.experiment.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
 
 
 def test_a_finished_head_is_not_measured_again(study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch):
     (job,) = jobs_of(heads_of(study))
-    list(worker.carry_out(job))
-    monkeypatch.setattr(workers, "run_finished", lambda *a: pytest.fail("measured again"))
-    assert not any(report.error for report in worker.carry_out(job))
+    list(worker.run(job))
+    monkeypatch.setattr(workers, "measure_finished", lambda *a: pytest.fail("measured again"))
+    assert not any(report.error for report in worker.run(job))
 
 
 def test_an_error_ends_its_cell_and_not_the_others(study: Specification, worker: Worker):
-    (job,) = jobs_of([Cell(heads_of(study)[0].spec, {"gamma1": 0.0, "gamma2": 1e6}), *heads_of(study)])
-    errors = [report.error for report in worker.carry_out(job)]
+    (job,) = jobs_of([Cell(heads_of(study)[0].experiment, {"gamma1": 0.0, "gamma2": 1e6}), *heads_of(study)])
+    errors = [report.error for report in worker.run(job)]
     assert "not positive definite" in errors[0]
     assert errors[1:] == ["", "", ""]
 
@@ -115,11 +115,11 @@ def test_an_error_of_the_fit_is_that_of_all_cells(
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(workers, "run", fail)
-    reports = list(worker.carry_out(job))
+    monkeypatch.setattr(workers, "run_experiment", fail)
+    reports = list(worker.run(job))
     assert {report.error for report in reports} == {"ZeroDivisionError: a bug"}
     assert "in fail" in reports[0].traceback
-    assert not reports[0].memory
+    assert not reports[0].out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_a_lack_of_memory_is_told_from_other_errors(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(workers, "run", fail)
-    assert {report.memory for report in worker.carry_out(jobs_of(study.cells)[0])} == {memory}
+    monkeypatch.setattr(workers, "run_experiment", fail)
+    assert {report.out_of_memory for report in worker.run(jobs_of(study.cells)[0])} == {memory}
 
 
 def test_datasets_are_found_under_the_root(study: Specification, worker: Worker, photos: Path):
     rooted = Worker(worker.runs, photos.parent, "cpu")
-    assert rooted._dataset("photos", False).counts() == worker._dataset(str(photos), False).counts()
+    assert rooted._load_dataset("photos", False).counts() == worker._load_dataset(str(photos), False).counts()

@@ -23,7 +23,7 @@ from dca.images import decode
 from dca.images.crops import view_crops
 from dca.model.classifier import Classifier
 from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.runs.spec import FitSpec
 from dca.training import features
 from dca.training.session import Session
 
@@ -65,7 +65,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def fitted(method: str, photos: Path, tiny_folder: Path, place: Path, session: Session, **spec: Any) -> dict[str, Any]:
-    chosen = Spec(data=str(photos), method=method, backbone=str(tiny_folder), **{"shots": 2, **spec})
+    chosen = FitSpec(data=str(photos), method=method, backbone=str(tiny_folder), **{"shots": 2, **spec})
     return run(chosen, place, session=session).result
 
 

@@ -6,20 +6,15 @@ Commands are loaded when they are called, so that `dca --help` loads neither tor
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from traceback import format_exc
-from typing import TYPE_CHECKING
 
 import click
 
 import dca
-from dca.cli.common import Group
+from dca.cli.common import LazyGroup
 from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.errors import UserError
 from dca.core.hints import Hint, set_option
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
@@ -36,52 +31,29 @@ COMMANDS = {
     "rename-class": ("dca.cli.class_commands:rename", "Rename a class of a model."),
     "export": ("dca.cli.export", "Write a model as ONNX, for programs without torch and for the browser."),
     "push": ("dca.cli.push", "Send a model to the Hugging Face hub."),
-    "sweep": ("dca.cli.sweep", "Run many experiments from one specification."),
-    "select": ("dca.cli.select", "Choose the settings of every method on validation images."),
     "methods": ("dca.cli.methods", "List the methods, or show one with its options."),
     "datasets": ("dca.cli.datasets", "List the public datasets; check one, or your own images."),
     "cache": ("dca.cli.cache", "Show the stored image features, or clear them."),
-    "bench": ("dca.cli.bench", "Measure speed and memory beside a plain reference."),
     "doctor": ("dca.cli.doctor", "Show what is installed and what will be used."),
     "completion": ("dca.cli.completion", "Print the script that completes dca in bash, zsh or fish."),
     "demo": ("dca.cli.demo", "See it work on built-in images, in a minute or two."),
+    "study": ("dca.study.commands:group", "Compare methods as papers do: protocols, sweeps, reports, benchmarks."),
 }
 
 
-class Lazy(Group):
-    """A group that lists its commands with their one-line help without importing them."""
+class MainGroup(LazyGroup):
+    """The commands of `dca`, which knows what words of other programs probably mean."""
 
     def unknown(self, args: list[str]) -> UserError:
         """The error for a first word that is not a command, with a suggestion."""
         return unknown_command(args) or super().unknown(args)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table."""
-        return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command itself, imported now."""
-        if name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute or "command")
-        return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completions of a first word, without importing a command."""
-        from click.shell_completion import CompletionItem
-
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        own = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=COMMANDS[name][1]) for name in names), *own]
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of commands, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
-
-
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=MainGroup,
+    commands_table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(dca.__version__, prog_name="dca")
 @click.option("--traceback", is_flag=True, help="Show the Python traceback of an error.")
 def group(traceback: bool) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.core.choices import TRACKER_NAMES
 from dca.core.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from dca.core.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,14 +31,6 @@ pictures_flag = click.option(
     default=True,
     envvar="DCA_PICTURES",
     help="Draw how the model did into MODEL/pictures, or leave it out. Needs matplotlib. [on; DCA_PICTURES=0: off]",
-)
-
-
-track_option = click.option(
-    "--track",
-    type=click.Choice(TRACKER_NAMES),
-    default=None,
-    help="Also show the metrics in TensorBoard or Weights & Biases; metrics.jsonl is always written.",
 )
 
 
@@ -61,6 +55,42 @@ class Group(click.Group):
     def way_out(self, name: str) -> str:
         """The command that `name` probably stands for; empty if unclear."""
         return ""
+
+
+class LazyGroup(Group):
+    """A group that lists its commands with their one-line help without importing them.
+
+    commands_table: name -> (module with an attribute `command`, or module:attribute; what the command does).
+    """
+
+    def __init__(self, *args: Any, commands_table: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.table = commands_table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command itself, imported now."""
+        if name not in self.table:
+            return None
+        module, _, attribute = self.table[name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute or "command")
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of a first word, without importing a command."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.table if name.startswith(incomplete)]
+        own = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=self.table[name][1]) for name in names), *own]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in self.table.items()])
 
 
 def _limit_pixels(ctx: click.Context, _: click.Parameter, millions: float | None) -> None:

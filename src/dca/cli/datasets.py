@@ -142,7 +142,7 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     \b
     dca datasets draw photos/ --shots 4
     dca datasets draw eurosat --root data/ --shots 16 --seed 2 -o draw.json
-    dca fit data/eurosat/ --draw draw.json             train on exactly these
+    dca study run data/eurosat/ --draw draw.json             train on exactly these
     """
     from dca.datasets import load_dataset
     from dca.datasets.draws import draw_few_shot, export_draw, record_draw, short_classes

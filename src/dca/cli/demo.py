@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -28,8 +27,9 @@ from dca.model.checkpoint import RESULT
 from dca.model.classifier import Classifier
 from dca.plots.style import can_draw
 from dca.runs.evaluate import evaluate
-from dca.runs.run import FittedRun, run, task_of
-from dca.runs.spec import Spec
+from dca.runs.result import MethodResult, RunResult
+from dca.runs.run import FittedRun, make_fit_task, run
+from dca.runs.spec import FitSpec
 from dca.training.evaluate import Evaluation
 from dca.training.resume import read_metrics
 from dca.training.session import Session
@@ -38,7 +38,6 @@ SHOTS = 16
 # Enough epochs to show the gain, in about a minute on two cores.
 QUICK = {"epochs": 12, "warmup_epochs": 1}
 COMPARISON, CURVES, GRID = "comparison.png", "training.png", "predictions.png"
-Row = dict[str, Any]
 
 
 def demo(
@@ -56,36 +55,36 @@ def demo(
     Its result has a "comparison" with zero-shot CLIP and the default method, whose model is not kept. A finished
     demonstration is not fitted again; only missing plots are drawn. Without matplotlib there are none.
     """
-    spec = Spec(
+    spec = FitSpec(
         data="sample", method="dca", shots=SHOTS, seed=seed, backbone=backbone, precision=precision, options=QUICK
     )
     dataset, session = load_sample(), Session(device=device, progress=progress)
-    task = task_of(spec, dataset)
+    task = make_fit_task(spec, [dataset])
     # First, so that its time includes the features of the images.
     default = fit_default(spec, task, session) if overwrite or not (folder / RESULT).is_file() else None
     outcome = run(spec, folder, dataset=dataset, session=session, overwrite=overwrite, progress=progress)
-    rows = outcome.result.get("comparison")
+    rows = outcome.result.comparison
     drawable = can_draw()
     if rows and (not drawable or all((folder / name).is_file() for name in (COMPARISON, CURVES, GRID))):
         return outcome
     default = default or fit_default(spec, task, session)
-    model, measured = outcome.classifier, outcome.targets
+    model, measured = outcome.classifier, outcome.evaluations
     if model is None:
         model = Classifier.from_pretrained(folder, backbone=backbone, precision=precision, session=session)
         measured = evaluate(model.method_, task.targets, session)
     (target,) = measured
     if not rows:
         rows = comparison(outcome.result, default)
-        outcome = dataclasses.replace(outcome, result={**outcome.result, "comparison": rows})
-        write_json(folder / RESULT, outcome.result)
+        outcome = dataclasses.replace(outcome, result=dataclasses.replace(outcome.result, comparison=rows))
+        write_json(folder / RESULT, outcome.result.to_dict())
     if not drawable:
         return outcome
-    seconds = [row["seconds"] for row in rows[1:]]
+    seconds = [row.seconds for row in rows[1:]]
     plot(folder, dataset, target.zero_shot, default[0], target.adapted, seconds, model.method_.term_titles)
     return outcome
 
 
-def fit_default(spec: Spec, task: Task, session: Session) -> tuple[Evaluation, float]:
+def fit_default(spec: FitSpec, task: Task, session: Session) -> tuple[Evaluation, float]:
     """Fit the default method on the same images; returns its evaluation and the seconds of the fit."""
     model = Classifier(DEFAULT_METHOD, seed=spec.seed, backbone=spec.backbone, precision=spec.precision)
     session.load_backbone(spec.backbone, spec.precision)  # loading it does not count
@@ -96,17 +95,17 @@ def fit_default(spec: Spec, task: Task, session: Session) -> tuple[Evaluation, f
     return target.adapted, seconds
 
 
-def comparison(result: Mapping[str, Any], default: tuple[Evaluation, float]) -> list[Row]:
+def comparison(result: RunResult, default: tuple[Evaluation, float]) -> tuple[MethodResult, ...]:
     """Accuracy on the test images and seconds of the fit: zero-shot CLIP, the default method, the run's method."""
     figures = [
-        ("zero_shot", result["zero_shot_accuracy"], 0.0),
+        ("zero_shot", result.zero_shot_accuracy or 0.0, 0.0),
         (DEFAULT_METHOD, default[0].accuracy, round(default[1], 2)),
-        (result["method"], result["accuracy"], result["seconds"]),
+        (result.method, result.accuracy or 0.0, result.seconds),
     ]
-    return [
-        {"method": method, "accuracy": accuracy, "test_images": result["test_images"], "seconds": seconds}
+    return tuple(
+        MethodResult(method=method, accuracy=accuracy, test_images=result.test_images, seconds=seconds)
         for method, accuracy, seconds in figures
-    ]
+    )
 
 
 def plot(
@@ -177,9 +176,7 @@ def command(
     dca demo
     dca demo -o elsewhere/ --seed 2 --backbone vit-b-16
     """
-    from dca.cli.fit import report, resumable
-
-    pass  # REMOVED
+    from dca.cli.fit import print_result, resumable
     from dca.plots.style import missing_matplotlib
 
     with resumable(output), showing(quiet=quiet) as progress:
@@ -188,9 +185,9 @@ def command(
             progress=progress,
         )  # fmt: skip
     if as_json:
-        emit(outcome.result)
+        emit(outcome.result.to_dict())
         return
-    report(outcome)
+    print_result(outcome)
     if (output / COMPARISON).is_file():
         click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
     else:

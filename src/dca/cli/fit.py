@@ -1,13 +1,9 @@
-"""The screen at the end of `dca fit`.
-
-dca fit: from a folder of photos to a model.
-"""
+"""dca fit: from a folder of photos to a model, and the screen at its end."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dca.cli.common import (
+    F,
     emit,
     json_flag,
     overwrite_flag,
@@ -24,142 +21,21 @@ from dca.cli.common import (
     running,
     say_how_to_draw,
     showing,
-    track_option,
 )
 from dca.cli.completion import complete_method
-from dca.core.choices import DEFAULT_METHOD, PROTOCOLS, RULES
+from dca.core.choices import DEFAULT_METHOD
 from dca.core.errors import UserError
 from dca.core.text import format_bytes, format_seconds, percent, pluralize
 
 if TYPE_CHECKING:
+    from dca.model.findings import Findings
+    from dca.runs.result import MethodResult, RunResult
     from dca.runs.run import FittedRun
-    from dca.runs.spec import Spec
+    from dca.runs.spec import FitSpec
 
-Result = dict[str, Any]
 MOST_LABELS = 5
 # Below this size a backbone sees too little for real photos.
 REAL_WORK = 200
-
-
-def summary(result: Result, model: str, data: str = "DATA") -> list[str]:
-    """The result of a run as lines of text. model: folder of the model. data: where the images are, as it was given."""
-    found = f"{result['classes']} classes, {pluralize(result['images'], 'training image')} ({_taken(result)})"
-    corrected = result.get("corrections", 0)  # absent in runs of earlier versions
-    public = f"recognised as {result['public']} ({result['split']}): settings published for it apply"
-    trained = result["trained_parameters"]
-    did = f"trained {pluralize(trained, 'parameter')}" if trained else "fitted"
-    seconds, size = format_seconds(result["seconds"]), format_bytes(result["checkpoint_bytes"])
-    return [
-        _backbone(result),
-        f"{result['dataset']}: {found}{f', {corrected:,} of them corrected in dca serve' if corrected else ''}",
-        *([public] if result["public"] else []),
-        *_accuracies(result),
-        *_findings(result["findings"], data),
-        f"{did} with {result['method']} in {seconds}; model {model} ({size})",
-        *([pictures_line([f"{model}/{name}" for name in drawn])] if (drawn := result.get("pictures")) else []),
-        f"next  dca predict {shlex.quote(model)} IMAGE...",
-        f"      dca eval {shlex.quote(model)} FOLDER",
-    ]
-
-
-def _backbone(result: Result) -> str:
-    """The backbone and its size, and a better one if it is small."""
-    line = f"{result['backbone']}, {result['image_size']} px"
-    if result["image_size"] >= REAL_WORK:
-        return line
-    return f"{line}: for trying things out; for real work: --backbone vit-b-16"
-
-
-def _taken(result: Result) -> str:
-    """Which of the training images were taken."""
-    if result["shots"]:
-        return f"{result['shots']} per class"
-    if result["protocol"] == "base-to-new":
-        return "those of the base classes"
-    if result["draw"]:
-        return f"those of {result['draw']}"
-    return f"all but the {result['test_images']:,} held out" if result["held_out"] else "all of them"
-
-
-def _accuracies(result: Result) -> list[str]:
-    """The estimated accuracy, and the accuracy on each target; zero-shot CLIP beside both."""
-    if "comparison" in result:
-        return _compared(result["comparison"])
-    lines = _estimated(result)
-    if not result["targets"] and not lines:
-        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
-        return [f"accuracy not measured: no test images ({ways})"]
-    for row in result["targets"]:
-        where = f" of {row['name']}" if result["protocol"] != "few-shot" else ""
-        gain = 100 * (row["accuracy"] - row["zero_shot_accuracy"])
-        lines += [
-            f"accuracy on {pluralize(row['test_images'], 'test image')}{where}",
-            f"  zero-shot CLIP  {percent(row['zero_shot_accuracy']):>7}",
-            f"  {result['method']:<14}  {percent(row['accuracy']):>7}   ({gain:+.1f} points)",
-        ]
-        if gain < 0:
-            lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
-    if "harmonic_mean" in result:
-        lines.append(f"harmonic mean of base and new  {percent(result['harmonic_mean'])}")
-    return lines
-
-
-def _compared(rows: list[Result]) -> list[str]:
-    """Zero-shot CLIP and the methods of a comparison on the same test images, with the time of each fit."""
-    lines = [f"accuracy on {pluralize(rows[0]['test_images'], 'test image')}"]
-    for row in rows:
-        name = {"zero_shot": "zero-shot CLIP", DEFAULT_METHOD: f"{DEFAULT_METHOD} (default)"}.get(row["method"])
-        line = f"  {name or row['method']:<21}  {percent(row['accuracy']):>7}"
-        if row is not rows[0]:
-            gain = f"({100 * (row['accuracy'] - rows[0]['accuracy']):+.1f} points)"
-            line += f"   {gain:<14}   {format_seconds(row['seconds'])}"
-        lines.append(line)
-    return lines
-
-
-def _estimated(result: Result) -> list[str]:
-    """The accuracy that was estimated on the training images, if it was."""
-    found = result.get("estimate")
-    if not found:
-        return []
-    ends = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
-    known = found["zero_shot_accuracy"]
-    how = f"{found['how']} on {pluralize(found['n'], 'training image')}"
-    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
-    if known is not None:
-        lines.append(f"  zero-shot CLIP  {percent(known):>7}")
-    return [*lines, f"  {result['method']:<14}  {percent(found['accuracy']):>7}   (95 % interval: {ends})"]
-
-
-def _findings(found: Result, data: str) -> list[str]:
-    """What the fit found out about the photos at `data`."""
-    lines = [f"note: {note}" for note in found["notes"]]
-    more = found["more_images"]
-    if more and 100 * more["gain"] >= 0.5:
-        lines.append(f"more photos: {more['shots']} per class would bring about {_points(more['gain'])}")
-    if found["confused"]:
-        pairs = [f"{' and '.join(row['labels'])} ({pluralize(row['images'], 'image')})" for row in found["confused"]]
-        lines.append(f"often confused: {', '.join(pairs)}")
-    doubtful = found["doubtful_labels"]
-    if doubtful:
-        command = f"dca check-labels {shlex.quote(data)}"
-        lines.append(f"labels to check: {pluralize(len(doubtful), 'image')}; all of them: {command}")
-        lines += [
-            f"  {row['image']}: is it {row['suggested']}? (probability {row['probability']:.2f}; "
-            f"{row['label']} {row['own']:.2f})"
-            for row in doubtful[:MOST_LABELS]
-        ]
-    return lines
-
-
-def _points(fraction: float) -> str:
-    """A change of the accuracy in whole points.
-
-    >>> _points(0.013), _points(0.04)
-    ('+1 point', '+4 points')
-    """
-    whole = round(100 * fraction)
-    return f"{whole:+d} point{'' if abs(whole) == 1 else 's'}"
 
 
 def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -171,86 +47,84 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     return value
 
 
-@click.command(epilog="Options of a method: dca methods show NAME.")
+def fit_options(function: F) -> F:
+    """Add the options that `dca fit` and `dca study run` share: what is learned, with which method, and where to."""
+    for add in reversed(_FIT_OPTIONS):
+        function = add(function)
+    return function
+
+
+_FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--method",
+        default=DEFAULT_METHOD,
+        show_default=True,
+        shell_complete=complete_method,
+        help="Name of the method; see: dca methods.",
+    ),
+    click.option(
+        "--with",
+        "trained",
+        default=None,
+        metavar="METHOD",
+        shell_complete=complete_method,
+        help="Also train this method, such as dca, and combine both where that helps; --set then sets its options.",
+    ),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable."),
+    click.option(
+        "--backbone",
+        default="mini",
+        show_default=True,
+        help="mini (inside this package), vit-b-16, vit-b-32, vit-l-14, laion-vit-b-16, ..., a hub id, or a path.",
+    ),
+    click.option(
+        "--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given."
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Decides the draw and the initial values.",
+    ),
+    click.option(
+        "--hold-out",
+        type=click.FloatRange(0, 0.9),
+        default=0.0,
+        metavar="SHARE",
+        help="Test on this share of each class's images, where DATA has no test part.",
+    ),
+    click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part."),
+    click.option(
+        "--calibrate/--no-calibrate",
+        default=True,
+        help="Fit a temperature on held-out predictions, or leave it out. [on]",
+    ),
+    click.option(
+        "--corrections",
+        default=None,
+        metavar="MODEL",
+        help="Also learn from the images that were corrected in `dca serve MODEL`; none leaves them out. "
+        "[of the output]",
+    ),
+    click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]"),
+    overwrite_flag,
+    click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr."),
+    click.option(
+        "--gallery/--no-gallery",
+        default=True,
+        help="Keep a thumbnail of each training image in the model, to show the nearest ones, or not. [on]",
+    ),
+    pictures_flag,
+    running,
+    quiet_flag,
+    json_flag,
+)
+
+
+@click.command(epilog="Options of a method: dca methods show NAME.  Protocols of papers: dca study run --help.")
 @click.argument("data", type=click.Path())
-@click.option(
-    "--method",
-    default=DEFAULT_METHOD,
-    show_default=True,
-    shell_complete=complete_method,
-    help="Name of the method; see: dca methods.",
-)
-@click.option(
-    "--with",
-    "trained",
-    default=None,
-    metavar="METHOD",
-    shell_complete=complete_method,
-    help="Also train this method, such as dca, and take it in where it helps; --set then sets its options.",
-)
-@click.option("--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides the draw and the initial values."
-)
-@click.option(
-    "--hold-out",
-    type=click.FloatRange(0, 0.9),
-    default=0.0,
-    metavar="SHARE",
-    help="Test on this share of each class's images, where DATA has no test part.",
-)
-@click.option(
-    "--draw", default=None, metavar="FILE", help="Take exactly the images of this file; see: dca datasets draw."
-)
-@click.option(
-    "--backbone",
-    default="mini",
-    show_default=True,
-    help="mini (inside this package), vit-b-16, vit-b-32, vit-l-14, laion-vit-b-16, ..., a hub id, or a path.",
-)
-@click.option(
-    "--protocol",
-    type=click.Choice(PROTOCOLS),
-    default="few-shot",
-    show_default=True,
-    help="What is tested: the same classes, unseen classes, other datasets, or shifted versions of DATA.",
-)
-@click.option(
-    "--target", "targets", multiple=True, metavar="DATA", help="Another dataset to test on; repeatable. See --protocol."
-)
-@click.option(
-    "--rules",
-    type=click.Choice(RULES),
-    default="strict",
-    show_default=True,
-    help="strict: settings are selected on at most 4 validation images per class; paper: on those the authors used, "
-    "with their settings for the protocol, and public images without their EXIF rotation.",
-)
-@click.option(
-    "--corrections",
-    default=None,
-    metavar="MODEL",
-    help="Also learn from the images that were corrected in `dca serve MODEL`; none leaves them out. [of the output]",
-)
-@click.option("--estimate", is_flag=True, help="Estimate the accuracy on the training images, without a test part.")
-@click.option(
-    "--calibrate/--no-calibrate", default=True, help="Fit a temperature on estimated predictions, or leave it out. [on]"
-)
-@click.option(
-    "--gallery/--no-gallery",
-    default=True,
-    help="Keep a thumbnail of each training image in the model, to show the nearest ones, or leave them out. [on]",
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]")
-@click.option(
-    "--classes-per-step",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Of very many classes, let only so many compete in a step of DCA: less memory, approximate.",
-)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable.")
-@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read, and list them on stderr.")
-@pictures_flag
+@fit_options
 @click.option(
     "--open",
     "open_it",
@@ -258,13 +132,18 @@ def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -
     callback=require_pages,
     help="Also write report.html into the model folder and open it; see: dca report.",
 )
-@overwrite_flag
-@track_option
-@running
-@quiet_flag
-@json_flag
 def command(
-    data: str, output: Path | None, open_it: bool, device: str, quiet: bool, as_json: bool, **given: Any
+    data: str,
+    output: Path | None,
+    open_it: bool,
+    device: str,
+    quiet: bool,
+    as_json: bool,
+    overwrite: bool,
+    skip_bad: bool,
+    gallery: bool,
+    pictures: bool,
+    **arguments: Any,
 ) -> None:
     """Learn a classifier from DATA.
 
@@ -277,54 +156,50 @@ def command(
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2 -o measured.dca
     dca fit photos/ --with dca --open -o both.dca
-    dca fit photos/ --method dca --track tensorboard -o dca.dca
     dca fit photos/ --method gda --estimate -o gda.dca
     dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
-    dca fit labels.csv -o birds.dca --set epochs=50 --set alpha=1
-    dca fit eurosat/ --shots 16 --protocol base-to-new
-    dca fit imagenet/ --shots 16 --protocol domain-shift --target imagenet-sketch/
+    dca fit labels.csv -o birds.dca --method dca --set epochs=50 --set alpha=1
     """
     from dca.runs.run import run
+    from dca.runs.spec import FitSpec
 
     target = output or default_output(data)
-    written = {name: given.pop(name) for name in ("overwrite", "gallery", "skip_bad", "pictures", "track")}
-    spec = spec_of(data, target, **given)
+    spec = FitSpec(data=data, **describe_fit(target, **arguments))
     with resumable(target), showing(quiet=quiet) as progress:
-        outcome = run(spec, target, device=device, progress=progress, **written)
-    for line in outcome.result.get("skipped", []):
-        click.echo(f"skipped {line}", err=True)
+        fitted = run(
+            spec, target, device=device, progress=progress,
+            overwrite=overwrite, skip_bad=skip_bad, gallery=gallery, pictures=pictures,
+        )  # fmt: skip
     if as_json:
-        emit({"model": str(outcome.folder), **outcome.result})
+        print_json(fitted)
     else:
-        report(outcome, data, written["pictures"])
+        print_result(fitted, data, pictures)
     if open_it:
-        open_report(outcome.folder, spec, device=device, quiet=quiet)
+        open_report(fitted.folder, spec, device=device, quiet=quiet)
 
 
-def spec_of(
-    data: str,
+def describe_fit(
     target: Path,
     *,
     method: str,
     trained: str | None,
     settings: tuple[str, ...],
-    classes_per_step: int | None,
     corrections: str | None,
+    use_corrections: bool = True,
     **arguments: Any,
-) -> Spec:
-    """The experiment that the arguments describe."""
-    from dca.runs.spec import Spec
+) -> dict[str, Any]:
+    """The fields of a `FitSpec` that the shared options give; their texts are validated when it is made.
 
-    if classes_per_step is not None:
-        settings = (*settings, f"classes_per_step={classes_per_step}")
+    use_corrections: whether those of a model at the output are taken where --corrections is not given.
+    """
     if trained is not None:
-        method, settings = blended(method, trained, settings)
-    if arguments["draw"] is None or corrections is not None:
-        arguments["corrections"] = corrections_of(corrections, target)
-    return Spec(data=data, method=method, options=options_of(method, settings), **arguments)
+        method, settings = combine_with(method, trained, settings)
+    if use_corrections or corrections is not None:
+        arguments["corrections"] = choose_corrections(corrections, target)
+    return {"method": method, "options": settings, **arguments}
 
 
-def corrections_of(given: str | None, target: Path) -> str | None:
+def choose_corrections(given: str | None, target: Path) -> str | None:
     """The model whose corrections are learned from: the given one, else the output if it has any."""
     from dca.datasets.corrections import read_corrections
 
@@ -333,58 +208,167 @@ def corrections_of(given: str | None, target: Path) -> str | None:
     return str(target) if read_corrections(target) else None
 
 
-def open_report(model: Path, spec: Spec, *, device: str, quiet: bool) -> None:
+def combine_with(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Method and option texts for `--with`."""
+    from dca.core.text import normalize_name
+    from dca.methods.blend import Blend
+
+    if normalize_name(method) not in (normalize_name(DEFAULT_METHOD), Blend.name):
+        raise UserError(f"--with combines a method with {DEFAULT_METHOD}, not with {method}", hint="leave out --method")
+    return Blend.name, (f"trained={trained}", *settings)
+
+
+def print_json(fitted: FittedRun) -> None:
+    """Print the result of a run as one JSON value, and skipped images on stderr."""
+    _print_skipped(fitted)
+    emit({"model": str(fitted.folder), **fitted.result.to_dict()})
+
+
+def print_result(fitted: FittedRun, data: str = "DATA", pictures: bool = False, extra: Sequence[str] = ()) -> None:
+    """Print the result of a run on `data` as text.
+
+    pictures: whether plots were asked for. extra: further lines after the accuracies.
+    """
+    _print_skipped(fitted)
+    if fitted.classifier is None:
+        click.echo(f"{fitted.folder} is finished already; --overwrite fits it again", err=True)
+    for warning in fitted.result.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo("\n".join(format_result(fitted.result, str(fitted.folder), data, extra)))
+    if pictures:
+        say_how_to_draw()
+
+
+def _print_skipped(fitted: FittedRun) -> None:
+    for line in fitted.result.skipped:
+        click.echo(f"skipped {line}", err=True)
+
+
+def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequence[str] = ()) -> list[str]:
+    """The result of a run as lines of text.
+
+    model: folder of the model. data: where the images are, as it was given. extra: lines after the accuracies.
+    """
+    images = f"{result.classes} classes, {pluralize(result.images, 'training image')} ({result.draw_words})"
+    corrected = f", {result.corrections:,} of them corrected in dca serve" if result.corrections else ""
+    public = f"recognised as {result.public} ({result.split}): settings published for it apply"
+    trained = result.trained_parameters
+    action = f"trained {pluralize(trained, 'parameter')}" if trained else "fitted"
+    seconds, size = format_seconds(result.seconds), format_bytes(result.checkpoint_bytes)
+    return [
+        _format_backbone(result),
+        f"{result.dataset}: {images}{corrected}",
+        *([public] if result.public else []),
+        *_format_accuracies(result),
+        *extra,
+        *_format_findings(result.findings, data),
+        f"{action} with {result.method} in {seconds}; model {model} ({size})",
+        *([pictures_line([f"{model}/{name}" for name in result.pictures])] if result.pictures else []),
+        f"next  dca predict {shlex.quote(model)} IMAGE...",
+        f"      dca eval {shlex.quote(model)} FOLDER",
+    ]
+
+
+def _format_backbone(result: RunResult) -> str:
+    """The backbone and its size, and a better one if it is small."""
+    line = f"{result.backbone}, {result.image_size} px"
+    if result.image_size >= REAL_WORK:
+        return line
+    return f"{line}: for trying things out; for real work: --backbone vit-b-16"
+
+
+def _format_accuracies(result: RunResult) -> list[str]:
+    """The estimated accuracy, and the accuracy on each target; zero-shot CLIP beside both."""
+    if result.comparison:
+        return _format_comparison(result.comparison)
+    lines = _format_estimate(result)
+    if not result.targets and not lines:
+        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
+        return [f"accuracy not measured: no test images ({ways})"]
+    for target in result.targets:
+        where = f" of {target.name}" if len(result.targets) > 1 or target.name != result.dataset else ""
+        lines += [
+            f"accuracy on {pluralize(target.test_images, 'test image')}{where}",
+            f"  zero-shot CLIP  {percent(target.zero_shot_accuracy):>7}",
+            f"  {result.method:<14}  {percent(target.accuracy):>7}   ({100 * target.gain:+.1f} points)",
+        ]
+        if target.gain < 0:
+            lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
+    return lines
+
+
+def _format_comparison(methods: Sequence[MethodResult]) -> list[str]:
+    """Zero-shot CLIP and the methods of a comparison on the same test images, with the time of each fit."""
+    zero_shot = methods[0]
+    lines = [f"accuracy on {pluralize(zero_shot.test_images, 'test image')}"]
+    titles = {"zero_shot": "zero-shot CLIP", DEFAULT_METHOD: f"{DEFAULT_METHOD} (default)"}
+    for one in methods:
+        line = f"  {titles.get(one.method, one.method):<21}  {percent(one.accuracy):>7}"
+        if one is not zero_shot:
+            gain = f"({100 * (one.accuracy - zero_shot.accuracy):+.1f} points)"
+            line += f"   {gain:<14}   {format_seconds(one.seconds)}"
+        lines.append(line)
+    return lines
+
+
+def _format_estimate(result: RunResult) -> list[str]:
+    """The accuracy that was estimated on the training images, if it was."""
+    estimate = result.estimate
+    if estimate is None:
+        return []
+    ends = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
+    how = f"{estimate.how} on {pluralize(estimate.n, 'training image')}"
+    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
+    if estimate.zero_shot_accuracy is not None:
+        lines.append(f"  zero-shot CLIP  {percent(estimate.zero_shot_accuracy):>7}")
+    return [*lines, f"  {result.method:<14}  {percent(estimate.accuracy):>7}   (95 % interval: {ends})"]
+
+
+def _format_findings(findings: Findings | None, data: str) -> list[str]:
+    """What the fit found out about the photos at `data`."""
+    if findings is None:
+        return []
+    lines = [f"note: {note}" for note in findings.notes]
+    more = findings.more_images
+    if more is not None and 100 * more.gain >= 0.5:
+        lines.append(f"more photos: {more.shots} per class would bring about {_format_points(more.gain)}")
+    if findings.confused:
+        pairs = [f"{' and '.join(pair.labels)} ({pluralize(pair.images, 'image')})" for pair in findings.confused]
+        lines.append(f"often confused: {', '.join(pairs)}")
+    if doubtful := findings.doubtful_labels:
+        command = f"dca check-labels {shlex.quote(data)}"
+        lines.append(f"labels to check: {pluralize(len(doubtful), 'image')}; all of them: {command}")
+        lines += [
+            f"  {one.image}: is it {one.suggested}? (probability {one.probability:.2f}; {one.label} {one.own:.2f})"
+            for one in doubtful[:MOST_LABELS]
+        ]
+    return lines
+
+
+def _format_points(fraction: float) -> str:
+    """A change of the accuracy in whole points.
+
+    >>> _format_points(0.013), _format_points(0.04)
+    ('+1 point', '+4 points')
+    """
+    whole = round(100 * fraction)
+    return f"{whole:+d} point{'' if abs(whole) == 1 else 's'}"
+
+
+def open_report(model: Path, spec: FitSpec, *, device: str, quiet: bool) -> None:
     """Write the page of a finished run, with its test images if there are any, and open it."""
     import dataclasses
 
-    from dca.cli.report import show, write_report
-    from dca.runs.run import task_of
+    from dca.cli.report import open_page, write_report
+    from dca.runs.run import load_data, make_fit_task
 
-    task, dataset = task_of(spec), None
-    if spec.protocol == "few-shot" and task.targets:
+    task, dataset = make_fit_task(spec, [load_data(spec)]), None
+    if task.targets:
         dataset = dataclasses.replace(task.source, train=(), val=(), test=task.targets[0].test)
     with showing(quiet=quiet) as progress:
         page = write_report(model, dataset, data=spec.data, device=device, backbone=spec.backbone, progress=progress)
     click.echo(f"wrote {page}", err=True)
-    show(page)
-
-
-def blended(method: str, trained: str, settings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Method and settings for `--with`: the settings are those of the trained method, except the blend's own."""
-    from dca.core.text import normalize_name
-    from dca.methods.blend import Blend
-    from dca.methods.registry import get_method
-
-    if normalize_name(method) not in (normalize_name(DEFAULT_METHOD), Blend.name):
-        raise UserError(
-            f"--with takes a method in beside {DEFAULT_METHOD}, not beside {method}", hint="leave out --method"
-        )
-    own = [pair for pair in settings if pair.partition("=")[0].strip() == "folds"]
-    inner = json.dumps([pair for pair in settings if pair not in own])
-    return Blend.name, (f"trained={get_method(trained).name}", f"trained_options={inner}", *own)
-
-
-def options_of(method: str, settings: tuple[str, ...]) -> dict[str, Any]:
-    """The options that `--set` gives, as values; also those that it sets to their defaults."""
-    from dataclasses import asdict
-
-    from dca.methods.registry import get_method
-
-    kind = get_method(method)
-    values, default = asdict(kind.parse_options(settings)), asdict(kind.Options())
-    named = {text.partition("=")[0].strip().replace("-", "_") for text in settings}
-    return {name: value for name, value in values.items() if name in named or value != default[name]}
-
-
-def report(outcome: FittedRun, data: str = "DATA", pictures: bool = False) -> None:
-    """Print the result of a run on `data` as text; pictures: whether they were asked for."""
-    if outcome.classifier is None:
-        click.echo(f"{outcome.folder} is finished already; --overwrite fits it again", err=True)
-    for warning in outcome.result["warnings"]:
-        click.echo(f"warning: {warning}", err=True)
-    click.echo("\n".join(summary(outcome.result, str(outcome.folder), data)))
-    if pictures:
-        say_how_to_draw()
+    open_page(page)
 
 
 @contextmanager
@@ -396,8 +380,8 @@ def resumable(target: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         partial = partial_of(target)
-        way_on = f"; the same command continues from {partial}" if partial.exists() else ""
-        click.echo(f"interrupted{way_on}", err=True)
+        how = f"; the same command continues from {partial}" if partial.exists() else ""
+        click.echo(f"interrupted{how}", err=True)
         raise click.exceptions.Exit(130) from None
 
 
@@ -405,5 +389,5 @@ def default_output(data: str) -> Path:
     """`photos/` and `photos.csv` -> photos.dca in the working folder; for `.`, beside that folder."""
     path = Path(data).expanduser()
     name = path.resolve().name or "images"
-    place = Path("..") if path.is_dir() and path.resolve() == Path.cwd() else Path()
-    return place / f"{Path(name).stem if path.is_file() else name}.dca"
+    folder = Path("..") if path.is_dir() and path.resolve() == Path.cwd() else Path()
+    return folder / f"{Path(name).stem if path.is_file() else name}.dca"

@@ -1,4 +1,4 @@
-"""dca report: one page about a model, or a report about a folder of runs."""
+"""dca report: one page about a model."""
 
 from __future__ import annotations
 
@@ -16,31 +16,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL|RUNS", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path))
 @click.argument("data", required=False)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     default=None,
-    metavar="FILE|DIR",
-    help="Where the page goes, for RUNS the folder.  [report.html in MODEL, or report/ in RUNS]",
+    metavar="FILE",
+    help="Where the page goes.  [report.html in MODEL]",
 )
 @click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
-@click.option(
-    "--spec",
-    "specifications",
-    multiple=True,
-    metavar="SPEC",
-    help="RUNS: name rows as the grids of this specification and list its missing cells; may be given several times.",
-)
-@click.option(
-    "--selection",
-    type=click.Path(path_type=Path),
-    default=None,
-    metavar="FILE",
-    help="RUNS: show the sha256 of this file, which holds the options that were selected.",
-)
 @backbone_of_model
 @running
 @quiet_flag
@@ -49,85 +35,51 @@ def command(
     data: str | None,
     output: Path | None,
     open_it: bool,
-    specifications: tuple[str, ...],
-    selection: Path | None,
     backbone: str | None,
     device: str,
     precision: str,
     quiet: bool,
 ) -> None:
-    """Write one HTML page about MODEL, which needs no network and no other file; or a report about a folder of RUNS.
+    """Write one HTML page about MODEL, which needs no network and no other file.
 
     With DATA, the model is measured on its images (the test part, where there is one). Without, the page shows
-    what the fit knows: predictions for training images that were left out.
-
-    RUNS is what `dca sweep` leaves. The report is a folder with index.html, report.md, tables (LaTeX, CSV) and
-    figures (SVG): accuracies, paired differences, ablations, costs, and which claims of the DCA paper hold.
+    what the fit knows: predictions for training images by models that have not seen them.
 
     \b
     dca report photos.dca
     dca report photos.dca more_photos/ --open
     dca report photos.dca more_photos/ -o test-report.html
-    dca report runs/ -o report/ --spec my.toml
     """
+    from dca.model.inputs import as_dataset
     from dca.report.page import require_jinja
-    from dca.study.index import is_results_file, is_runs_folder
 
     require_jinja()
-    if is_results_file(model) or is_runs_folder(model):
-        _refuse({"DATA": data, "--backbone": backbone}, f"{model} is a folder of runs")
-        page = write_runs(model, output, specifications, selection)
-    else:
-        _require_model(model)
-        _refuse({"--spec": specifications, "--selection": selection}, f"{model} is no folder of runs")
-        with showing(quiet=quiet) as progress:
-            page = write_report(
-                model,
-                _dataset(data),
-                data=data or "",
-                output=output,
-                backbone=backbone,
-                device=device,
-                precision=precision,
-                progress=progress,
-            )
+    _require_model(model)
+    with showing(quiet=quiet) as progress:
+        page = write_report(
+            model,
+            None if data is None else as_dataset(data, None, for_evaluation=True),
+            data=data or "",
+            output=output,
+            backbone=backbone,
+            device=device,
+            precision=precision,
+            progress=progress,
+        )
     click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
     if open_it:
-        show(page)
+        open_page(page)
 
 
-def _require_model(place: Path) -> None:
+def _require_model(path: Path) -> None:
     """Raise if there is nothing that could be a model, finished or not."""
     from dca.core.errors import UserError
-    from dca.core.hints import fit_first, run_sweep
+    from dca.core.hints import fit_first, report_runs
     from dca.model.checkpoint import CONFIG, SPEC
 
-    if not any((place / name).exists() for name in (CONFIG, SPEC)):
-        problem = "holds neither a model nor finished runs" if place.is_dir() else "is no folder of a model or of runs"
-        raise UserError(f"{place} {problem}", hint=[fit_first(), run_sweep()])
-
-
-def _refuse(arguments: dict[str, object], why: str) -> None:
-    """Raise if an argument is given that the other kind of report has."""
-    from dca.core.errors import UserError
-
-    if given := " and ".join(name for name, value in arguments.items() if value):
-        raise UserError(f"{given} cannot be used here: {why}.", hint=f"leave out {given}")
-
-
-def _dataset(data: str | None) -> Dataset | None:
-    from dca.model.inputs import as_dataset
-
-    return None if data is None else as_dataset(data, None, for_evaluation=True)
-
-
-def write_runs(runs: Path, output: Path | None, specifications: tuple[str, ...], selection: Path | None) -> Path:
-    """Write the report about a folder of runs; returns its page."""
-    from dca.study.report.folder import write_runs_report
-    from dca.study.report.subject import subject_of
-
-    subject = subject_of(runs, specifications=specifications, selection=selection)
-    return write_runs_report(subject, output or runs / "report")
+    if not any((path / name).exists() for name in (CONFIG, SPEC)):
+        problem = "holds no model" if path.is_dir() else "is no folder of a model"
+        raise UserError(f"{path} {problem}", hint=[fit_first(), report_runs()])
 
 
 def write_report(
@@ -157,7 +109,7 @@ def write_report(
     return write_page(output or model / REPORT, html)
 
 
-def show(page: Path) -> None:
+def open_page(page: Path) -> None:
     """Open a page in the browser; say where it is if there is none."""
     import webbrowser
 

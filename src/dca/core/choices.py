@@ -12,11 +12,5 @@ Rules = Literal["strict", "paper"]
 # What the official code of a method chooses its settings on: nothing, min(K, 4) or K validation
 # images per class, or the full validation split.
 ValidationUse = Literal["none", "few", "shots", "full"]
-# The part of a dataset that accuracies are measured on.
-MeasuredOn = Literal["test", "validation"]
-# Where the metrics of runs are shown beside their files.
-TrackerName = Literal["tensorboard", "wandb"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 RULES: tuple[Rules, ...] = get_args(Rules)
-MEASURED_ON: tuple[MeasuredOn, ...] = get_args(MeasuredOn)
-TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)

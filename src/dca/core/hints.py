@@ -163,18 +163,27 @@ def show_method(name: str) -> Action:
 
 def show_specification() -> Action:
     """Show what a sweep specification may hold."""
-    return Action("see its keys with `dca sweep --help`", "see its keys with `help(dca.study.specification)`")
+    return Action("see its keys with `dca study sweep --help`", "see its keys with `help(dca.study.specification)`")
 
 
 def run_sweep() -> Action:
     """Run the experiments of a specification."""
-    return Action("run experiments with `dca sweep SPEC --runs RUNS`", "run experiments with `dca.study.sweep.sweep`")
+    return Action(
+        "run experiments with `dca study sweep SPEC --runs RUNS`", "run experiments with `dca.study.run_sweep`"
+    )
 
 
 def finish_sweep(study: str, runs: str) -> Action:
     """Run the cells of a study that are not finished."""
-    call = f"from dca.study.sweep import plan, sweep; list(sweep(plan(study, {_literal(runs)})))"
-    return Action(f"run `dca sweep {study} --runs {runs}`", f"run `{call}`")
+    call = f"from dca.study import plan_sweep, run_sweep; list(run_sweep(plan_sweep(study, {_literal(runs)})))"
+    return Action(f"run `dca study sweep {study} --runs {runs}`", f"run `{call}`")
+
+
+def report_runs() -> Action:
+    """Write a report about a folder of runs."""
+    return Action(
+        "report on a folder of runs with `dca study report RUNS`", "report on runs with `dca.study.report.folder`"
+    )
 
 
 def collect_runs() -> Action:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dca.core.errors import UserError, unknown_name
@@ -124,10 +125,13 @@ def describe_options(cls: Any) -> list[OptionInfo]:
 # Reading values
 
 
-def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
+def parse(
+    cls: type[T], pairs: Iterable[str], *, defaults: Mapping[str, Any] = MappingProxyType({}), hint: Hint = ""
+) -> T:
     """Options from `key=value` texts; one error lists all unknown names and unreadable values.
 
-    hint: where the options and their limits can be looked up, for errors without a hint of their own.
+    defaults: values in place of the defaults of the class. hint: where the options and their limits can be looked up,
+    for errors without a hint of their own.
     """
     types_of, values, problems = option_types(cls), dict[str, Any](), []
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -143,7 +147,7 @@ def parse(cls: type[T], pairs: Iterable[str], *, hint: Hint = "") -> T:
                 values[name] = _convert(text.strip(), types_of[name])
             except ValueError as error:
                 problems.append(f"{name}={text}: {error}")
-    return _build(cls, values, problems, hint)
+    return _build(cls, {**defaults, **values}, problems, hint)
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], *, hint: Hint = "") -> T:
@@ -294,7 +298,7 @@ def option_types(cls: Any) -> Mapping[str, Any]:
 @cache
 def _types(cls: type[Any]) -> Mapping[str, Any]:
     """`option_types`, cached, because reading annotations takes milliseconds."""
-    return types.MappingProxyType(get_type_hints(cls))
+    return MappingProxyType(get_type_hints(cls))
 
 
 @cache
@@ -305,29 +309,53 @@ def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     return {name: texts[0] if texts else () for name, texts in literals.items()}
 
 
-# Writing values
+# Values that are there already
 
 
-def list_changes(options: Any) -> tuple[str, ...]:
-    """The values that differ from their defaults, as `key=value` texts that `parse` reads."""
-    default = type(options)()
-    names = [field.name for field in dataclasses.fields(options)]
-    return tuple(
-        f"{name}={_text(value)}" for name in names if (value := getattr(options, name)) != getattr(default, name)
-    )
+def replace_options(options: T, **values: Any) -> T:
+    """The options with some values replaced, without validating again: for values that code of ours has computed.
 
-
-def _text(value: Any) -> str:
-    """A value as `_convert` reads it.
-
-    >>> _text(0.1), _text(True), _text(None), _text(("a", "b, c"))
-    ('0.1', 'true', 'none', '["a", "b, c"]')
+    Example:
+        >>> from dca import TrainingOptions
+        >>> replace_options(TrainingOptions(epochs=10), batch_size=32).batch_size
+        32
     """
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    other = object.__new__(type(options))
+    other.__dict__.update({**vars(options), **values})
+    return other
+
+
+def changed_values(options: Any, default: Any = None) -> dict[str, Any]:
+    """The values that differ from their defaults, by name, sorted.
+
+    An option that holds options itself, those of another method, is a mapping of its own changed values; it is left
+    out if there are none.
+
+    Args:
+        options: An options object.
+        default: What it is compared with; by default the defaults of its class.
+
+    Returns:
+        Values by name.
+    """
+    default = type(options)() if default is None else default
+    changed: dict[str, Any] = {}
+    for name in sorted(field.name for field in dataclasses.fields(options)):
+        value = getattr(options, name)
+        if dataclasses.is_dataclass(value):
+            if inner := changed_values(value):
+                changed[name] = inner
+        elif value != getattr(default, name):
+            changed[name] = value
+    return changed
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of options as they are after a round trip through JSON: tuples are lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: _to_json_value(value) for name, value in values.items()}
+
+
+def _to_json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return as_json(value)
+    return list(value) if isinstance(value, tuple) else value

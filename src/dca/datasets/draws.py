@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
-from dca.core.errors import UserError
+from dca.core.choices import Rules, ValidationUse
+from dca.core.errors import UserError, unknown_name
 from dca.core.files import write_bytes
 from dca.core.hints import set_shots, write_draw
 from dca.core.seeds import derive_seed
@@ -28,6 +29,7 @@ from dca.images.hashing import sha256_of
 
 # Most validation images per class that a draw takes.
 MOST_VAL_SHOTS = 4
+_NO_VALIDATION = "no validation images"
 # What the files of draws call their format.
 FORMAT = "dca-draw/1"
 PARTS = ("train", "val")
@@ -128,6 +130,71 @@ def hold_out(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
         test=_take(dataset.train, sorted(held_out)),
         split=f"{origin}{fraction:.0%} of each class held out as test, seed {seed}",
     )
+
+
+def draw_training_part(
+    dataset: Dataset,
+    shots: int | None,
+    seed: int,
+    *,
+    rules: Rules = "strict",
+    validation: ValidationUse = "few",
+) -> tuple[Dataset, str]:
+    """Draw training and validation images; test images are left out.
+
+    A dataset without a validation part uses min(K, 4), or K, training images per class that were not drawn.
+
+    Args:
+        dataset: What to draw from.
+        shots: Training images per class, K; None for all. A class with fewer images gives all it has.
+        seed: Seed of the draw.
+        rules: With "strict", `validation` "shots" and "full" count as "few".
+        validation: Validation images that the official code of the method chooses its settings on:
+            "none", "few" (min(K, 4) per class), "shots" (K per class) or "full" (the whole validation part).
+
+    Returns:
+        The drawn dataset without test images, and its validation images in words.
+
+    Raises:
+        UserError: If `shots` is below 1, or a word is unknown.
+
+    Example:
+        >>> from dca.datasets.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> drawn, words = draw_training_part(sample, shots=1, seed=1, validation="none")
+        >>> drawn.counts(), words
+        ({'train': 10, 'val': 0, 'test': 0}, 'strict: no validation images')
+    """
+    if rules not in get_args(Rules):
+        raise unknown_name("rules", rules, get_args(Rules))
+    if validation not in get_args(ValidationUse):
+        raise unknown_name("use of validation images", validation, get_args(ValidationUse))
+    if rules == "strict" and validation in ("shots", "full"):
+        validation = "few"
+    drawn = draw_few_shot(dataset, shots, seed)
+    val, words = _choose_validation_images(dataset, drawn, shots, seed, validation)
+    return replace(drawn, val=val, test=()), f"{rules}: {words}"
+
+
+def _choose_validation_images(
+    dataset: Dataset, drawn: Dataset, shots: int | None, seed: int, validation: ValidationUse
+) -> tuple[tuple[Item, ...], str]:
+    """Validation images, and what they are in words."""
+    if validation == "none":
+        return (), _NO_VALIDATION
+    if dataset.val and (validation == "full" or (validation == "shots" and shots is None)):
+        return dataset.val, "the full validation split"
+    most = MOST_VAL_SHOTS if shots is None else min(shots, MOST_VAL_SHOTS)
+    per_class = shots if validation == "shots" and shots is not None else most
+    if validation == "few" and dataset.val and shots is not None:
+        return drawn.val, f"{per_class} validation images per class"  # the published draw
+    pool, origin = dataset.val, "validation images"
+    if not pool:
+        used = {id(item) for item in drawn.train}
+        pool, origin = tuple(i for i in dataset.train if id(i) not in used), "undrawn training images"
+    rng = random.Random(derive_seed(seed, "validation", dataset.public, "all" if shots is None else shots))
+    chosen = draw_positions([item.label for item in pool], per_class, rng)
+    return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else _NO_VALIDATION
 
 
 def _take(items: Sequence[Item], positions: Iterable[int]) -> tuple[Item, ...]:

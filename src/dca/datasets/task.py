@@ -1,11 +1,11 @@
-"""What a protocol gives: what may be trained on, and what is tested."""
+"""What a fit is given: images to train on, and targets to test on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from dca.core.choices import ProtocolName, Rules
+from dca.core.choices import Rules
 from dca.core.errors import UserError
 from dca.core.hints import hold_out
 from dca.datasets.classes import match_keys, match_labels
@@ -43,19 +43,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Task:
-    """One comparison: train on `source` and test on `targets`.
+    """Train on `source` and test on `targets`.
 
     Attributes:
-        protocol: Name of the protocol.
         rules: "strict" or "paper".
-        selected_on: Which validation images settings may be chosen on, in words.
+        selected_on: Which validation images a method may choose its options on, in words.
         shots: Training images per class; None for all.
         seed: Seed of the draw.
-        source: The drawn training and validation images; its test part is empty.
-        targets: What to test on.
+        source: The drawn training and validation images; its test part is empty, so that no method can see one.
+        targets: What to test on; may be empty.
     """
 
-    protocol: ProtocolName
     rules: Rules
     selected_on: str
     shots: int | None
@@ -65,10 +63,20 @@ class Task:
 
 
 def make_target(source: Dataset, target: Dataset, name: str = "", *, by_key: bool = True) -> Target:
-    """The test part of a target, its classes matched to the source's by key if both have keys, else by label.
+    """The test part of a dataset as a target, its classes matched to those of the source.
 
-    name: what the target is called in results; by default the name of its dataset. by_key: False for
-    unrelated datasets, whose keys (numbers, for example) may be equal by chance.
+    Args:
+        source: What is trained on.
+        target: What is tested on.
+        name: What the target is called in results; by default the name of its dataset.
+        by_key: Match classes by key where both datasets have keys. False for unrelated datasets, whose keys (numbers,
+            for example) may be equal by chance: classes are then matched by label.
+
+    Returns:
+        The target.
+
+    Raises:
+        UserError: If there are no test images.
     """
     if not target.test:
         raise UserError(f"{target.name} has no test images.", hint=["add a test/ folder", hold_out(0.2)])

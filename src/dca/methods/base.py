@@ -144,7 +144,7 @@ class TrainingOptions:
         core_options.check_limits(self)
 
     def fill_unset(self, **values: Any) -> Self:
-        """Replace options that are None.
+        """Replace options that are None by values of the method's own, which are not validated.
 
         Args:
             **values: Values by name; those of options that are set are ignored.
@@ -152,7 +152,8 @@ class TrainingOptions:
         Returns:
             The new options.
         """
-        return dataclasses.replace(self, **{name: v for name, v in values.items() if getattr(self, name) is None})
+        unset = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return core_options.replace_options(self, **unset)
 
 
 @dataclass(frozen=True)
@@ -385,11 +386,14 @@ class Method(nn.Module, ABC):
     # Options, from what the user writes to what a fit uses.
 
     @classmethod
-    def parse_options(cls, values: Mapping[str, Any] | Iterable[str]) -> Any:
+    def parse_options(
+        cls, values: Mapping[str, Any] | Iterable[str], *, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> Any:
         """Read and check the options of this method.
 
         Args:
             values: Values by name, or `key=value` texts.
+            defaults: Values that replace the defaults of the class; `values` win over them.
 
         Returns:
             The options.
@@ -398,8 +402,11 @@ class Method(nn.Module, ABC):
             UserError: If a name is unknown, a value is not allowed, or an option would have no effect.
         """
         hint = show_method(cls.name)
-        read = core_options.from_dict if isinstance(values, Mapping) else core_options.parse
-        options: TrainingOptions = read(cls.Options, values, hint=hint)  # type: ignore[arg-type]
+        options: TrainingOptions
+        if isinstance(values, Mapping):
+            options = core_options.from_dict(cls.Options, {**defaults, **values}, hint=hint)
+        else:
+            options = core_options.parse(cls.Options, values, defaults=defaults, hint=hint)
         default = cls.Options()
         unused = [name for name in cls.unused_options() if getattr(options, name) != getattr(default, name)]
         if unused:
@@ -707,7 +714,7 @@ class Method(nn.Module, ABC):
             )
         unset = {dependent: None for name in names for dependent in self.dependent_options.get(name, ())}
         changes = unset | {name: getattr(parsed, name) for name in names}
-        options = self.resolve(dataclasses.replace(self.options, **changes), self.problem)
+        options = self.resolve(core_options.replace_options(self.options, **changes), self.problem)
         if options == self.options:
             return self
         other = copy.copy(self)

@@ -31,7 +31,7 @@ from torch import Tensor
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.hints import list_methods
-from dca.core.options import list_changes, opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import (
     CurvePoint,
     Head,
@@ -145,21 +145,20 @@ class BlendOptions(TrainingOptions):
     """Options of the blend; those of the closed form are its defaults."""
 
     trained: str = opt("dca", "name of the method that is trained")
-    trained_options: tuple[str, ...] = opt((), "its options, each as key=value")
+    trained_options: TrainingOptions | None = opt(
+        None, "its options, by name; on the command line every other --set is one of them"
+    )
     epochs: int | None = opt(None, "its passes over the training images; auto: as that method decides", low=0)
     folds: int = opt(5, "most folds in which it is weighed; each is one more fit", low=2, high=1000)
 
     def inner(self) -> tuple[type[Method], Any]:
         """The trained method and its options."""
         kind = get_method(self.trained)
-        if kind.fits_others or kind is ClosedForm:
-            raise UserError(f"{kind.name} cannot be blended with the closed form", hint=list_methods())
-        epochs = [] if self.epochs is None else [f"epochs={self.epochs}"]
-        return kind, kind.parse_options([*self.trained_options, *epochs])
+        return kind, kind.Options() if self.trained_options is None else self.trained_options
 
-    def settled_by(self, name: str, inner: Any) -> BlendOptions:
-        """The same with the name and the options of the trained method in one form only."""
-        return dataclasses.replace(self, trained=name, trained_options=list_changes(inner), epochs=None)
+    def with_inner(self, name: str, inner: Any) -> BlendOptions:
+        """The same with this trained method and its options."""
+        return replace_options(self, trained=name, trained_options=inner, epochs=None)
 
 
 class Blend(Method):
@@ -184,11 +183,38 @@ class Blend(Method):
         self.trained: Method | None = kind.build(clip, problem, inner)
 
     @classmethod
-    def parse_options(cls, given: Mapping[str, Any] | Iterable[str]) -> BlendOptions:
-        """The options, with those of the trained method checked."""
-        options: BlendOptions = super().parse_options(given)
-        kind, inner = options.inner()
-        return options.settled_by(kind.name, inner)
+    def parse_options(
+        cls, values: Mapping[str, Any] | Iterable[str], *, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> BlendOptions:
+        """Read and check the options, with those of the trained method.
+
+        Args:
+            values: Values by name, where `trained_options` are the options of the trained method by name; or
+                `key=value` texts, where all but `trained` and `folds` are options of the trained method.
+            defaults: As for `Method`.
+
+        Returns:
+            The options, where `trained_options` is an object of the trained method.
+
+        Raises:
+            UserError: As for `Method`, and if the trained method cannot be blended.
+        """
+        inner: Any
+        if isinstance(values, Mapping):
+            values = {**defaults, **values}
+            inner = values.pop("trained_options", None) or {}
+        else:
+            texts = list(values)
+            values = [text for text in texts if text.partition("=")[0].strip() in ("trained", "folds")]
+            inner = [text for text in texts if text not in values]
+        options: BlendOptions = super().parse_options(values)
+        kind = get_method(options.trained)
+        if kind.fits_others or kind is ClosedForm:
+            raise UserError(f"{kind.name} cannot be blended with the closed form", hint=list_methods())
+        if options.epochs is not None:
+            given = vars(inner) if isinstance(inner, TrainingOptions) else inner
+            inner = {**given, "epochs": options.epochs}
+        return options.with_inner(kind.name, inner if isinstance(inner, kind.Options) else kind.parse_options(inner))
 
     @classmethod
     def validation_for(cls, options: BlendOptions) -> ValidationUse:
@@ -228,7 +254,7 @@ class Blend(Method):
         assert support.fitter is not None
         trained = support.fitter.fit(*self.options.inner())
         trained.zero_grad(set_to_none=True)
-        self.options = self.options.settled_by(trained.name, trained.options)
+        self.options = self.options.with_inner(trained.name, trained.options)
         return trained
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
@@ -316,7 +342,7 @@ class Blend(Method):
 
     def _rebuild(self, closed: ClosedForm, trained: Method | None) -> Self:
         """A blend of these two with the same weights, and its head."""
-        options = self.options if trained is None else self.options.settled_by(trained.name, trained.options)
+        options = self.options if trained is None else self.options.with_inner(trained.name, trained.options)
         other = type(self)(self.clip, closed.problem, options)
         other.closed, other.trained, other.weights = closed, trained, self.weights
         return other.build_head()

@@ -34,7 +34,6 @@ matrix products and a softmax are left. The operations are those of backpropagat
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.vision import VisionTower, apply_last_block
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import Batch, Head, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, accuracy, check_shapes, select_templates
 from dca.methods.shared.heads import LinearHead
@@ -215,7 +214,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
             sentences = C * len(select_templates(problem, options.templates, cls.imagenet_templates))
             axes["batch_size"] = batches_in_grid(axes["batch_size"], sentences, 2 * C * problem.shots)
         points = product(*axes.values())
-        return [dataclasses.replace(options, **dict(zip(axes, point, strict=True))) for point in points]
+        return [replace_options(options, **dict(zip(axes, point, strict=True))) for point in points]
 
     @property
     def validation_accuracy(self) -> float:
@@ -225,7 +224,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
     def options_for_folds(self, options: CrossModalOptions) -> CrossModalOptions:
         """The point of the grid that was selected."""
         selected = {name: getattr(self.options, name) for name in GRIDS[options.form]}
-        return dataclasses.replace(options, search="none", **selected) if options.search == "grid" else options
+        return replace_options(options, search="none", **selected) if options.search == "grid" else options
 
     def notes(self) -> list[str]:
         """Whether a search had nothing to select on."""

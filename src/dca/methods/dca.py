@@ -31,7 +31,6 @@ With very many classes, a step can sample some of them (`classes_per_step`), an 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,7 +43,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.hints import set_option
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.core.text import pluralize
 from dca.methods.base import Batch, Head, OptimizerName, Problem, Step, Support, TrainingOptions
 from dca.methods.shared import losses
@@ -385,7 +384,7 @@ class DCA(ClassFeatureMethod):
     def options_without_features(self) -> DCAOptions:
         """Euclidean distances to texts."""
         options: DCAOptions = super().options_without_features()
-        return dataclasses.replace(options, anchors="text")
+        return replace_options(options, anchors="text")
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""

@@ -23,7 +23,6 @@ for without them there is no such class; if all are, α is by shots.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.hints import set_option
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import Head, HeldOutPredictions, Support
 from dca.methods.shared import gaussian
 from dca.methods.shared.class_features import ClassFeatures
@@ -165,7 +164,7 @@ class GDA(FrozenMethod):
 
     def options_for_folds(self, options: GDAOptions) -> GDAOptions:
         """With the α of `finish`."""
-        return dataclasses.replace(options, alpha=float(self.alpha))
+        return replace_options(options, alpha=float(self.alpha))
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
         """The head with this α."""

@@ -24,7 +24,6 @@ multiplied by s where the text tower reads it:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import Batch, Problem, Step, describe_terms
 from dca.methods.shared.prompts import (
     CLIP_TOKEN_NORM,
@@ -87,7 +86,7 @@ class LAMM(TextFeatureMethod):
         ids = tokenize_names(clip, problem.names, options.suffix)
         shortest = min(len(words) for words in tokenize_names(clip, problem.names, "")) - 1
         length = min(options.n_tokens or shortest, shortest)
-        self.options = dataclasses.replace(options, n_tokens=length)  # kept when some of the classes are selected
+        self.options = replace_options(options, n_tokens=length)  # kept when some of the classes are selected
         check_name_lengths(clip, problem.names, ids, len(clip.tokenizer.encode(options.phrase)))
         self.rest = [own[length:] for own in ids]
         table = clip.text.embedding.weight

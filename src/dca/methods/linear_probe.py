@@ -14,7 +14,6 @@ small powers, then the left end of a window. Where there are no validation image
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen_features import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import LinearHead
@@ -142,7 +141,7 @@ class LinearProbe(FrozenMethod):
 
     def options_for_folds(self, options: LinearProbeOptions) -> LinearProbeOptions:
         """With the c of `finish`."""
-        return dataclasses.replace(options, c=self._solution[0])
+        return replace_options(options, c=self._solution[0])
 
     def with_name(self, index: int, name: str) -> Self:
         """The same weights: no text is used."""

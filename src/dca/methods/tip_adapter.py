@@ -17,7 +17,6 @@ search uses the validation images of the draw.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import CROP_LOW, Head, HeldOutPredictions, Problem, Support, TrainsOn
 from dca.methods.shared.frozen_features import (
     FrozenMethod,
@@ -171,7 +170,7 @@ class TipAdapter(FrozenMethod):
     def options_for_folds(self, options: TipAdapterOptions) -> TipAdapterOptions:
         """With the α and β of `finish`."""
         alpha, beta = self.alpha_beta.tolist()
-        return dataclasses.replace(options, alpha=alpha, beta=beta)
+        return replace_options(options, alpha=alpha, beta=beta)
 
     def make_head(self) -> Head:
         """Softmax of text and cache."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dca.backbones.clip import CLIP
 from dca.backbones.sources import find_backbone
-from dca.core import options
 from dca.core.errors import UserError
 from dca.core.files import (
     atomic_folder,
@@ -145,7 +144,7 @@ def read_record(folder: Path) -> ModelRecord:
     kind = _find_method(folder, raw)
     try:
         for values in (raw["options"], raw["fit_arguments"]["options"]):
-            options.from_dict(kind.Options, values)
+            kind.parse_options(values)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
     if raw["sha256"]["classes"] != _hash_classes(raw):
@@ -215,7 +214,7 @@ def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
     tensors = read_tensors(folder)
     kind = get_method(record.method)
     with torch.no_grad():
-        method = kind.build(clip, record.problem, options.from_dict(kind.Options, record.options))
+        method = kind.build(clip, record.problem, kind.parse_options(record.options))
         try:
             method.restore(tensors)
         except UserError as error:

@@ -19,17 +19,19 @@ from torch import Tensor
 
 import dca
 from dca.backbones.clip import CLIP
+from dca.core.choices import Rules
 from dca.core.device import require_device
 from dca.core.errors import UserError, not_fitted_error, unknown_name
 from dca.core.hints import fit_with_estimate
+from dca.core.options import changed_values
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
 from dca.datasets.classes import label_to_name, match_labels
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.protocols import Rules, training_part
+from dca.datasets.draws import draw_training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
-from dca.methods.base import Method
+from dca.methods.base import Method, TrainingOptions
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
@@ -278,17 +280,18 @@ class Classifier:
         dataset = as_dataset(X, y)
         require_learnable(dataset)
         require_shots(dataset, shots)
-        uses = kind.validation_for(kind.parse_options(self.settings))
-        source, _ = training_part(dataset, shots, seed, rules="strict", validation=uses)
+        options = kind.parse_options(self.settings)
+        source, _ = draw_training_part(dataset, shots, seed, validation=kind.validation_for(options))
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
-            return self.learn(source, session, folder=None if folder is None else Path(folder))
+            return self.learn(source, session, options=options, folder=None if folder is None else Path(folder))
 
     def learn(
         self,
         source: Dataset,
         session: Session,
         *,
+        options: Any = None,
         rules: Rules = "strict",
         folder: Path | None = None,
         on_epoch: EpochCallback | None = None,
@@ -298,6 +301,8 @@ class Classifier:
         Args:
             source: Training and validation images; test images are ignored.
             session: Loads backbones, images and features.
+            options: An `Options` object of the method, which is not validated again; by default the options of the
+                constructor.
             rules: "paper" allows values that the authors of a method chose per dataset, "strict" does not.
             folder: Folder that keeps the state of training.
             on_epoch: Receives the metrics of each epoch.
@@ -310,7 +315,8 @@ class Classifier:
         """
         require_learnable(source)
         kind = get_method(self.method)
-        options, estimate = kind.parse_options(self.settings), bool(self.estimate)
+        options = kind.parse_options(self.settings) if options is None else options
+        estimate = bool(self.estimate)
         own, session = session, session.for_dataset(source.public, rules)
         clip = session.load_backbone(self.backbone, self.precision)
         images = [item.image for item in (*source.train, *source.val)]
@@ -1035,8 +1041,14 @@ def _restrict_probabilities(probs: NDArray[np.float64], classes: Sequence[int]) 
 
 
 def _to_plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for JSON: NumPy numbers become Python numbers."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+    """Settings for JSON: NumPy numbers become Python numbers, and options objects their changed values."""
+
+    def to_plain(value: Any) -> Any:
+        if isinstance(value, TrainingOptions):
+            return changed_values(value)
+        return value.item() if isinstance(value, np.generic) else value
+
+    return {name: to_plain(value) for name, value in settings.items()}
 
 
 def _short_repr(value: Any) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
@@ -49,7 +49,7 @@ class DoubtfulLabel:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "index"}
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ class Findings:
             "more_images": None if self.more_images is None else dataclasses.asdict(self.more_images),
             "notes": list(self.notes),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The findings of `to_dict`."""
+        more = values["more_images"]
+        return cls(
+            tuple(DoubtfulLabel(**row) for row in values["doubtful_labels"]),
+            tuple(ConfusedPair(tuple(pair["labels"]), pair["images"]) for pair in values["confused"]),
+            None if more is None else MoreImages(**more),
+            tuple(values["notes"]),
+        )
 
 
 def examine_training(method: Method, images: Sequence[TrainingImage], labels: Sequence[Any]) -> Findings:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from dca.datasets.protocols import ProtocolName, Target, harmonic_mean
+from dca.datasets.task import Target
 from dca.methods.base import Method
 from dca.methods.zero_shot import ZeroShot
+from dca.runs.result import TargetResult
 from dca.training.evaluate import (
     Evaluation,
     classify_features,
@@ -24,8 +24,8 @@ from dca.training.session import Session
 
 
 @dataclass(frozen=True)
-class TargetResult:
-    """How a model and zero-shot CLIP did on one target.
+class TargetEvaluation:
+    """A model and zero-shot CLIP on one target.
 
     Attributes:
         name: Name of the target.
@@ -39,22 +39,23 @@ class TargetResult:
     zero_shot: Evaluation
     metric: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for files and tables."""
-        return {
-            "name": self.name,
-            "classes": len(self.adapted.labels),
-            "test_images": self.adapted.n,
-            "accuracy": self.adapted.accuracy,
-            "zero_shot_accuracy": self.zero_shot.accuracy,
-            "ece": self.adapted.ece,
-            "metric": self.metric,
-        }
+    @property
+    def result(self) -> TargetResult:
+        """The figures, for records."""
+        return TargetResult(
+            name=self.name,
+            classes=len(self.adapted.labels),
+            test_images=self.adapted.n,
+            accuracy=self.adapted.accuracy,
+            zero_shot_accuracy=self.zero_shot.accuracy,
+            ece=self.adapted.ece,
+            metric=self.metric,
+        )
 
 
 def evaluate(
     method: Method, targets: Sequence[Target], session: Session, features: dict[str, Tensor] | None = None
-) -> tuple[TargetResult, ...]:
+) -> tuple[TargetEvaluation, ...]:
     """Measure a finished method and zero-shot CLIP on every target; nothing is refitted.
 
     Args:
@@ -70,7 +71,7 @@ def evaluate(
     return tuple(_evaluate(method, target, session, features) for target in targets)
 
 
-def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetResult:
+def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetEvaluation:
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retargeted(method, target)
@@ -84,7 +85,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
             (features[target.name],) = encode_images([moved], images, session, stage=stage)
         fitted = classify_features(moved, features[target.name])
     truth = np.array([item.label for item in target.test])
-    return TargetResult(
+    return TargetEvaluation(
         target.name,
         evaluate_predictions(fitted, truth, target.labels),
         evaluate_predictions(plain, truth, target.labels),
@@ -98,19 +99,3 @@ def retargeted(method: Method, target: Target) -> Method:
         return method
     problem = dataclasses.replace(method.problem, names=target.names, dataset=target.dataset, template=target.template)
     return method.retarget(problem, target.from_source)
-
-
-def accuracies(protocol: ProtocolName, measured: Sequence[TargetResult]) -> dict[str, Any]:
-    """The figures of a result that the test images decide: of each target, and of the first as the run's own."""
-    rows = [target.to_dict() for target in measured]
-    first: dict[str, Any] = rows[0] if rows and protocol != "cross-dataset" else {}
-    found: dict[str, Any] = {
-        "test_images": first.get("test_images", 0),
-        "zero_shot_accuracy": first.get("zero_shot_accuracy"),
-        "accuracy": first.get("accuracy"),
-        "targets": rows,
-    }
-    if protocol == "base-to-new":
-        base, new = rows
-        found["harmonic_mean"] = harmonic_mean(base["accuracy"], new["accuracy"])
-    return found

@@ -1,6 +1,7 @@
-"""What makes two runs the same run: settings, images, backbone and precision.
+"""The folder of a run, and what makes two runs the same run.
 
-The folder of a run: unfinished in NAME.partial, finished in one rename.
+An unfinished run is in NAME.partial and becomes NAME in one rename. Its identity is everything that decides it:
+description, images, backbone and precision. A run continues, or counts as finished, only where the identity is equal.
 """
 
 from __future__ import annotations
@@ -20,35 +21,31 @@ from dca.core.hints import Hint, allow_overwrite, choose_output
 from dca.core.options import as_json
 from dca.datasets.corrections import copy_corrections
 from dca.datasets.dataset import Item
-from dca.datasets.protocols import Task
+from dca.datasets.task import Task
 from dca.images.decode import ImageLike
 from dca.model import checkpoint
 from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
-from dca.runs.spec import Spec
+from dca.runs.result import RunResult
+from dca.runs.spec import FitSpec
 from dca.training.context import make_problem
 from dca.training.resume import FOLDS, STATE, read_metrics
 from dca.training.session import Session
+
+log = logging.getLogger(__name__)
 
 # A run may be continued if only this has changed: test images are not used in training.
 TEST = "test images"
 
 
-def identify(spec: Spec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
+def identify(spec: FitSpec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
     session = session.for_dataset(source.public, spec.rules)
     problem = make_problem(source, spec.seed, spec.rules)
-    resolved = kind.resolve(kind.parse_options(spec.settings), problem)
+    resolved = kind.resolve(spec.options, problem)
     return {
         "version": dca.__version__,
-        "method": spec.method,
-        "protocol": spec.protocol,
-        "rules": spec.rules,
-        "shots": spec.shots,
-        "seed": spec.seed,
-        "hold_out": spec.hold_out,
-        "estimate": spec.estimate,
-        "calibrate": spec.calibrate,
+        **spec.identity,
         "options": as_json(dataclasses.asdict(resolved)),
         "precision": str(clip.dtype).removeprefix("torch."),
         "device": session.device.type,
@@ -105,9 +102,6 @@ def differences(there: Any, here: dict[str, Any], *, but: Iterable[str] = ()) ->
     return lines
 
 
-log = logging.getLogger(__name__)
-
-
 class RunFolder:
     """Where a run is written.
 
@@ -123,17 +117,17 @@ class RunFolder:
         """The folder of the unfinished run."""
         return partial_of(self.target)
 
-    def require_place(self, data: str) -> None:
+    def require_usable(self, data: str) -> None:
         """Raise if the target holds something that is not a model, or is inside the folder of images `data`."""
         checkpoint.require_replaceable(self.target)
-        source, place = Path(data).expanduser(), self.target.absolute().parent.resolve()
-        if source.is_dir() and place.is_relative_to(source.resolve()):
+        source, parent = Path(data).expanduser(), self.target.absolute().parent.resolve()
+        if source.is_dir() and parent.is_relative_to(source.resolve()):
             raise UserError(
                 f"{self.target} is inside {data}, where it would be taken for a class",
                 hint=choose_output("a folder outside the images"),
             )
 
-    def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
+    def finished(self, identity: dict[str, Any]) -> RunResult | None:
         """The result of a finished run with this identity, or None; raises if the folder holds another run's model."""
         if not checkpoint.holds_model(self.target):
             return None
@@ -144,7 +138,7 @@ class RunFolder:
                 record = checkpoint.read_record(self.target)
                 checkpoint.read_tensors(self.target)
                 checkpoint.require_intact_weights(self.target, record)
-                result = read_json(self.target / RESULT)
+                result = _read_result(self.target / RESULT)
         except UserError as error:
             hint: Hint = ["copy it again from where it was whole", allow_overwrite()]
             problem = f"a finished model, but damaged: {error.problem}"
@@ -225,3 +219,12 @@ class RunFolder:
 def partial_of(target: Path) -> Path:
     """The folder of the unfinished run of `target`."""
     return target.with_name(f"{target.name}{PARTIAL}")
+
+
+def _read_result(path: Path) -> RunResult:
+    """The result of a run; raises if the file is damaged."""
+    values = read_json(path)
+    try:
+        return RunResult.from_dict(values)
+    except TypeError as error:
+        raise UserError(f"{path}: no result of a run ({error})") from None

@@ -15,7 +15,7 @@ from dca import plots
 from dca.core.errors import UserError
 from dca.core.progress import Progress
 from dca.datasets.dataset import Item
-from dca.datasets.protocols import Task
+from dca.datasets.task import Task
 from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
 from dca.model.classifier import Classifier

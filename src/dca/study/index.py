@@ -51,7 +51,7 @@ class RunRecord:
         backbone: As in the spec.
         measured_on: "test" or "validation".
         device: What the fit ran on, "cpu" or "cuda"; None where it was not recorded.
-        spec: The spec, as `Spec.to_dict` gives it.
+        spec: The spec, as `Experiment.to_dict` gives it.
         head: Options of the head, where they differ from those of the fit.
         options: All options that the run recorded, those of its fit included; empty where it recorded none.
         classes: Number of classes.

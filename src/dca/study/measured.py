@@ -34,8 +34,8 @@ def measured_accuracies(study: Specification, runs: Path, *, shots: int = 16) ->
     cells = _first_settings(study.cells, shots)
     rows = {row.id: row for row in read_results(runs).records if row.measured_on == "test"}
     lacking = [cell for cell in cells if cell.id not in rows]
-    left_out = {cell.spec.method for cell in lacking}
-    cells = [cell for cell in cells if cell.spec.method not in left_out]
+    left_out = {cell.experiment.method for cell in lacking}
+    cells = [cell for cell in cells if cell.experiment.method not in left_out]
     if not cells:
         problem = f"{pluralize(len(lacking), 'cell')} of {study.name} not finished in {runs}, so no method is complete"
         details = [f"{cell.id}  {cell.label}" for cell in lacking]
@@ -47,14 +47,18 @@ def measured_accuracies(study: Specification, runs: Path, *, shots: int = 16) ->
     accuracy = {method: {name: _percent(of) for name, of in by_data.items()} for method, by_data in found.items()}
     best_first = sorted(accuracy.items(), key=lambda item: (-statistics.mean(item[1].values()), item[0]))
     return {
-        "command": f"dca sweep {study.name}",
+        "command": f"dca study sweep {study.name}",
         "about": "test accuracy in percent, mean over the seeds; settings: options that are no defaults",
         "not_finished": sorted(left_out),
-        "backbone": cells[0].spec.to_dict()["backbone"],
+        "backbone": cells[0].experiment.to_dict()["backbone"],
         "shots": shots,
-        "seeds": sorted({cell.spec.seed for cell in cells}),
+        "seeds": sorted({cell.experiment.seed for cell in cells}),
         "test_images": _test_images(found),
-        "settings": {cell.spec.method: dict(cell.spec.options) for cell in cells if cell.spec.options},
+        "settings": {
+            cell.experiment.method: dict(cell.experiment.changed_options)
+            for cell in cells
+            if cell.experiment.changed_options
+        },
         "accuracy": dict(best_first),
     }
 
@@ -64,12 +68,16 @@ def _first_settings(cells: Iterable[Cell], shots: int) -> list[Cell]:
     own = [
         cell
         for cell in cells
-        if cell.spec.protocol == "few-shot"
+        if cell.experiment.protocol == "few-shot"
         and not cell.head
-        and (cell.spec.shots == shots or cell.spec.method == "zero_shot")
+        and (cell.experiment.shots == shots or cell.experiment.method == "zero_shot")
     ]
     first: dict[str, Mapping[str, Any]] = {}
-    return [cell for cell in own if first.setdefault(cell.spec.method, cell.spec.options) == cell.spec.options]
+    return [
+        cell
+        for cell in own
+        if first.setdefault(cell.experiment.method, cell.experiment.changed_options) == cell.experiment.changed_options
+    ]
 
 
 def _percent(rows: Sequence[RunRecord]) -> float:

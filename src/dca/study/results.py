@@ -302,7 +302,7 @@ def row_names(studies: Iterable[Specification]) -> RowNames:
     rows: dict[str, dict[Variant, None]] = {}
     for study in studies:
         for cell in study.cells:
-            variant = Variant.of(cell.spec.method, cell.spec.options, cell.head)
+            variant = Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head)
             for name in cell.rows:
                 rows.setdefault(name, {})[variant] = None
     given: dict[Variant, str] = {}

@@ -21,8 +21,8 @@ from dca.core.hints import finish_sweep
 from dca.core.options import as_json
 from dca.core.text import pluralize
 from dca.methods.registry import get_method
-from dca.study.failures import differences, resolved
 from dca.study.index import Results, RunRecord, read_results
+from dca.study.resolved_options import compare_options, resolve_options
 from dca.study.specification import Cell, Specification
 from dca.training.loop import DIVERGED
 
@@ -77,7 +77,7 @@ def chosen_of(settings: Sequence[Setting]) -> Setting:
     return max(better, key=lambda setting: setting.mean, default=reference)
 
 
-def select(study: Specification, runs: Path) -> dict[str, Any]:
+def select_options(study: Specification, runs: Path) -> dict[str, Any]:
     """Choose a setting of every method of a study from its finished cells.
 
     Args:
@@ -95,7 +95,7 @@ def select(study: Specification, runs: Path) -> dict[str, Any]:
     groups = _grouped(study)
     found = _measured(study, runs)
     methods = {method: _judged(method, cells, found) for method, cells in sorted(groups.items())}
-    specs = [cell.spec for cell in study.cells]
+    specs = [cell.experiment for cell in study.cells]
     return {
         "study": study.name,
         "title": study.title,
@@ -116,7 +116,7 @@ def disagreements(found: Mapping[str, Any]) -> list[str]:
     another value (`Method.kept_defaults`).
 
     Args:
-        found: What `select` returned, or the file that it was written to.
+        found: What `select_options` returned, or the file that it was written to.
 
     Returns:
         One line for each.
@@ -142,22 +142,24 @@ def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) ->
     if as_json({name: getattr(kind.Options(), name)})[name] == value:
         return True
     places = product(found["datasets"], found["shots"])
-    return all(resolved(method, {}, data, shots)[name] == value for data, shots in places)
+    return all(resolve_options(method, kind.Options(), data, shots)[name] == value for data, shots in places)
 
 
 def _varied(settings: Mapping[str, Sequence[Cell]]) -> list[str]:
     """Names of the options that differ between the settings of a method."""
-    return sorted({name for cells in settings.values() for name in (*cells[0].spec.options, *cells[0].head)})
+    return sorted(
+        {name for cells in settings.values() for name in (*cells[0].experiment.changed_options, *cells[0].head)}
+    )
 
 
 def _grouped(study: Specification) -> Groups:
     """The cells by method and setting; raises if they cannot be compared."""
     groups: Groups = {}
     for cell in study.cells:
-        setting = json_digest([dict(cell.spec.options), dict(cell.head)])
-        groups.setdefault(cell.spec.method, {}).setdefault(setting, []).append(cell)
+        setting = json_digest([dict(cell.experiment.changed_options), dict(cell.head)])
+        groups.setdefault(cell.experiment.method, {}).setdefault(setting, []).append(cell)
     problems = [
-        f"{cell.label}: measured on test images" for cell in study.cells if cell.spec.measured_on != "validation"
+        f"{cell.label}: measured on test images" for cell in study.cells if cell.experiment.measured_on != "validation"
     ]
     for method, settings in groups.items():
         places = [[_place(cell) for cell in cells] for cells in settings.values()]
@@ -173,7 +175,7 @@ def _grouped(study: Specification) -> Groups:
 
 def _place(cell: Cell) -> dict[str, Any]:
     """What the settings of a method share: data, shots, seed, backbone and protocol."""
-    return _without_options(cell.spec.to_dict())
+    return _without_options(cell.experiment.to_dict())
 
 
 def _without_options(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
     found = {}
     for cell in study.cells:
         for row in alike.get(json_digest(_place(cell)), []):
-            same = not differences(row.options, cell, row.classes) if row.options else row.id == cell.id
+            same = not compare_options(row.options, cell, row.classes) if row.options else row.id == cell.id
             if same and row.accuracy is not None and (cell.id not in found or row.id == cell.id):
                 found[cell.id] = row.id, row.accuracy
     found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _diverged(cell, results)}
@@ -211,7 +213,7 @@ def _lacking(cell: Cell, results: Results) -> str:
     why = [_error(cell, results)]
     for row in results.records:
         if row.id == cell.id:
-            why = differences(row.options, cell, row.classes)
+            why = compare_options(row.options, cell, row.classes)
     return f"{cell.id}  {cell.label}" + (f": {', '.join(why)}" if any(why) else "")
 
 
@@ -224,7 +226,7 @@ def _error(cell: Cell, results: Results) -> str:
     """Why a cell failed in the last sweep, or nothing."""
     for failure in results.failures:
         options = failure.options
-        same = options and _without_options(failure.spec) == _place(cell) and not differences(options, cell)
+        same = options and _without_options(failure.spec) == _place(cell) and not compare_options(options, cell)
         if same or (not options and failure.id == cell.id):
             return failure.error
     return ""
@@ -238,7 +240,10 @@ def _judged(
     varied = _varied(settings)
     made = [
         Setting(
-            {name: {**cell.spec.options, **cell.head}.get(name, getattr(default, name)) for name in varied},
+            {
+                name: {**cell.experiment.changed_options, **cell.head}.get(name, getattr(default, name))
+                for name in varied
+            },
             tuple(sorted(cell.head)),
             dict(found[each.id] for each in cells),
         )

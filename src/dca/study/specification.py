@@ -3,7 +3,7 @@
 A sweep specification in TOML: grids of experiments, expanded to cells.
 
     title = "What DCA gains over CoOp"
-    settings = "selection.json"   # optional: options of each method that `dca select` chose; those of a grid win
+    settings = "selection.json"   # optional: options of each method that `dca study select` chose; those of a grid win
 
     [common]                      # values of every grid
     data = ["eurosat", "dtd"]
@@ -21,7 +21,8 @@ A sweep specification in TOML: grids of experiments, expanded to cells.
     head = {gamma1 = [100, 500]}  # options of the finished model's head, measured without another fit
 
 A list is an axis of the grid; a grid is the product of its axes. Where a value is a list itself (`targets`, an option
-such as `phrases`), an axis is a list of lists. "auto" is the value None of an option. Keys are the fields of `Spec`.
+such as `phrases`), an axis is a list of lists. "auto" is the value None of an option. Keys are the fields
+of `Experiment`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from dca.core.text import pluralize
 from dca.methods.base import Method
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.model.checkpoint import RESULT
-from dca.runs.spec import Spec
+from dca.study.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class Cell:
     """One experiment of a study.
 
     Attributes:
-        spec: What is fitted.
-        head: Options of the finished model's head by name, sorted; empty for the fit itself. Cells with equal specs
-            share one fit.
+        experiment: What is fitted.
+        head: Options of the finished model's head by name, sorted; empty for the fit itself. Cells with equal
+            experiments share one fit.
         rows: Names of the grids that the cell belongs to.
     """
 
-    spec: Spec
+    experiment: Experiment
     head: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
 
@@ -67,17 +68,19 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """`Spec.id`; followed by 8 digits of the head's hash where the head has other options."""
-        return f"{self.spec.id}-{json_digest(dict(self.head))[:8]}" if self.head else self.spec.id
+        """`Experiment.id`; followed by 8 digits of the head's hash where the head has other options."""
+        return f"{self.experiment.id}-{json_digest(dict(self.head))[:8]}" if self.head else self.experiment.id
 
     @property
     def label(self) -> str:
         """The cell in words, e.g. "dca eurosat 16 shots seed 1 alpha=1"."""
-        named = self.spec.to_dict()
-        shots = "all images" if self.spec.shots is None else pluralize(self.spec.shots, "shot")
-        protocol = [] if self.spec.protocol == "few-shot" else [self.spec.protocol]
-        values = [f"{name}={value}" for name, value in {**self.spec.options, **self.head}.items()]
-        return " ".join([self.spec.method, named["data"], *protocol, shots, f"seed {self.spec.seed}", *values])
+        named = self.experiment.to_dict()
+        shots = "all images" if self.experiment.shots is None else pluralize(self.experiment.shots, "shot")
+        protocol = [] if self.experiment.protocol == "few-shot" else [self.experiment.protocol]
+        values = [f"{name}={value}" for name, value in {**self.experiment.changed_options, **self.head}.items()]
+        return " ".join(
+            [self.experiment.method, named["data"], *protocol, shots, f"seed {self.experiment.seed}", *values]
+        )
 
     def result_file(self, runs: Path) -> Path:
         """Where its figures are once it is finished."""
@@ -89,20 +92,22 @@ class Job:
     """Cells that share one fit.
 
     Attributes:
-        spec: What is fitted.
+        experiment: What is fitted.
         cells: The cells to finish, at least one.
     """
 
-    spec: Spec
+    experiment: Experiment
     cells: tuple[Cell, ...]
 
     @property
     def measured(self) -> tuple[Cell, ...]:
         """The cells that are measured on the finished model: with other options of its head, or on other targets."""
-        return tuple(cell for cell in self.cells if cell.head or cell.spec.id != self.spec.id)
+        return tuple(cell for cell in self.cells if cell.head or cell.experiment.id != self.experiment.id)
 
 
-def jobs_of(cells: Iterable[Cell], fit: Callable[[Spec], Spec] = lambda spec: spec) -> tuple[Job, ...]:
+def jobs_of(
+    cells: Iterable[Cell], fit: Callable[[Experiment], Experiment] = lambda experiment: experiment
+) -> tuple[Job, ...]:
     """The cells grouped by their fit, in the order of the first cell of each.
 
     Args:
@@ -112,16 +117,16 @@ def jobs_of(cells: Iterable[Cell], fit: Callable[[Spec], Spec] = lambda spec: sp
     Returns:
         The jobs.
     """
-    groups: dict[str, tuple[Spec, list[Cell]]] = {}
+    groups: dict[str, tuple[Experiment, list[Cell]]] = {}
     for cell in cells:
-        fitted = fit(cell.spec)
+        fitted = fit(cell.experiment)
         groups.setdefault(fitted.id, (fitted, []))[1].append(cell)
-    return tuple(Job(spec, tuple(group)) for spec, group in groups.values())
+    return tuple(Job(experiment, tuple(group)) for experiment, group in groups.values())
 
 
 TOP_KEYS = ("title", "paper", "settings", "common", "grid")
 NESTED = ("options", "head")
-FIELDS = tuple(f.name for f in dataclasses.fields(Spec) if f.name != "options")
+FIELDS = tuple(f.name for f in dataclasses.fields(Experiment) if f.name != "options")
 GRID_KEYS = ("name", *FIELDS, *NESTED)
 SETTINGS = "settings of a specification names the JSON file of a selection, beside it"
 Table = Mapping[str, Any]
@@ -218,8 +223,10 @@ def _unusable(name: str, problems: Sequence[str]) -> UserError:
 def _add(cells: dict[str, Cell], made: Cell, problems: dict[str, None]) -> None:
     """Add a cell; one that is there already gets the other row as well. Records keep only the last part of a path."""
     there = cells.get(made.id, made)
-    if there.spec != made.spec:
-        problems[f"{there.spec.data} and {made.spec.data} have the same last part, which names them in records"] = None
+    if there.experiment != made.experiment:
+        problems[
+            f"{there.experiment.data} and {made.experiment.data} have the same last part, which names them in records"
+        ] = None
         return
     cells[made.id] = dataclasses.replace(there, rows=tuple(dict.fromkeys([*there.rows, *made.rows])))
 
@@ -260,8 +267,8 @@ def _cells(grid: Table, chosen: Mapping[str, Table], row: str) -> Iterator[Cell 
         try:
             kind = get_method(given.get("method", DEFAULT_METHOD))
             for options in _combinations(grid["options"], kind):
-                spec = Spec(**given, options={**chosen.get(kind.name, {}), **options})
-                yield from (Cell(spec, head, (row,) if row else ()) for head in _heads(grid["head"], kind))
+                experiment = Experiment(**given, options={**chosen.get(kind.name, {}), **options})
+                yield from (Cell(experiment, head, (row,) if row else ()) for head in _heads(grid["head"], kind))
         except UserError as error:
             yield "; ".join([error.problem, *error.details])
         except (TypeError, ValueError) as error:

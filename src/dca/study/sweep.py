@@ -1,10 +1,10 @@
-"""Experiments that differ only in what they are tested on share one fit.
+"""Sweeps: what of a specification is finished, and running the rest in workers.
+
+Experiments that differ only in what they are tested on share one fit.
 
 A model that was trained on a dataset is the same whether it is then tested on that dataset (few-shot) or on others
 (cross-dataset, domain shift): draw, validation images and options are equal, unless authors publish another recipe for
 the protocol.
-
-A study, what of it is finished, and carrying out the rest.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dca.backbones.sources import MINI, hub_id, list_backbones
-from dca.core.choices import TrackerName
 from dca.core.errors import UserError
-from dca.core.files import explain_write_errors
+from dca.core.files import explain_write_errors, write_json
 from dca.core.hints import choose_backbone, list_datasets
 from dca.datasets import catalog
 from dca.datasets.load import SAMPLE, find_dataset_folder
 from dca.datasets.shifts import split_shift_name
 from dca.model.checkpoint import holds_model
-from dca.runs.spec import Spec
-from dca.runs.tracking import require_tracker
 from dca.study import workers_local, workers_ray
-from dca.study.failures import forget_failure, record_failure
-from dca.study.index import RunIndex, RunRecord
+from dca.study.choices import Backend, TrackerName
+from dca.study.experiment import Experiment
+from dca.study.index import FAILED_FOLDER, RunIndex, RunRecord
+from dca.study.resolved_options import resolve_cell_options
 from dca.study.specification import Cell, Job, Specification, jobs_of
+from dca.study.tracking import require_tracker
 from dca.study.worker import SweepEvent
 
 _TESTED_ELSEWHERE = ("cross-dataset", "domain-shift")
 
 
-def few_shot_twin(spec: Spec) -> Spec | None:
+def few_shot_twin(experiment: Experiment) -> Experiment | None:
     """The few-shot experiment with the same training, or None.
 
     Only for public datasets: those have test images of their own, so that none are held out of the training images.
 
     Example:
-        >>> spec = Spec(data="imagenet", protocol="domain-shift", targets=["imagenet_a"], method="dca", shots=16)
-        >>> few_shot_twin(spec) == Spec(data="imagenet", method="dca", shots=16)
+        >>> shifted = Experiment(data="imagenet", protocol="domain-shift", targets=["imagenet_a"], shots=16)
+        >>> few_shot_twin(shifted) == Experiment(data="imagenet", shots=16)
         True
     """
-    if spec.protocol not in _TESTED_ELSEWHERE or catalog.find(spec.data) is None:
+    if experiment.protocol not in _TESTED_ELSEWHERE or catalog.find(experiment.data) is None:
         return None
-    twin = dataclasses.replace(spec, protocol="few-shot", targets=(), options=spec.settings)
-    return twin if spec.kind.parse_options(twin.settings) == spec.kind.parse_options(spec.settings) else None
+    return dataclasses.replace(experiment, protocol="few-shot", targets=())
 
 
-def fits_of(cells: Iterable[Cell], runs: Path) -> Callable[[Spec], Spec]:
+def choose_fits(cells: Iterable[Cell], runs: Path) -> Callable[[Experiment], Experiment]:
     """Which fit an experiment uses: that of its twin, if the twin is to be fitted, too, or is finished; else its own.
 
     Args:
@@ -63,17 +63,17 @@ def fits_of(cells: Iterable[Cell], runs: Path) -> Callable[[Spec], Spec]:
     Returns:
         From an experiment to the one that is fitted for it.
     """
-    wanted = {cell.spec.id for cell in cells}
+    wanted = {cell.experiment.id for cell in cells}
 
-    def fit(spec: Spec) -> Spec:
-        twin = few_shot_twin(spec)
-        return twin if twin is not None and (twin.id in wanted or holds_model(runs / twin.id)) else spec
+    def fit(experiment: Experiment) -> Experiment:
+        twin = few_shot_twin(experiment)
+        shared = twin is not None and (twin.id in wanted or holds_model(runs / twin.id))
+        return twin if twin is not None and shared else experiment
 
     return fit
 
 
-EngineName = Literal["local", "ray"]
-ENGINES = {"local": workers_local.run_jobs, "ray": workers_ray.run_jobs}
+_RUN_JOBS = {"local": workers_local.run_jobs, "ray": workers_ray.run_jobs}
 # What two cells may share so that the time of one is expected of the other, the most telling first.
 _ALIKE = (
     ("method", "dataset", "protocol", "shots", "backbone"),
@@ -103,7 +103,7 @@ class Plan:
     @property
     def new_fits(self) -> int:
         """How many models are to be fitted."""
-        return sum(not holds_model(self.runs / job.spec.id) for job in self.jobs)
+        return sum(not holds_model(self.runs / job.experiment.id) for job in self.jobs)
 
     @property
     def to_do(self) -> tuple[Cell, ...]:
@@ -111,7 +111,7 @@ class Plan:
         return tuple(cell for job in self.jobs for cell in job.cells)
 
 
-def plan(study: Specification, runs: Path) -> Plan:
+def plan_sweep(study: Specification, runs: Path) -> Plan:
     """Find out what is finished, without opening an image or a model.
 
     Args:
@@ -126,11 +126,11 @@ def plan(study: Specification, runs: Path) -> Plan:
         done, rows = index.ids(), index.rows()
     finished = tuple(cell for cell in study.cells if cell.id in done)
     left = [cell for cell in study.cells if cell.id not in done]
-    jobs = jobs_of(left, fits_of(left, runs))
-    return Plan(study, runs, finished, jobs, expected_seconds(jobs, done, rows))
+    jobs = jobs_of(left, choose_fits(left, runs))
+    return Plan(study, runs, finished, jobs, expect_seconds(jobs, done, rows))
 
 
-def expected_seconds(jobs: Sequence[Job], done: set[str], rows: Iterable[RunRecord]) -> float | None:
+def expect_seconds(jobs: Sequence[Job], done: set[str], rows: Iterable[RunRecord]) -> float | None:
     """Seconds of the jobs, one after the other: medians over finished cells like theirs.
 
     Args:
@@ -146,24 +146,23 @@ def expected_seconds(jobs: Sequence[Job], done: set[str], rows: Iterable[RunReco
         times, seconds = (heads, row.evaluation_seconds) if row.head else (fits, row.seconds + row.evaluation_seconds)
         for names in _ALIKE:
             times.setdefault((names, *(getattr(row, name) for name in names)), []).append(seconds)
-    found: list[float | None] = []
+    expected: list[float | None] = []
     for job in jobs:
-        found += [] if job.spec.id in done else [_median(fits, job.cells[0])]
-        found += [_median(heads, cell) for cell in job.measured]
-    known = [seconds for seconds in found if seconds is not None]
-    return sum(known) * len(found) / len(known) if known else None
+        expected += [] if job.experiment.id in done else [_median(fits, job.cells[0])]
+        expected += [_median(heads, cell) for cell in job.measured]
+    known = [seconds for seconds in expected if seconds is not None]
+    return sum(known) * len(expected) / len(known) if known else None
 
 
 def _median(times: dict[tuple[Any, ...], list[float]], cell: Cell) -> float | None:
     """Median time of the cells that are most like this one."""
-    spec = cell.spec
-    entry = catalog.find(spec.data)
-    named = {**spec.to_dict(), "dataset": entry.name if entry else spec.to_dict()["data"]}
+    record, entry = cell.experiment.to_dict(), catalog.find(cell.experiment.data)
+    named = {**record, "dataset": entry.name if entry else record["data"]}
     keys = ((names, *(named[name] for name in names)) for names in _ALIKE)
     return next((statistics.median(times[key]) for key in keys if key in times), None)
 
 
-def missing(study: Specification, root: Path | None) -> list[UserError]:
+def find_missing(study: Specification, root: Path | None) -> list[UserError]:
     """Data and weights of a study that are not on this machine, each as the error that a run would end with.
 
     Args:
@@ -174,11 +173,11 @@ def missing(study: Specification, root: Path | None) -> list[UserError]:
         The errors, one per dataset or backbone; none if nothing is missing. Changed versions of a dataset need the
         dataset itself.
     """
-    specs = {cell.spec.id: cell.spec for cell in study.cells}.values()
-    data = dict.fromkeys(split_shift_name(name)[0] for spec in specs for name in (spec.data, *spec.targets))
-    sources = dict.fromkeys(spec.backbone for spec in specs)
-    found = [*(_data_problem(name, root) for name in data), *(_backbone_problem(name) for name in sources)]
-    return [error for error in found if error is not None]
+    experiments = {cell.experiment.id: cell.experiment for cell in study.cells}.values()
+    data = dict.fromkeys(split_shift_name(name)[0] for one in experiments for name in (one.data, *one.targets))
+    sources = dict.fromkeys(one.backbone for one in experiments)
+    errors = [*(_data_problem(name, root) for name in data), *(_backbone_problem(name) for name in sources)]
+    return [error for error in errors if error is not None]
 
 
 def _data_problem(name: str, root: Path | None) -> UserError | None:
@@ -234,7 +233,7 @@ class SweepCounts:
         left = self.total - self.done - len(self.failed)
         return (time.monotonic() - self.began) / ended * left
 
-    def take(self, event: SweepEvent) -> None:
+    def count(self, event: SweepEvent) -> None:
         """Count an event."""
         cell = event.cell
         if cell is None:
@@ -247,29 +246,29 @@ class SweepCounts:
         elif event.kind == "retry":
             self.retried += 1
         elif event.kind == "failed":
-            self.failed[cell.id] = cell, event.report.error if event.report else ""
+            self.failed[cell.id] = cell, event.result.error if event.result else ""
 
 
-def sweep(
-    made: Plan,
+def run_sweep(
+    plan: Plan,
     *,
-    engine: EngineName = "local",
+    backend: Backend = "local",
     root: Path | None = None,
     device: str = "auto",
     workers: int | None = None,
     retries: int = 1,
     track: TrackerName | None = None,
 ) -> Generator[tuple[SweepEvent, SweepCounts]]:
-    """Carry out a plan, in processes of this machine or on a Ray cluster.
+    """Run what a plan has left, in processes of this machine or on a Ray cluster.
 
     A cell that fails is tried again `retries` times and then recorded in `runs/failed`; the next sweep tries it again.
 
     Args:
-        made: The plan.
-        engine: "local" or "ray".
+        plan: The plan.
+        backend: "local" or "ray".
         root: Folder that holds the public datasets.
         device: "auto", "cpu", "cuda", ...
-        workers: Cells at once; see `local_engine.devices_for` and `ray_engine.carry_out`.
+        workers: Cells at once; see `workers_local.devices_for` and `workers_ray.run_jobs`.
         retries: How often a cell that failed is tried again.
         track: "tensorboard" or "wandb" also show the metrics there.
 
@@ -280,26 +279,44 @@ def sweep(
         UserError: If device or tracker cannot be used, or the folder cannot be written.
     """
     require_tracker(track)
-    counts = SweepCounts(len(made.study.cells), len(made.finished))
-    if not made.jobs:
+    counts = SweepCounts(len(plan.study.cells), len(plan.finished))
+    if not plan.jobs:
         return
-    with explain_write_errors(made.runs):
-        made.runs.mkdir(parents=True, exist_ok=True)
+    with explain_write_errors(plan.runs):
+        plan.runs.mkdir(parents=True, exist_ok=True)
     shared: dict[str, Any] = {"device": device, "workers": workers, "retries": retries, "track": track}
-    for event in ENGINES[engine](made.jobs, made.runs, root, **shared):
-        counts.take(event)
+    for event in _RUN_JOBS[backend](plan.jobs, plan.runs, root, **shared):
+        counts.count(event)
         if event.kind in ("finished", "failed"):
-            _note(made.runs, event)
+            _record_end(plan.runs, event)
         yield event, counts
-    with RunIndex(made.runs) as index:
+    with RunIndex(plan.runs) as index:
         index.refresh()
 
 
-def _note(runs: Path, event: SweepEvent) -> None:
+def _record_end(runs: Path, event: SweepEvent) -> None:
     """Record a cell that failed; remove the record of one that is finished now."""
     assert event.cell is not None
-    assert event.report is not None
+    assert event.result is not None
     if event.kind == "finished":
-        forget_failure(runs, event.cell)
+        (runs / FAILED_FOLDER / f"{event.cell.id}.json").unlink(missing_ok=True)
     else:
-        record_failure(runs, event.cell, event.report.error, event.report.traceback)
+        record_failure(runs, event.cell, event.result.error, event.result.traceback)
+
+
+def record_failure(runs: Path, cell: Cell, error: str, traceback: str = "") -> None:
+    """Record that a cell failed; `dca.study.index` reads the file."""
+    path = runs / FAILED_FOLDER / f"{cell.id}.json"
+    with explain_write_errors(path):
+        path.parent.mkdir(exist_ok=True)
+    record = {
+        "id": cell.id,
+        "cell": cell.label,
+        "spec": cell.experiment.to_dict(),
+        "head": dict(cell.head),
+        "error": error,
+        "traceback": traceback,
+    }
+    with suppress(UserError):  # some methods have no values for some datasets, which is the error that is recorded
+        record["options"] = resolve_cell_options(cell)
+    write_json(path, record)

@@ -1,31 +1,39 @@
-"""What one worker of a sweep does: a fit, and every cell that shares it.
+"""What a worker of a sweep does: it fits a model, and measures it for every cell that shares the fit.
 
-What every engine of a sweep has: the events that it yields, and the queue with its retries.
+The backends of a sweep (`workers_local`, `workers_ray`) run workers. They yield events, and share the queue of jobs
+with its retries.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from dca.core.choices import TrackerName
 from dca.core.errors import UserError
+from dca.core.files import atomic_folder, read_json, write_json
+from dca.core.options import as_json
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset
-from dca.datasets.protocols import Task
-from dca.runs.run import FittedRun, run, task_of
-from dca.runs.spec import Spec
-from dca.runs.tracking import open_tracker
-from dca.study.finished_run import finished_method, run_finished
+from dca.datasets.task import Task
+from dca.methods.base import Method
+from dca.model import checkpoint
+from dca.model.checkpoint import RESULT, SPEC
+from dca.runs.evaluate import evaluate
+from dca.runs.run import FittedRun
+from dca.study.choices import TrackerName
+from dca.study.experiment import Experiment, ExperimentResult, experiment_figures
+from dca.study.run import make_experiment_task, run_experiment
 from dca.study.specification import Cell, Job
+from dca.study.tracking import open_tracker
 from dca.training.session import Session
 
 
@@ -38,18 +46,18 @@ class CellResult:
         seconds: How long it took.
         error: What went wrong; empty if it is finished.
         traceback: Where, for an error that is not the user's.
-        memory: Whether memory ran out.
+        out_of_memory: Whether memory ran out.
     """
 
     id: str
     seconds: float
     error: str = ""
     traceback: str = ""
-    memory: bool = False
+    out_of_memory: bool = False
 
 
 class Worker:
-    """Carries out jobs one after the other; they share backbones, datasets, images and features.
+    """Runs jobs one after the other; they share backbones, datasets, images and features.
 
     Args:
         runs: Folder of the results.
@@ -63,79 +71,154 @@ class Worker:
         self.session = Session(device=device, keep_crops=True)
         self._datasets: dict[tuple[str, bool], Dataset] = {}
 
-    def carry_out(self, job: Job) -> Iterator[CellResult]:
-        """Finish the cells of a job, reporting each; an error ends its cell and not the others.
+    def run(self, job: Job) -> Iterator[CellResult]:
+        """Finish the cells of a job; an error ends its cell and not the others.
 
         Args:
             job: What to do; cells that are finished are not done again.
 
         Yields:
-            One report per cell, in their order; if the fit fails, all cells have its error.
+            One result per cell, in their order; if the fit fails, all cells have its error.
         """
         began = time.monotonic()
         try:
-            outcome = self._fit(job.spec)
+            fitted = self._fit(job.experiment)
         except Exception as error:
-            yield from (_failed(cell, error, time.monotonic() - began) for cell in job.cells)
+            yield from (_failed_result(cell, error, time.monotonic() - began) for cell in job.cells)
             return
-        model, measured = _Model(self, job.spec, outcome), {cell.id for cell in job.measured}
+        model, measured = _FinishedModel(self, job.experiment, fitted), {cell.id for cell in job.measured}
         for cell in job.cells:
             try:
                 if cell.id in measured and not cell.result_file(self.runs).is_file():
                     model.measure(cell)
             except Exception as error:
-                yield _failed(cell, error, time.monotonic() - began)
+                yield _failed_result(cell, error, time.monotonic() - began)
             else:
                 yield CellResult(cell.id, time.monotonic() - began)
             began = time.monotonic()
 
-    def _fit(self, spec: Spec) -> FittedRun:
-        dataset, targets = self.data_of(spec)
-        place = self.runs / spec.id
-        return run(spec, place, dataset=dataset, targets=targets, session=self.session, track=self.track)
+    def _fit(self, experiment: Experiment) -> FittedRun:
+        dataset, targets = self.load_data(experiment)
+        folder = self.runs / experiment.id
+        return run_experiment(
+            experiment, folder, dataset=dataset, targets=targets, session=self.session, track=self.track
+        )
 
-    def data_of(self, spec: Spec) -> tuple[Dataset, list[Dataset]]:
-        """The dataset of a spec and its targets; each is read once per worker."""
-        return self._dataset(spec.data, False), [self._dataset(name, True) for name in spec.targets]
+    def load_data(self, experiment: Experiment) -> tuple[Dataset, list[Dataset]]:
+        """The dataset of an experiment and its targets; each is read once per worker."""
+        targets = [self._load_dataset(name, True) for name in experiment.targets]
+        return self._load_dataset(experiment.data, False), targets
 
-    def _dataset(self, name: str, for_evaluation: bool) -> Dataset:
+    def _load_dataset(self, name: str, for_evaluation: bool) -> Dataset:
         key = name, for_evaluation
         if key not in self._datasets:
             self._datasets[key] = load_dataset(name, root=self.root, for_evaluation=for_evaluation)
         return self._datasets[key]
 
 
-class _Model:
+class _FinishedModel:
     """The finished model of a job, which is loaded when a cell needs it."""
 
-    def __init__(self, worker: Worker, spec: Spec, outcome: FittedRun) -> None:
-        self.worker, self.spec, self.folder = worker, spec, outcome.folder
-        self._method = outcome.classifier.method_ if outcome.classifier is not None else None
+    def __init__(self, worker: Worker, experiment: Experiment, fitted: FittedRun) -> None:
+        self.worker, self.experiment, self.folder = worker, experiment, fitted.folder
+        self._method = fitted.classifier.method_ if fitted.classifier is not None else None
         self._tasks: dict[str, Task] = {}
-        self._features: dict[str, dict[str, Tensor]] = {spec.id: outcome.features}  # of test images, for other heads
+        # Features of the test images, for other heads.
+        self._features: dict[str, dict[str, Tensor]] = {experiment.id: fitted.features}
 
     def measure(self, cell: Cell) -> None:
         """Measure the model as a cell asks, and record its figures."""
-        worker = self.worker
+        worker, experiment = self.worker, cell.experiment
         if self._method is None:
-            self._method = finished_method(self.spec, self.folder, worker.session)
-        task = self._task(cell.spec)
-        if task.source.train != self._task(self.spec).source.train:
-            raise RuntimeError(f"{cell.label} is not trained on the images of {self.spec.id}")
-        place = worker.runs / cell.id
-        config = {**cell.spec.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
-        features = self._features.setdefault(cell.spec.id, {}) if cell.head else None
-        with closing(open_tracker(worker.track, place, config)) as tracker:
-            found = run_finished(cell.spec, cell.head, self._method, task, worker.session, self.folder, place, features)
-            tracker.finish(found)
+            self._method = load_method(self.experiment, self.folder, worker.session)
+        task = self._task(experiment)
+        if task.source.train != self._task(self.experiment).source.train:
+            raise RuntimeError(f"{cell.label} is not trained on the images of {self.experiment.id}")
+        folder = worker.runs / cell.id
+        config = {**experiment.to_dict(), **({"head": dict(cell.head)} if cell.head else {})}
+        features = self._features.setdefault(experiment.id, {}) if cell.head else None
+        with closing(open_tracker(worker.track, folder, config)) as tracker:
+            result = measure_finished(
+                experiment, cell.head, self._method, task, worker.session, self.folder, folder, features
+            )
+            tracker.finish(result.to_dict())
 
-    def _task(self, spec: Spec) -> Task:
-        if spec.id not in self._tasks:
-            self._tasks[spec.id] = task_of(spec, *self.worker.data_of(spec))
-        return self._tasks[spec.id]
+    def _task(self, experiment: Experiment) -> Task:
+        if experiment.id not in self._tasks:
+            self._tasks[experiment.id] = make_experiment_task(experiment, *self.worker.load_data(experiment))
+        return self._tasks[experiment.id]
 
 
-def _failed(cell: Cell, error: Exception, seconds: float) -> CellResult:
+def load_method(experiment: Experiment, folder: Path, session: Session) -> Method:
+    """The method of a finished run on the backbone of its experiment.
+
+    Args:
+        experiment: What was run.
+        folder: Folder of the finished run.
+        session: Loads the backbone.
+
+    Returns:
+        The finished method.
+
+    Raises:
+        UserError: If the folder holds no complete model, or one of another backbone.
+    """
+    record = checkpoint.read_record(folder)
+    return checkpoint.load_model(folder, record, session.load_backbone(experiment.backbone, experiment.precision))
+
+
+def measure_finished(
+    experiment: Experiment,
+    head: Mapping[str, Any],
+    method: Method,
+    task: Task,
+    session: Session,
+    fit: Path,
+    folder: Path,
+    features: dict[str, Tensor] | None = None,
+) -> ExperimentResult:
+    """Measure a finished method and record the figures as those of an experiment with the same training.
+
+    The parameters are those of the fit: training reads no option of the head. With other options of the head the
+    probabilities are not calibrated.
+
+    Args:
+        experiment: The experiment; its protocol and targets may differ from those of the fit.
+        head: Options of the head by name; none for the head of the fit.
+        method: The finished method.
+        task: The task of the experiment.
+        session: Loads images and features.
+        fit: Folder of the finished run.
+        folder: Where `result.json` and `spec.json` go, in one rename; "options" in the latter are all values of the
+            head's options, those that follow from others included.
+        features: Features of the test images, shared by the heads of this method (`runs.evaluate`).
+
+    Returns:
+        The figures: those of the fit, with the accuracies of this head and these targets.
+
+    Raises:
+        UserError: If the head cannot have these options, or an image cannot be read.
+    """
+    changed, began = method.with_options(head), time.monotonic()
+    evaluations = evaluate(changed, task.targets, session, features)
+    result = dataclasses.replace(
+        ExperimentResult.from_dict(read_json(fit / RESULT)),
+        **experiment_figures(experiment.protocol, tuple(one.result for one in evaluations)),
+        protocol=experiment.protocol,
+        temperature=changed.temperature,
+        evaluation_seconds=round(time.monotonic() - began, 2),
+        fit=fit.name,
+    )
+    if head:  # the estimate and the findings are those of the fit's own head
+        result = dataclasses.replace(result, estimate=None, findings=None, head=dict(head))
+    with atomic_folder(folder) as partial:
+        options = as_json({name: getattr(changed.options, name) for name in changed.head_options})
+        write_json(partial / SPEC, {"spec": experiment.to_dict(), "head": dict(head), "options": options})
+        write_json(partial / RESULT, result.to_dict())
+    return result
+
+
+def _failed_result(cell: Cell, error: Exception, seconds: float) -> CellResult:
     if isinstance(error, UserError):
         return CellResult(cell.id, seconds, "; ".join([error.problem, *error.details[:5]]))
     message = str(error).partition("\n")[0]
@@ -157,12 +240,12 @@ class SweepEvent:
     Attributes:
         kind: "started" and "finished" of a cell, "retry" or "failed" if it did not end well, "pulse" for the clock.
         cell: The cell; None for "pulse".
-        report: How it ended, where it did.
+        result: How it ended, where it did.
     """
 
     kind: EventKind
     cell: Cell | None = None
-    report: CellResult | None = None
+    result: CellResult | None = None
 
 
 class Queue:
@@ -187,12 +270,12 @@ class Queue:
         """Put a job last, without counting it as tried."""
         self._jobs.append(job)
 
-    def judged(self, cell: Cell, report: CellResult) -> SweepEvent:
-        """The event for a report; a cell that failed is queued again while it may be retried."""
-        if not report.error:
-            return SweepEvent("finished", cell, report)
+    def take_result(self, cell: Cell, result: CellResult) -> SweepEvent:
+        """The event for a result; a cell that failed is queued again while it may be retried."""
+        if not result.error:
+            return SweepEvent("finished", cell, result)
         self._tries[cell.id] = self._tries.get(cell.id, 0) + 1
         if self._tries[cell.id] > self._retries:
-            return SweepEvent("failed", cell, report)
-        self.put(Job(cell.spec, (cell,)))
-        return SweepEvent("retry", cell, report)
+            return SweepEvent("failed", cell, result)
+        self.put(Job(cell.experiment, (cell,)))
+        return SweepEvent("retry", cell, result)

@@ -18,15 +18,16 @@ from pathlib import Path
 
 import torch
 
-from dca.core.choices import TrackerName
 from dca.core.device import resolve_device
 from dca.core.processes import end_with_parent
+from dca.study.choices import TrackerName
 from dca.study.specification import Cell, Job
 from dca.study.worker import PULSE, CellResult, Queue, SweepEvent, Worker
 
 # GPU memory that is set aside for one worker: training with a ViT-B/16 at batch size 32 fits into it.
 WORKER_BYTES = 8 * 2**30
-Place = tuple[Path, Path | None, TrackerName | None]
+# Folder of the results, folder of the datasets, and tracker.
+WorkerArguments = tuple[Path, Path | None, TrackerName | None]
 
 
 @dataclass(eq=False)
@@ -55,14 +56,14 @@ def devices_for(device: str, workers: int | None, jobs: int) -> list[str]:
     Raises:
         UserError: If the device cannot be used.
     """
-    found, half = resolve_device(device), max(1, (os.cpu_count() or 1) // 2)
-    if found.type != "cuda":
-        return [str(found)] * max(1, min(workers or half, jobs))
-    gpus = [found.index] if found.index is not None else list(range(torch.cuda.device_count()))
+    resolved, half = resolve_device(device), max(1, (os.cpu_count() or 1) // 2)
+    if resolved.type != "cuda":
+        return [str(resolved)] * max(1, min(workers or half, jobs))
+    gpus = [resolved.index] if resolved.index is not None else list(range(torch.cuda.device_count()))
     room = {gpu: max(1, torch.cuda.mem_get_info(gpu)[0] // WORKER_BYTES) for gpu in gpus}
-    places = [gpu for turn in range(max(room.values())) for gpu in gpus if turn < room[gpu]]
-    count = workers or min(len(places), half)
-    return [f"cuda:{places[n % len(places)]}" for n in range(max(1, min(count, jobs)))]
+    slots = [gpu for turn in range(max(room.values())) for gpu in gpus if turn < room[gpu]]
+    count = workers or min(len(slots), half)
+    return [f"cuda:{slots[n % len(slots)]}" for n in range(max(1, min(count, jobs)))]
 
 
 def run_jobs(
@@ -75,7 +76,7 @@ def run_jobs(
     retries: int,
     track: TrackerName | None = None,
 ) -> Iterator[SweepEvent]:
-    """Carry out jobs in processes of this machine.
+    """Run jobs in processes of this machine.
 
     Args:
         jobs: What to do.
@@ -101,18 +102,17 @@ def run_jobs(
 
 
 class _Pool:
-    """The workers and the queue of jobs. place: runs, root and track, as for `carry_out`."""
+    """The workers and the queue of jobs. arguments: runs, root and track, as for `run_jobs`."""
 
-    def __init__(self, queue: Queue, devices: Sequence[str], place: Place) -> None:
-        self._queue, self._place = queue, place
+    def __init__(self, queue: Queue, devices: Sequence[str], arguments: WorkerArguments) -> None:
+        self._queue, self._arguments = queue, arguments
         self._threads = max(1, (os.cpu_count() or 1) // len(devices))
         self._workers = [self._start(device) for device in devices]
 
     def _start(self, device: str) -> _Process:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         ours, theirs = context.Pipe()
-        arguments = (theirs, device, self._threads, self._place)
-        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process = context.Process(target=_serve, args=(theirs, device, self._threads, self._arguments), daemon=True)
         process.start()
         theirs.close()
         return _Process(process, ours, device)
@@ -122,36 +122,36 @@ class _Pool:
         while True:
             for worker in self._workers:
                 if worker.job is None and self._queue:
-                    yield from self._give(worker, self._queue.next())
+                    yield from self._start_job(worker, self._queue.next())
             busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
             if not busy:
                 return
             for pipe in wait(list(busy), PULSE):
-                yield from self._take(busy[pipe])  # type: ignore[index]
+                yield from self._receive(busy[pipe])  # type: ignore[index]
             yield SweepEvent("pulse")
 
-    def _give(self, worker: _Process, job: Job) -> Iterator[SweepEvent]:
+    def _start_job(self, worker: _Process, job: Job) -> Iterator[SweepEvent]:
         worker.job, worker.open = job, {cell.id: cell for cell in job.cells}
         try:
             worker.pipe.send(job)
-        except OSError:  # it has just ended; `_take` sees that
+        except OSError:  # it has just ended; `_receive` sees that
             return
         yield SweepEvent("started", job.cells[0])
 
-    def _take(self, worker: _Process) -> Iterator[SweepEvent]:
-        """One message of a worker: a report, None at the end of a job, or the end of the process."""
+    def _receive(self, worker: _Process) -> Iterator[SweepEvent]:
+        """One message of a worker: a result, None at the end of a job, or the end of the process."""
         try:
-            report = worker.pipe.recv()
+            result = worker.pipe.recv()
         except (EOFError, OSError):
-            yield from self._lost(worker)
+            yield from self._replace_lost(worker)
             return
-        if report is None:
+        if result is None:
             worker.job = None
             return
-        cell = worker.open.pop(report.id)
-        if report.memory and self._retire(worker, cell):
+        cell = worker.open.pop(result.id)
+        if result.out_of_memory and self._retire(worker, cell):
             return
-        yield self._queue.judged(cell, report)
+        yield self._queue.take_result(cell, result)
         if following := next(iter(worker.open.values()), None):
             yield SweepEvent("started", following)
 
@@ -165,7 +165,7 @@ class _Pool:
         self._workers.remove(worker)
         return True
 
-    def _lost(self, worker: _Process) -> Iterator[SweepEvent]:
+    def _replace_lost(self, worker: _Process) -> Iterator[SweepEvent]:
         """A worker has ended by itself: its cells failed, and another takes its place."""
         worker.process.join()
         message = f"the worker process ended with code {worker.process.exitcode}"
@@ -173,7 +173,7 @@ class _Pool:
         worker.pipe.close()
         self._workers[self._workers.index(worker)] = self._start(worker.device)
         for cell in cells:
-            yield self._queue.judged(cell, CellResult(cell.id, 0.0, message))
+            yield self._queue.take_result(cell, CellResult(cell.id, 0.0, message))
 
     @staticmethod
     def _end(worker: _Process) -> None:
@@ -187,19 +187,19 @@ class _Pool:
             self._end(worker)
 
 
-def _serve(pipe: Connection, device: str, threads: int, place: Place) -> None:
-    """The main function of a worker process: take jobs, send reports."""
+def _serve(pipe: Connection, device: str, threads: int, arguments: WorkerArguments) -> None:
+    """The main function of a worker process: take jobs, send results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     end_with_parent()
     logging.getLogger("dca").setLevel(logging.ERROR)  # what a run warns of is in its result file
     torch.set_num_threads(threads)
-    runs, root, track = place
+    runs, root, track = arguments
     worker = Worker(runs, root, device, track)
     while True:
         try:
             job = pipe.recv()
         except EOFError:
             return
-        for report in worker.carry_out(job):
-            pipe.send(report)
+        for result in worker.run(job):
+            pipe.send(result)
         pipe.send(None)

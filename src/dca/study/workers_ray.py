@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dca.core.choices import TrackerName
 from dca.model.predict_ray import connect_ray, share_resources
+from dca.study.choices import TrackerName
 from dca.study.specification import Job
 from dca.study.worker import PULSE, CellResult, Queue, SweepEvent, Worker
 
@@ -29,7 +29,7 @@ def run_jobs(
     retries: int,
     track: TrackerName | None = None,
 ) -> Iterator[SweepEvent]:
-    """Carry out jobs as tasks of the Ray cluster that RAY_ADDRESS names, or that runs on this machine.
+    """Run jobs as tasks of the Ray cluster that RAY_ADDRESS names, or that runs on this machine.
 
     Args:
         jobs: What to do.
@@ -50,18 +50,18 @@ def run_jobs(
     try:
         at_once, gpus = share_resources(ray.cluster_resources(), device, workers)
         data = None if root is None else str(root.resolve())
-        place = _Place(os.getcwd(), str(runs.resolve()), data, "auto" if gpus else "cpu", track)
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_do)
-        yield from _events(ray, task, Queue(jobs, retries), at_once, place)
+        arguments = _WorkerArguments(os.getcwd(), str(runs.resolve()), data, "auto" if gpus else "cpu", track)
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_run_job)
+        yield from _events(ray, task, Queue(jobs, retries), at_once, arguments)
     finally:
         ray.shutdown()  # cancels what this sweep has submitted; the cluster goes on
 
 
 @dataclass(frozen=True)
-class _Place:
+class _WorkerArguments:
     """Where a task finds things, as on the machine that gives the tasks.
 
-    folder: working folder. runs, root, track: as for `carry_out`. device: of the worker. data: value of DCA_DATA.
+    folder: working folder. runs, root, track: as for `run_jobs`. device: of the worker. data: value of DCA_DATA.
     """
 
     folder: str
@@ -72,40 +72,45 @@ class _Place:
     data: str | None = field(default_factory=lambda: os.environ.get("DCA_DATA"))
 
 
-def _events(ray: Any, task: Any, queue: Queue, at_once: int, place: _Place) -> Iterator[SweepEvent]:
+def _events(ray: Any, task: Any, queue: Queue, at_once: int, arguments: _WorkerArguments) -> Iterator[SweepEvent]:
     """Everything that happens until all jobs are done."""
     running: dict[Any, Job] = {}
     while queue or running:
         while queue and len(running) < at_once:
             job = queue.next()
-            running[task.remote(job, place)] = job
+            running[task.remote(job, arguments)] = job
             yield SweepEvent("started", job.cells[0])
         ended, _ = ray.wait(list(running), timeout=PULSE)
         for reference in ended:
             job = running.pop(reference)
-            reports = _reports(ray, reference, job)
-            yield from (queue.judged(cell, reports[cell.id]) for cell in job.cells)
+            results = _cell_results(ray, reference, job)
+            yield from (queue.take_result(cell, results[cell.id]) for cell in job.cells)
         yield SweepEvent("pulse")
 
 
-def _reports(ray: Any, reference: Any, job: Job) -> dict[str, CellResult]:
-    """The report of each cell of a task; one that ended without is reported as failed."""
+def _cell_results(ray: Any, reference: Any, job: Job) -> dict[str, CellResult]:
+    """The result of each cell of a task; a cell whose task ended without results has failed."""
     try:
-        return {report.id: report for report in ray.get(reference)}
+        return {result.id: result for result in ray.get(reference)}
     except ray.exceptions.RayError as error:
         message = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         return {cell.id: CellResult(cell.id, 0.0, message, str(error)) for cell in job.cells}
 
 
-def _do(job: Job, place: _Place) -> list[CellResult]:
+def _run_job(job: Job, arguments: _WorkerArguments) -> list[CellResult]:
     """The task: all cells of a job."""
-    return list(_worker(place).carry_out(job))
+    return list(_worker(arguments).run(job))
 
 
 @cache
-def _worker(place: _Place) -> Worker:
+def _worker(arguments: _WorkerArguments) -> Worker:
     """The worker of this process. Ray gives a process the GPU of its task and keeps processes for further tasks."""
-    os.chdir(place.folder)
-    if place.data is not None:
-        os.environ["DCA_DATA"] = place.data
-    return Worker(Path(place.runs), None if place.root is None else Path(place.root), place.device, place.track)
+    os.chdir(arguments.folder)
+    if arguments.data is not None:
+        os.environ["DCA_DATA"] = arguments.data
+    return Worker(
+        Path(arguments.runs),
+        None if arguments.root is None else Path(arguments.root),
+        arguments.device,
+        arguments.track,
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 
+from dca.core.options import replace_options
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Fitter, Method, TrainedMethod, TrainingOptions
 from dca.training.context import FitContext, prefix_progress
@@ -92,5 +92,5 @@ def _train(method: Method, support: ImageSupport, context: FitContext) -> list[E
         pace.step(step.done, step.total)
 
     metrics = trainer.run(context.folder, on_step, context.on_epoch)
-    method.options = dataclasses.replace(method.options, learning_rate=trainer.rate)
+    method.options = replace_options(method.options, learning_rate=trainer.rate)
     return metrics

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dca.runs.spec import Spec
-from dca.study.failures import record_failure
+from dca.study.experiment import Experiment
 from dca.study.report.folder import write_runs_report
-from dca.study.report.subject import Subject, subject_of
+from dca.study.report.subject import Subject, read_subject
 from dca.study.specification import Cell
+from dca.study.sweep import record_failure
 from helpers.made_runs import write_run
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "runs_report.py"
@@ -42,10 +42,10 @@ def wanted(cell: Any) -> bool:
     head = cell.head.get("gamma1", GAMMAS[0]) in GAMMAS and cell.head.get("gamma2", 5.0) in (5.0, 500.0)
     return (
         head
-        and cell.spec.measured_on == "test"
-        and cell.spec.data in DATASETS
-        and cell.spec.method in METHODS
-        and cell.spec.seed <= 3
+        and cell.experiment.measured_on == "test"
+        and cell.experiment.data in DATASETS
+        and cell.experiment.method in METHODS
+        and cell.experiment.seed <= 3
     )
 
 
@@ -59,7 +59,7 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 script.write_cell(folder, cell, script.invent_result(cell))
     write_run(folder, 0.75, data="my photos & <more>", method="closed_form", shots=None)
     write_run(folder, 0.99, data="eurosat", method="gda", measured_on="validation")
-    spec = Spec(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", rules="paper")
+    spec = Experiment(data="dtd", method="dca", shots=16, seed=1, backbone="vit-b-16", rules="paper")
     gammas = {"gamma1": GAMMAS[0], "gamma2": 600.0, "center": "text"}
     record_failure(folder, Cell(replace(spec, options={"recipe": "paper"}), gammas), "not positive definite", "")
     return folder
@@ -67,7 +67,7 @@ def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def subject(runs: Path) -> Subject:
-    return subject_of(runs, specifications=["paper/few-shot"])
+    return read_subject(runs, specifications=["paper/few-shot"])
 
 
 @pytest.fixture(scope="session")

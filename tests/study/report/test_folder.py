@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dca.study.failures import record_failure
 from dca.study.report.folder import build, write_runs_report
 from dca.study.report.published import paper_datasets
 from dca.study.report.sections import SECTIONS
-from dca.study.report.subject import Subject, subject_of
+from dca.study.report.subject import Subject, read_subject
 from dca.study.report.tables import Part, RunsSection
 from dca.study.specification import load_specification
+from dca.study.sweep import record_failure
 from helpers.made_runs import write_run
 from report.html_structure import structure
 
@@ -65,7 +65,7 @@ def test_averages_over_the_same_datasets_are_compared_with_published_ones(tmp_pa
         write_run(tmp_path / "runs", 0.8, method="gda", data=data, **spec)
         write_run(tmp_path / "runs", 0.9, method="dca", data=data, options={"recipe": "paper"}, **spec)
         write_run(tmp_path / "runs", [0.8, 0.7], method="promptsrc", data=data, protocol="base-to-new", **spec)
-    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "| gda, published | 81.85 |" in text, "its own source, as the paper lacks it"
     assert "| dca recipe=paper, published | 83.51 |" in text
@@ -88,7 +88,7 @@ def test_missing_cells_are_dashes(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", 0.5, method="gda")
     write_run(tmp_path / "runs", 0.6, method="gda", data="dtd")
     write_run(tmp_path / "runs", 0.7, method="coop", data="dtd")
-    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
     assert "| coop | **70.00** | – | – |" in (folder / "report.md").read_text(encoding="utf-8")
     assert r"coop & \textbf{70.00} & -- & --" in (folder / "tables" / "few-shot-4.tex").read_text()
     assert len(_rows(folder / "tables" / "few-shot-4.csv")) == 4
@@ -115,16 +115,16 @@ def test_a_report_that_is_written_again_is_the_same_and_keeps_what_is_not_its_ow
     runs, folder = tmp_path / "runs", tmp_path / "report"
     write_run(runs, 0.5, method="gda")
     other = write_run(runs, 0.5, method="gda", shots=8)
-    write_runs_report(subject_of(runs), folder)
+    write_runs_report(read_subject(runs), folder)
     first = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "tables" / "notes.csv").write_text("mine")
-    write_runs_report(subject_of(runs), folder)
+    write_runs_report(read_subject(runs), folder)
     assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == {
         **first,
         "notes.csv": b"mine",
     }
     shutil.rmtree(runs / other)
-    write_runs_report(subject_of(runs), folder)
+    write_runs_report(read_subject(runs), folder)
     assert (folder / "tables" / "notes.csv").exists()
     assert not (folder / "tables" / "few-shot-8.csv").exists()
 
@@ -146,7 +146,7 @@ def test_a_dataset_that_few_methods_were_run_on_is_in_no_average(tmp_path: Path)
         for method in ("gda", "coop", "clap"):
             write_run(tmp_path / "runs", 0.5 if data == "dtd" else 0.7, method=method, data=data)
     write_run(tmp_path / "runs", 0.9, method="gda", data="mine")
-    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "| gda | 50.00 | 70.00 | 90.00 | 60.00 |" in text.replace("*", "")
     assert "The average is over DTD, EuroSAT." in text
@@ -160,7 +160,7 @@ def test_changed_versions_of_several_datasets_have_an_average(tmp_path: Path) ->
         for method in ("gda", "dca"):
             write_run(tmp_path / "runs", found, protocol="domain-shift", targets=targets, data=data, method=method)
     write_run(tmp_path / "runs", (0.8, 0.6, 0.6), protocol="domain-shift", targets=targets, data="dtd", method="coop")
-    folder = write_runs_report(subject_of(tmp_path / "runs"), tmp_path / "report").parent
+    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
     rows = _rows(folder / "tables" / "domain-shift-average-4.csv")
     assert {row["method"] for row in rows} == {"gda", "dca"}, "CoOp was run on one dataset alone"
     own = {row["column"]: float(row["value"]) for row in rows if row["method"] == "dca"}
@@ -177,10 +177,17 @@ def test_cells_of_a_specification_that_are_missing_are_listed(tmp_path: Path) ->
     )
     cells = {cell.label: cell for cell in load_specification(study).cells}
     for cell in cells.values():
-        if cell.spec.method == "gda" and cell.spec.shots == 4:
-            write_run(tmp_path / "runs", 0.5, data=cell.spec.data, method="gda", seed=cell.spec.seed, backbone="mini")
+        if cell.experiment.method == "gda" and cell.experiment.shots == 4:
+            write_run(
+                tmp_path / "runs",
+                0.5,
+                data=cell.experiment.data,
+                method="gda",
+                seed=cell.experiment.seed,
+                backbone="mini",
+            )
     record_failure(tmp_path / "runs", cells["gda eurosat 1 shot seed 1"], "no memory", "")
-    subject = subject_of(tmp_path / "runs", specifications=[str(study), "paper/few-shot"])
+    subject = read_subject(tmp_path / "runs", specifications=[str(study), "paper/few-shot"])
     folder = write_runs_report(subject, tmp_path / "report").parent
     counts = {row["column"]: row["value"] for row in _rows(folder / "tables" / "specifications.csv")}
     assert counts == {"cells": "12", "finished": "4", "failed": "1", "not run": "7"}

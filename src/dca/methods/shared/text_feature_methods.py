@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Update
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import opt, replace_options
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions
 from dca.methods.shared import gaussian, losses
 from dca.methods.shared.class_features import ClassFeatures, OtherClasses, check_class_features
@@ -101,7 +101,7 @@ class ClassFeatureMethod(TrainedMethod):
     def options_without_features(self) -> Any:
         """The options of a model that stores no training features, so that there are no covariances."""
         covariances = self.options.test_metric == "mahalanobis"
-        return dataclasses.replace(self.options, test_metric="euclidean") if covariances else self.options
+        return replace_options(self.options, test_metric="euclidean") if covariances else self.options
 
     def retarget(self, problem: Problem, sources: Sequence[int | None]) -> Self:
         """Put the prompts on the new names; covariances follow their classes.

@@ -13,6 +13,7 @@ import torch
 import dca
 from dca.core.files import json_digest, read_json
 from dca.core.text import format_seconds
+from dca.methods.blend import Blend
 from dca.methods.registry import DEFAULT_METHOD
 from dca.model.checkpoint import CONFIG, SPEC
 from dca.model.records import TrainingImage
@@ -49,23 +50,28 @@ def hash_draw(images: Sequence[TrainingImage]) -> str:
 
 
 def fit_command(spec: Mapping[str, Any]) -> str:
-    """The `dca fit` command of a recorded spec; of paths only the last parts are recorded."""
-    words = ["dca", "fit", str(spec["data"])]
+    """The command of a recorded spec, of a fit or of a study; of paths only the last parts are recorded."""
+    words = ["dca", *(["study", "run"] if "protocol" in spec else ["fit"]), str(spec["data"])]
+    method, options = spec["method"], dict(spec["options"])
+    if method == Blend.name:
+        words += ["--with", str(options.pop("trained", Blend.Options().trained))]
+        options |= options.pop("trained_options", {})
     flags = {
-        "--method": None if spec["method"] == DEFAULT_METHOD else spec["method"],
+        "--method": None if method in (DEFAULT_METHOD, Blend.name) else method,
         "--shots": spec["shots"],
         "--seed": spec["seed"] if spec["seed"] != 1 else None,
         "--backbone": spec["backbone"] if spec["backbone"] != "mini" else None,
-        "--protocol": spec["protocol"] if spec["protocol"] != "few-shot" else None,
+        "--protocol": spec["protocol"] if spec.get("protocol", "few-shot") != "few-shot" else None,
         "--rules": spec["rules"] if spec["rules"] != "strict" else None,
         "--hold-out": spec["hold_out"] or None,
-        "--draw": spec["draw"],
+        "--measured-on": spec.get("measured_on"),
+        "--draw": spec.get("draw"),
     }
     for flag, value in flags.items():
         words += [] if value is None else [flag, str(value)]
-    for target in spec["targets"]:
+    for target in spec.get("targets", []):
         words += ["--target", str(target)]
-    for name, value in spec["options"].items():
+    for name, value in options.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)
 

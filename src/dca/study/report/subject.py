@@ -77,7 +77,7 @@ class Subject:
         return "" if len(self.contexts) == 1 else f"-{block.context.slug}"
 
 
-def subject_of(runs: Path, *, specifications: Sequence[str] = (), selection: Path | None = None) -> Subject:
+def read_subject(runs: Path, *, specifications: Sequence[str] = (), selection: Path | None = None) -> Subject:
     """Read a folder of runs, or a results file.
 
     Args:

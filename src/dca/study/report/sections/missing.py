@@ -31,7 +31,7 @@ def _studies(subject: Subject) -> Iterator[tuple[str, list[Cell]]]:
     """The cells of each specification that is measured on test images; without specifications that none is of here."""
     finished = {row.id for row in subject.rows}
     for study in subject.studies:
-        cells = [cell for cell in study.cells if cell.spec.measured_on == "test"]
+        cells = [cell for cell in study.cells if cell.experiment.measured_on == "test"]
         if any(cell.id in finished for cell in cells):
             yield study.name, cells
 
@@ -56,7 +56,9 @@ def _not_run(subject: Subject, studies: Mapping[str, Sequence[Cell]]) -> Iterato
         rows: dict[str, list[Cell]] = defaultdict(list)
         for cell in cells:
             if cell.id not in known:
-                rows[subject.names(Variant.of(cell.spec.method, cell.spec.options, cell.head))].append(cell)
+                rows[
+                    subject.names(Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head))
+                ].append(cell)
         lines += [
             Line((name, row), tuple(TableCell(None, text=text) for text in _where(own))) for row, own in rows.items()
         ]
@@ -68,9 +70,9 @@ def _not_run(subject: Subject, studies: Mapping[str, Sequence[Cell]]) -> Iterato
 def _where(cells: Sequence[Cell]) -> Iterator[str]:
     """Number of cells, their datasets, shots and seeds, in words."""
     yield str(len(cells))
-    yield ", ".join(dict.fromkeys(title_of(cell.spec.data) for cell in cells))
-    yield ", ".join(dict.fromkeys(shots_column(cell.spec.shots) for cell in cells))
-    yield ", ".join(map(str, sorted({cell.spec.seed for cell in cells})))
+    yield ", ".join(dict.fromkeys(title_of(cell.experiment.data) for cell in cells))
+    yield ", ".join(dict.fromkeys(shots_column(cell.experiment.shots) for cell in cells))
+    yield ", ".join(map(str, sorted({cell.experiment.seed for cell in cells})))
 
 
 def _failed(subject: Subject) -> Iterator[Table]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dca.datasets.catalog import title_of
+from dca.methods.registry import get_method
 from dca.study.claims import PaperRow, resolve
-from dca.study.failures import resolved
 from dca.study.report.figures import Figure, Series, line_chart
 from dca.study.report.means import cell_entry, shots_column
 from dca.study.report.sections.curves import point_of
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection
+from dca.study.resolved_options import resolve_options
 from dca.study.results import OURS, Block, Shots, Variant
 
 # Options and their symbols.
@@ -44,7 +45,8 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
 
 def _value(variant: Variant, option: str, dataset: str) -> float:
     """The value that a variant has for an option on this dataset; α and β may depend on it."""
-    return float(resolved(variant.method, variant.settings, dataset, shots=1)[option])
+    options = get_method(variant.method).parse_options(variant.settings)
+    return float(resolve_options(variant.method, options, dataset, shots=1)[option])
 
 
 def _figure(

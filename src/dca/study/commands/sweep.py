@@ -1,4 +1,4 @@
-"""dca sweep: many experiments from one specification."""
+"""dca study sweep: many experiments from one specification."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from dca.cli.common import emit, json_flag, only_results_on_stdout, quiet_flag, track_option
+from dca.cli.common import emit, json_flag, only_results_on_stdout, quiet_flag
 from dca.core.text import format_long_duration, format_seconds, pluralize
+from dca.study.choices import BACKENDS
+from dca.study.commands.run import track_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,8 +43,8 @@ class Display(Protocol):
     help="Folder of the results, one folder per cell.",
 )
 @click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
+    "--backend",
+    type=click.Choice(BACKENDS),
     default="local",
     show_default=True,
     help="Where cells run: processes of this machine, or an existing Ray cluster.",
@@ -84,13 +86,13 @@ def command(
 ) -> None:
     """Run every cell of SPEC: a TOML file, or a specification that comes with dca.
 
-    Each cell is one experiment as `dca fit` runs it, in RUNS/ID. Finished cells are skipped, and an
+    Each cell is one experiment as `dca study run` runs it, in RUNS/ID. Finished cells are skipped, and an
     interrupted or killed sweep loses only the cells in flight: give the same command again.
 
     \b
-    dca sweep paper/few-shot --dry-run
-    dca sweep paper/few-shot --backbone vit-b-16 --data ~/datasets --runs runs
-    dca sweep my.toml --runs runs --workers 4
+    dca study sweep paper/few-shot --dry-run
+    dca study sweep paper/few-shot --backbone vit-b-16 --data ~/datasets --runs runs
+    dca study sweep my.toml --runs runs --workers 4
 
     \b
     my.toml:
@@ -107,34 +109,34 @@ def command(
       head = {gamma1 = [100, 500]}   # measured on the finished model, without another fit
     """
     from dca.study.specification import load_specification
-    from dca.study.sweep import plan
+    from dca.study.sweep import plan_sweep
 
-    made = plan(load_specification(spec, backbone=backbone), runs)
+    plan = plan_sweep(load_specification(spec, backbone=backbone), runs)
     if dry_run:
-        show_plan(made, arguments["root"], as_json=as_json)
+        show_plan(plan, arguments["root"], as_json=as_json)
         return
-    with display(quiet=quiet) as show:
-        failed = carried_out(made, show, **arguments)
+    with open_display(quiet=quiet) as display:
+        failed = run_and_show(plan, display, **arguments)
     if as_json:
-        emit(summary(made, failed))
+        emit(summarize(plan, failed))
     else:
-        for line in last_lines(made, failed):
+        for line in format_end(plan, failed):
             click.echo(line)
     if failed:
         raise click.exceptions.Exit(2)
 
 
-def carried_out(made: Plan, show: Display, **arguments: Any) -> dict[str, tuple[str, str]]:
+def run_and_show(plan: Plan, display: Display, **arguments: Any) -> dict[str, tuple[str, str]]:
     """Run the sweep and show it; returns the cells that failed: id -> (words, error)."""
     from contextlib import closing
 
-    from dca.study.sweep import sweep
+    from dca.study.sweep import run_sweep
 
     failed: dict[str, tuple[str, str]] = {}
     try:
-        with only_results_on_stdout(), closing(sweep(made, **arguments)) as events:
+        with only_results_on_stdout(), closing(run_sweep(plan, **arguments)) as events:
             for event, counts in events:
-                show(event, counts)
+                display(event, counts)
                 failed = {id: (cell.label, error) for id, (cell, error) in counts.failed.items()}
     except KeyboardInterrupt:
         click.echo("interrupted; the same command does the cells that are left", err=True)
@@ -142,91 +144,91 @@ def carried_out(made: Plan, show: Display, **arguments: Any) -> dict[str, tuple[
     return failed
 
 
-def summary(made: Plan, failed: dict[str, tuple[str, str]]) -> dict[str, Any]:
+def summarize(plan: Plan, failed: dict[str, tuple[str, str]]) -> dict[str, Any]:
     """The end of a sweep, for --json."""
     return {
-        "study": made.study.name,
-        "runs": str(made.runs),
-        "cells": len(made.study.cells),
-        "finished_before": len(made.finished),
-        "finished_now": len(made.to_do) - len(failed),
+        "study": plan.study.name,
+        "runs": str(plan.runs),
+        "cells": len(plan.study.cells),
+        "finished_before": len(plan.finished),
+        "finished_now": len(plan.to_do) - len(failed),
         "failed": [{"id": id, "cell": words, "error": error} for id, (words, error) in failed.items()],
     }
 
 
-def last_lines(made: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
+def format_end(plan: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
     """The end of a sweep as text."""
-    now = len(made.to_do) - len(failed)
-    cells = pluralize(len(made.study.cells), "cell")
-    yield f"{made.study.name}: {cells}, {len(made.finished):,} done before, {now:,} now"
+    now = len(plan.to_do) - len(failed)
+    cells = pluralize(len(plan.study.cells), "cell")
+    yield f"{plan.study.name}: {cells}, {len(plan.finished):,} done before, {now:,} now"
     if failed:
         yield f"{pluralize(len(failed), 'cell')} failed; the same command tries them again:"
         for id, (words, error) in failed.items():
             yield f"  {id}  {words}: {error}"
-        yield f"where: {made.runs / 'failed'}/ID.json"
+        yield f"where: {plan.runs / 'failed'}/ID.json"
 
 
-def show_plan(made: Plan, root: Path | None, *, as_json: bool) -> None:
+def show_plan(plan: Plan, root: Path | None, *, as_json: bool) -> None:
     """Print what a sweep would do."""
-    from dca.study.sweep import missing
+    from dca.study.sweep import find_missing
 
-    lacking = missing(made.study, root)
+    lacking = find_missing(plan.study, root)
     if as_json:
-        emit(plan_values(made, lacking))
+        emit(plan_to_dict(plan, lacking))
         return
-    study, left = made.study, made.to_do
+    study, left = plan.study, plan.to_do
     click.echo(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
-    done = f"{len(made.finished):,} done before, {len(left):,} to do with {pluralize(made.new_fits, 'fit')}"
+    done = f"{len(plan.finished):,} done before, {len(left):,} to do with {pluralize(plan.new_fits, 'fit')}"
     click.echo(f"{pluralize(len(study.cells), 'cell')}, {done}")
-    for line in listed(made):
+    for line in format_cells(plan):
         click.echo(f"  {line}")
-    click.echo(f"expected time: {expected_text(made.expected_seconds) if left else 'nothing to do'}")
+    click.echo(f"expected time: {format_expected_time(plan.expected_seconds) if left else 'nothing to do'}")
     for error in lacking:
         click.echo(f"missing: {error.problem}")
     if lacking:
         click.echo(
-            "  fix: --data DIR is the folder that holds the datasets (`dca datasets`), --backbone PLACE the weights"
+            "  fix: --data DIR is the folder that holds the datasets (`dca datasets`), --backbone PATH the weights"
         )
 
 
-def expected_text(seconds: float | None) -> str:
+def format_expected_time(seconds: float | None) -> str:
     """The expected time in words."""
     if seconds is None:
         return "unknown: no cell like these is finished"
     return f"about {format_long_duration(seconds)} in one process"
 
 
-def plan_values(made: Plan, lacking: Sequence[UserError]) -> dict[str, Any]:
+def plan_to_dict(plan: Plan, lacking: Sequence[UserError]) -> dict[str, Any]:
     """The plan, for --json."""
-    left = {cell.id for cell in made.to_do}
+    left = {cell.id for cell in plan.to_do}
     cells = [
-        {"id": c.id, "finished": c.id not in left, "rows": list(c.rows), **c.spec.to_dict(), "head": dict(c.head)}
-        for c in made.study.cells
+        {"id": c.id, "finished": c.id not in left, "rows": list(c.rows), **c.experiment.to_dict(), "head": dict(c.head)}
+        for c in plan.study.cells
     ]
     return {
-        "study": made.study.name,
-        "title": made.study.title,
-        "paper": made.study.paper,
-        "fits": made.new_fits,
-        "expected_seconds": made.expected_seconds,
+        "study": plan.study.name,
+        "title": plan.study.title,
+        "paper": plan.study.paper,
+        "fits": plan.new_fits,
+        "expected_seconds": plan.expected_seconds,
         "missing": [error.problem for error in lacking],
         "cells": cells,
     }
 
 
-def listed(made: Plan) -> Iterator[str]:
+def format_cells(plan: Plan) -> Iterator[str]:
     """One line per cell, or per row and method where there are many cells."""
-    left = {cell.id for cell in made.to_do}
-    if len(made.study.cells) <= MOST_LISTED:
-        yield from (f"{c.id}  {c.label}{'' if c.id in left else '  (done)'}" for c in made.study.cells)
+    left = {cell.id for cell in plan.to_do}
+    if len(plan.study.cells) <= MOST_LISTED:
+        yield from (f"{c.id}  {c.label}{'' if c.id in left else '  (done)'}" for c in plan.study.cells)
         return
-    groups = Counter(", ".join(c.rows) or c.spec.method for c in made.study.cells)
+    groups = Counter(", ".join(c.rows) or c.experiment.method for c in plan.study.cells)
     yield from (f"{name}: {pluralize(number, 'cell')}" for name, number in groups.items())
     yield "every cell: --json"
 
 
 @contextmanager
-def display(*, quiet: bool) -> Iterator[Display]:
+def open_display(*, quiet: bool) -> Iterator[Display]:
     """Show a sweep on stderr: a live table on a terminal, a line per cell elsewhere."""
     if quiet:
         yield lambda event, counts: None
@@ -235,24 +237,24 @@ def display(*, quiet: bool) -> Iterator[Display]:
         from rich.live import Live
 
         with Live(console=Console(stderr=True), refresh_per_second=4) as live:
-            yield lambda event, counts: live.update(table(counts))
+            yield lambda event, counts: live.update(build_table(counts))
     else:
-        yield line
+        yield print_line
 
 
-def line(event: SweepEvent, counts: SweepCounts) -> None:
+def print_line(event: SweepEvent, counts: SweepCounts) -> None:
     """A plain line for each cell that ended."""
-    if event.cell is None or event.report is None:
+    if event.cell is None or event.result is None:
         return
     left = counts.seconds_left
     ending = f", about {format_long_duration(left)} left" if left else ""
-    state = f"{event.kind} in {format_seconds(event.report.seconds)}" if event.kind == "finished" else event.kind
-    error = f": {event.report.error}" if event.report.error else ""
+    state = f"{event.kind} in {format_seconds(event.result.seconds)}" if event.kind == "finished" else event.kind
+    error = f": {event.result.error}" if event.result.error else ""
     failed = f", {len(counts.failed):,} failed" if counts.failed else ""
     click.echo(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)
 
 
-def table(counts: SweepCounts) -> Table:
+def build_table(counts: SweepCounts) -> Table:
     """The live table: counts, and the cells that are running."""
     import time
 

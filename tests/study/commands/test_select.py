@@ -25,18 +25,18 @@ def spec_file(tmp_path: Path, photos: Path, tiny_folder: Path) -> Path:
 
 def test_a_sweep_on_validation_images_ends_in_a_file(dca: Any, spec_file: Path, tmp_path: Path) -> None:
     runs, file = tmp_path / "runs", tmp_path / "selection.json"
-    early = dca("select", tmp_path, "--spec", spec_file, "-o", file)
+    early = dca("study", "select", tmp_path, "--spec", spec_file, "-o", file)
     assert early.code == 2
     assert "8 cells of 8 of small.toml are not finished" in early.err
     assert "gda photos 1 shot seed 1 views=0" in early.err
     assert not file.exists()
-    assert dca("sweep", spec_file, "--runs", runs, "--workers", 1, "--device", "cpu", "-q").code == 0
-    said = dca("select", runs, "--spec", spec_file, "-o", file)
+    assert dca("study", "sweep", spec_file, "--runs", runs, "--workers", 1, "--device", "cpu", "-q").code == 0
+    said = dca("study", "select", runs, "--spec", spec_file, "-o", file)
     assert said.code == 0
     assert [line.split()[0] for line in said.out.splitlines()] == ["gda", "zero_shot", "wrote"]
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert said.out.endswith(f"sha256 {digest}\n")
-    value = json.loads(dca("select", runs, "--spec", spec_file, "-o", tmp_path / "again.json", "--json").out)
+    value = json.loads(dca("study", "select", runs, "--spec", spec_file, "-o", tmp_path / "again.json", "--json").out)
     assert value.pop("sha256") == digest
     assert value == json.loads(file.read_text(encoding="utf-8"))
     assert (tmp_path / "again.json").read_bytes() == file.read_bytes()

@@ -10,8 +10,8 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.draws import draw_few_shot as draw_few_shot
-from dca.datasets.protocols import few_shot, measured_on_validation
+from dca.datasets.draws import draw_few_shot
+from dca.study.protocols import few_shot, use_validation_as_test
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def dataset(tmp_path: Path) -> Dataset:
 @pytest.mark.parametrize("shots", [1, 2, 4, 8, None])
 @pytest.mark.parametrize("validation", ["none", "few"])
 def test_no_image_is_trained_or_selected_on_and_measured(dataset: Dataset, shots: int | None, validation: str) -> None:
-    changed = measured_on_validation(dataset, shots, 1)
+    changed = use_validation_as_test(dataset, shots, 1)
     task = few_shot(changed, shots, 1, validation=validation)  # type: ignore[arg-type]
     (target,) = task.targets
     parts = [[item.image for item in items] for items in (task.source.train, task.source.val, target.test)]
@@ -45,23 +45,23 @@ def test_no_image_is_trained_or_selected_on_and_measured(dataset: Dataset, shots
 
 @pytest.mark.parametrize("shots", [2, None])
 def test_the_draw_is_that_of_the_test_part(dataset: Dataset, shots: int | None) -> None:
-    task = few_shot(measured_on_validation(dataset, shots, 3), shots, 3)
+    task = few_shot(use_validation_as_test(dataset, shots, 3), shots, 3)
     usual = few_shot(dataset, shots, 3)
     assert (task.source.train, task.source.val) == (usual.source.train, usual.source.val)
 
 
 def test_every_method_is_measured_on_the_same_images(dataset: Dataset) -> None:
-    changed = measured_on_validation(dataset, 4, 1)
+    changed = use_validation_as_test(dataset, 4, 1)
     drawn = {item.image for item in draw_few_shot(dataset, 4, 1).val}
     assert [item.image for item in changed.test] == [i.image for i in dataset.val if i.image not in drawn]
 
 
 def test_files_that_are_not_there_are_left_out_and_counted(dataset: Dataset) -> None:
-    whole = measured_on_validation(dataset, 4, 1)
+    whole = use_validation_as_test(dataset, 4, 1)
     gone = whole.test[0].image
     assert isinstance(gone, Path)
     gone.unlink()
-    changed = measured_on_validation(dataset, 4, 1)
+    changed = use_validation_as_test(dataset, 4, 1)
     assert changed.test == whole.test[1:]
     assert changed.split == "of this test; measured on 8 validation images that no method selects on, 1 are not there"
 
@@ -70,4 +70,4 @@ def test_files_that_are_not_there_are_left_out_and_counted(dataset: Dataset) -> 
 def test_without_images_to_measure_on_there_is_an_error(dataset: Dataset, left: int) -> None:
     few = dataclasses.replace(dataset, val=dataset.val[:left])  # one per class, which methods select on
     with pytest.raises(UserError, match="toy has no validation"):
-        measured_on_validation(few, 4, 1)
+        use_validation_as_test(few, 4, 1)

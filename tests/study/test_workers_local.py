@@ -35,7 +35,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_done_again(
     assert "failed" not in kinds
     straight = Worker(tmp_path / "straight", None, "cpu")
     for job in jobs_of(study.cells):
-        assert not any(report.error for report in straight.carry_out(job))
+        assert not any(report.error for report in straight.run(job))
     assert figures(tmp_path / "runs") == figures(tmp_path / "straight")
     assert len(figures(tmp_path / "runs")) == len(study.cells)
 
@@ -88,7 +88,7 @@ def test_a_lack_of_memory_ends_a_worker_beside_others_and_counts_for_one_alone(
     study: Specification, monkeypatch: pytest.MonkeyPatch
 ):
     (cell,) = study.cells[:1]
-    full = CellResult(cell.id, 0, "out of memory", memory=True)
+    full = CellResult(cell.id, 0, "out of memory", out_of_memory=True)
     assert scripted(monkeypatch, (cell,), {cell.id: [full, CellResult(cell.id, 0)]}, ["cuda:0", "cuda:0"]) == [
         ("finished", cell.id)
     ]

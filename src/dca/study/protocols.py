@@ -1,47 +1,35 @@
-"""The four protocols in which few-shot methods are compared.
+"""The four protocols in which few-shot methods are compared, and the part of a dataset that is measured on.
 
-A protocol turns datasets into a `Task`: what may be trained on, and what is tested. The training
-part of a task has no test images, so a method cannot see one.
+A protocol turns datasets into a `Task`: what may be trained on, and what is tested. The training part of a task has no
+test images, so a method cannot see one.
 
-What a method may choose its settings on depends on the rules of the comparison. With "strict" (the default) it is
-never more than min(K, 4) validation images per class. With "paper" it is what the official code of
-the method used (K per class, or the full validation split); a search on test images, which some
-official code does, is not offered. `Task.selected_on` says in words which images were used.
+What a method may choose its options on depends on the rules of the comparison. With "strict" (the default) it is never
+more than min(K, 4) validation images per class. With "paper" it is what the official code of the method used (K per
+class, or the full validation split); a search on test images, which some official code does, is not offered.
+`Task.selected_on` says in words which images were used.
 
-A dataset whose validation images take the place of its test images, for choosing settings between methods.
-
-Methods that select something, such as the α of Tip-Adapter, do it on min(K, 4) validation images per class. These
-stay theirs: what is measured on is the rest of the validation part, the same images for every method. So a fit is
-exactly that of an experiment on the test part, and no image is both selected on and measured on.
+To choose options between methods (`dca study select`), validation images take the place of the test images. Methods
+that select something, such as the α of Tip-Adapter, do it on min(K, 4) validation images per class. These stay theirs:
+what is measured on is the rest of the validation part, the same images for every method. So a fit is exactly that of
+an experiment on the test part, and no image is both selected on and measured on.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from dca.core import hints
-from dca.core.choices import PROTOCOLS, RULES, ProtocolName, Rules, ValidationUse
+from dca.core.choices import PROTOCOLS, ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import omit
-from dca.core.seeds import derive_seed
 from dca.core.text import pluralize
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.draws import MOST_VAL_SHOTS, draw_positions, hold_out
-from dca.datasets.draws import draw_few_shot as draw_few_shot
-from dca.datasets.task import Target, Task, make_target
+from dca.datasets.draws import draw_training_part, hold_out
+from dca.datasets.task import Task, make_target
 
 __all__ = [
-    "PROTOCOLS",
-    "RULES",
-    "ProtocolName",
-    "Rules",
-    "Target",
-    "Task",
-    "ValidationUse",
     "base_to_new",
     "cross_dataset",
     "domain_shift",
@@ -49,10 +37,8 @@ __all__ = [
     "harmonic_mean",
     "make_task",
     "subset",
-    "training_part",
+    "use_validation_as_test",
 ]
-
-_NO_VALIDATION = "no validation images"
 
 
 def make_task(
@@ -85,8 +71,8 @@ def make_task(
         >>> [target.name for target in task.targets]
         ['sample base', 'sample new']
     """
-    if protocol not in get_args(ProtocolName):
-        raise unknown_name("protocol", protocol, get_args(ProtocolName))
+    if protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
     if protocol in ("few-shot", "base-to-new"):
         if targets:
             raise UserError(
@@ -94,12 +80,12 @@ def make_task(
                 details=[target.name for target in targets],
                 hint=["leave out the targets", hints.choose_protocol("cross-dataset", "domain-shift")],
             )
-        alone = few_shot if protocol == "few-shot" else base_to_new
-        return alone(dataset, shots, seed, rules=rules, validation=validation)
+        make = few_shot if protocol == "few-shot" else base_to_new
+        return make(dataset, shots, seed, rules=rules, validation=validation)
     if not targets:
         raise UserError(f"{protocol} needs at least one other dataset to test on.", hint=hints.choose_targets())
-    onto = cross_dataset if protocol == "cross-dataset" else domain_shift
-    return onto(dataset, targets, shots, seed, rules=rules, validation=validation)
+    make_onto = cross_dataset if protocol == "cross-dataset" else domain_shift
+    return make_onto(dataset, targets, shots, seed, rules=rules, validation=validation)
 
 
 def few_shot(
@@ -118,7 +104,7 @@ def few_shot(
         dataset: What to train and test on.
         shots: Training images per class, K; None for all. A class with fewer images gives all it has.
         seed: Seed of the draw.
-        rules: Which validation images may be used: "strict" or "paper"; see `training_part`.
+        rules: Which validation images may be used: "strict" or "paper"; see `dca.datasets.draws.draw_training_part`.
         validation: Which ones the official code of the method uses: "none", "few", "shots" or "full".
 
     Returns:
@@ -128,7 +114,7 @@ def few_shot(
         UserError: If `shots` is below 1, a word is unknown, or there are no test images.
 
     Example:
-        >>> from dca import protocols
+        >>> from dca.study import protocols
         >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
         >>> task = protocols.few_shot(sample, shots=2, seed=1)
@@ -136,8 +122,8 @@ def few_shot(
         (20, 'strict: 2 undrawn training images per class')
     """
     dataset = hold_out(dataset)
-    source, words = training_part(dataset, shots, seed, rules=rules, validation=validation)
-    return Task("few-shot", rules, words, shots, seed, source, (make_target(dataset, dataset),))
+    source, words = draw_training_part(dataset, shots, seed, rules=rules, validation=validation)
+    return Task(rules, words, shots, seed, source, (make_target(dataset, dataset),))
 
 
 def base_to_new(
@@ -165,14 +151,14 @@ def base_to_new(
         UserError: If `shots` is below 1, a word is unknown, or there are no test images.
 
     Example:
-        >>> from dca import protocols
+        >>> from dca.study import protocols
         >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
         >>> protocols.base_to_new(sample, shots=2, seed=1).source.labels
         ('butterfly', 'cactus', 'fish', 'guitar', 'hot air balloon')
     """
     dataset = hold_out(dataset)
-    drawn, words = training_part(dataset, shots, seed, rules=rules, validation=validation)
+    drawn, words = draw_training_part(dataset, shots, seed, rules=rules, validation=validation)
     trained = sorted({item.label for item in dataset.train})
     middle = (len(trained) + 1) // 2
     base, new = trained[:middle], trained[middle:]
@@ -183,7 +169,7 @@ def base_to_new(
     source = subset(drawn, base)
     halves = {"base": subset(dataset, base), "new": subset(dataset, new)}
     targets = tuple(make_target(source, half, f"{dataset.name} {which}") for which, half in halves.items())
-    return Task("base-to-new", rules, words, shots, seed, source, targets)
+    return Task(rules, words, shots, seed, source, targets)
 
 
 def cross_dataset(
@@ -209,16 +195,16 @@ def cross_dataset(
         UserError: If `shots` is below 1, a word is unknown, or there are no test images.
 
     Example:
-        >>> from dca import protocols
+        >>> from dca.study import protocols
         >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
         >>> task = protocols.cross_dataset(sample, [protocols.subset(sample, [3, 1])], shots=2, seed=1)
         >>> task.targets[0].labels, task.targets[0].from_source
         (('guitar', 'cactus'), (3, 1))
     """
-    trained, words = training_part(source, shots, seed, rules=rules, validation=validation)
-    found = tuple(make_target(source, target, by_key=False) for target in targets)
-    return Task("cross-dataset", rules, words, shots, seed, trained, found)
+    trained, words = draw_training_part(source, shots, seed, rules=rules, validation=validation)
+    matched = tuple(make_target(source, target, by_key=False) for target in targets)
+    return Task(rules, words, shots, seed, trained, matched)
 
 
 def domain_shift(
@@ -246,19 +232,19 @@ def domain_shift(
         UserError: If a target has a class that the source lacks, and as for `few_shot`.
 
     Example:
-        >>> from dca import protocols
+        >>> from dca.study import protocols
         >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
         >>> task = protocols.domain_shift(sample, [protocols.subset(sample, [3, 1])], shots=2, seed=1)
         >>> [len(target.labels) for target in task.targets]
         [10, 2]
     """
-    trained, words = training_part(source, shots, seed, rules=rules, validation=validation)
-    found = [make_target(source, source)] if source.test else []
-    found += [make_target(source, target) for target in targets]
+    trained, words = draw_training_part(source, shots, seed, rules=rules, validation=validation)
+    tested = [make_target(source, source)] if source.test else []
+    tested += [make_target(source, target) for target in targets]
     unknown = [
         f"{target.name}: {label}"
-        for target in found
+        for target in tested
         for label, index in zip(target.labels, target.from_source, strict=True)
         if index is None
     ]
@@ -268,7 +254,7 @@ def domain_shift(
             details=unknown,
             hint=["give a target with the same classes", hints.choose_protocol("cross-dataset")],
         )
-    return Task("domain-shift", rules, words, shots, seed, trained, tuple(found))
+    return Task(rules, words, shots, seed, trained, tuple(tested))
 
 
 def harmonic_mean(base: float, new: float) -> float:
@@ -291,7 +277,7 @@ def harmonic_mean(base: float, new: float) -> float:
 def subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     """The dataset with only the classes at these indices, renumbered from 0 in the given order.
 
-    It stays the same public dataset: half of EuroSAT is learned with the settings for EuroSAT.
+    It stays the same public dataset: half of EuroSAT is learned with the options for EuroSAT.
 
     Args:
         dataset: What to take classes from.
@@ -301,7 +287,7 @@ def subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
         The dataset with all images of these classes.
 
     Example:
-        >>> from dca import protocols
+        >>> from dca.study import protocols
         >>> from dca.datasets.sample import load_sample
         >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
         >>> protocols.subset(sample, [3, 1]).labels
@@ -323,73 +309,7 @@ def subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     )
 
 
-def training_part(
-    dataset: Dataset,
-    shots: int | None,
-    seed: int,
-    *,
-    rules: Rules = "strict",
-    validation: ValidationUse = "few",
-) -> tuple[Dataset, str]:
-    """Draw training and validation images; test images are left out.
-
-    A dataset without a validation part uses min(K, 4), or K, training images per class that were not drawn.
-
-    Args:
-        dataset: What to draw from.
-        shots: Training images per class, K; None for all. A class with fewer images gives all it has.
-        seed: Seed of the draw.
-        rules: With "strict", `validation` "shots" and "full" count as "few".
-        validation: Validation images that the official code of the method chooses its settings on:
-            "none", "few" (min(K, 4) per class), "shots" (K per class) or "full" (the whole validation part).
-
-    Returns:
-        The drawn dataset without test images, and its validation images in words.
-
-    Raises:
-        UserError: If `shots` is below 1, or a word is unknown.
-
-    Example:
-        >>> from dca import protocols
-        >>> from dca.datasets.sample import load_sample
-        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
-        >>> drawn, words = protocols.training_part(sample, shots=1, seed=1, validation="none")
-        >>> drawn.counts(), words
-        ({'train': 10, 'val': 0, 'test': 0}, 'strict: no validation images')
-    """
-    if rules not in get_args(Rules):
-        raise unknown_name("rules", rules, get_args(Rules))
-    if validation not in get_args(ValidationUse):
-        raise unknown_name("use of validation images", validation, get_args(ValidationUse))
-    if rules == "strict" and validation in ("shots", "full"):
-        validation = "few"
-    drawn = draw_few_shot(dataset, shots, seed)
-    val, words = _validation(dataset, drawn, shots, seed, validation)
-    return replace(drawn, val=val, test=()), f"{rules}: {words}"
-
-
-def _validation(
-    dataset: Dataset, drawn: Dataset, shots: int | None, seed: int, validation: ValidationUse
-) -> tuple[tuple[Item, ...], str]:
-    """Validation images, and what they are in words."""
-    if validation == "none":
-        return (), _NO_VALIDATION
-    if dataset.val and (validation == "full" or (validation == "shots" and shots is None)):
-        return dataset.val, "the full validation split"
-    most = MOST_VAL_SHOTS if shots is None else min(shots, MOST_VAL_SHOTS)
-    per_class = shots if validation == "shots" and shots is not None else most
-    if validation == "few" and dataset.val and shots is not None:
-        return drawn.val, f"{per_class} validation images per class"  # the published draw
-    pool, origin = dataset.val, "validation images"
-    if not pool:
-        used = {id(item) for item in drawn.train}
-        pool, origin = tuple(i for i in dataset.train if id(i) not in used), "undrawn training images"
-    rng = random.Random(derive_seed(seed, "validation", dataset.public, "all" if shots is None else shots))
-    chosen = draw_positions([item.label for item in pool], per_class, rng)
-    return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else _NO_VALIDATION
-
-
-def measured_on_validation(dataset: Dataset, shots: int | None, seed: int) -> Dataset:
+def use_validation_as_test(dataset: Dataset, shots: int | None, seed: int) -> Dataset:
     """The dataset with validation images in place of its test images, none of which is left.
 
     Args:
@@ -404,9 +324,9 @@ def measured_on_validation(dataset: Dataset, shots: int | None, seed: int) -> Da
     Raises:
         UserError: If no image is left to measure on.
     """
-    drawn, _ = training_part(dataset, shots, seed, validation="few")
-    used = {_key(item) for item in (*drawn.train, *drawn.val)}
-    rest = [item for item in dataset.val if _key(item) not in used]
+    drawn, _ = draw_training_part(dataset, shots, seed, validation="few")
+    used = {_identity_of(item) for item in (*drawn.train, *drawn.val)}
+    rest = [item for item in dataset.val if _identity_of(item) not in used]
     there = tuple(item for item in rest if not isinstance(item.image, Path) or item.image.is_file())
     if not there:
         what = "has no validation part" if not dataset.val else "has no validation image that no method selects on"
@@ -417,6 +337,6 @@ def measured_on_validation(dataset: Dataset, shots: int | None, seed: int) -> Da
     return replace(dataset, test=there, split=f"{dataset.split}; {words}" if dataset.split else words)
 
 
-def _key(item: Item) -> Hashable:
+def _identity_of(item: Item) -> Hashable:
     """The file of an image; an image in memory is itself."""
     return item.image if isinstance(item.image, Path) else id(item.image)

@@ -11,13 +11,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dca.core.choices import TRACKER_NAMES, TrackerName
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import log_in_to_wandb
+from dca.runs.result import RunResult
+from dca.runs.run import RunCallbacks
+from dca.runs.spec import FitSpec
+from dca.study.choices import TRACKER_NAMES, TrackerName
 from dca.training.resume import EpochMetrics
 
 # Where the event files of TensorBoard are, beside the folders of the runs.
 EVENTS = "tensorboard"
+# The figures of a result that are shown.
+FIGURES = (
+    *("accuracy", "zero_shot_accuracy", "harmonic_mean", "ece", "temperature"),
+    *("seconds", "evaluation_seconds", "trained_parameters", "checkpoint_bytes"),
+)
 # Seconds until an epoch is in the event file: curves are looked at while a fit goes on.
 FLUSH_EVERY = 5
 # The project in Weights & Biases, unless WANDB_PROJECT names another.
@@ -145,7 +153,7 @@ def open_tracker(name: TrackerName | None, folder: Path, config: Mapping[str, An
     Args:
         name: "tensorboard" or "wandb"; None for one that shows nothing.
         folder: Folder of the run.
-        config: Plain values that describe the run, as `Spec.to_dict` gives them.
+        config: Plain values that describe the run, as `Experiment.to_dict` gives them.
 
     Returns:
         The tracker.
@@ -155,6 +163,34 @@ def open_tracker(name: TrackerName | None, folder: Path, config: Mapping[str, An
     """
     require_tracker(name)
     return Tracker() if name is None else TRACKERS[name][0](folder, config)
+
+
+class TrackRun(RunCallbacks):
+    """Shows a run in a tracker, which is opened when the run begins.
+
+    Args:
+        name: "tensorboard" or "wandb"; None for none.
+    """
+
+    def __init__(self, name: TrackerName | None) -> None:
+        self._name = name
+        self._tracker = Tracker()
+
+    def on_start(self, spec: FitSpec, folder: Path) -> None:
+        """Open the tracker."""
+        self._tracker = open_tracker(self._name, folder, spec.to_dict())
+
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """Show the metrics of an epoch."""
+        self._tracker.log(metrics)
+
+    def on_finish(self, result: RunResult) -> None:
+        """Show the figures."""
+        self._tracker.finish(result.to_dict())
+
+    def on_end(self) -> None:
+        """Write what is not written yet."""
+        self._tracker.close()
 
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, float]:
@@ -171,12 +207,6 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, float]:
         before = f"{row['name']}/" if row is not result else ""
         found |= {f"{before}{name}": row[name] for name in FIGURES if row.get(name) is not None}
     return found
-
-
-FIGURES = (
-    *("accuracy", "zero_shot_accuracy", "harmonic_mean", "ece", "temperature"),
-    *("seconds", "evaluation_seconds", "trained_parameters", "checkpoint_bytes"),
-)
 
 
 def flat(config: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -72,7 +72,7 @@ def test_a_cluster_that_loses_a_node_completes_the_sweep(tmp_path: Path, photos:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
     try:
-        arguments = ["sweep", str(spec), "--runs", str(runs), "--engine", "ray", "--retries", "2", "-q"]
+        arguments = ["sweep", str(spec), "--runs", str(runs), "--backend", "ray", "--retries", "2", "-q"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
         with start_process([*DCA, *arguments], env=environment) as process:
             wait_until(lambda: len(list(runs.glob("*/result.json"))) >= len(cells) // 2, process)
@@ -82,7 +82,7 @@ def test_a_cluster_that_loses_a_node_completes_the_sweep(tmp_path: Path, photos:
         cluster.shutdown()
     straight = Worker(tmp_path / "straight", None, "cpu")
     for job in jobs_of(cells):
-        assert not any(report.error for report in straight.carry_out(job))
+        assert not any(report.error for report in straight.run(job))
     found, wanted = figures(runs), figures(straight.runs)
     assert {id: result["accuracy"] for id, result in found.items()} == {id: r["accuracy"] for id, r in wanted.items()}
     assert {cell.id for cell in cells} <= set(found)

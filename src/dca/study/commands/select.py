@@ -1,4 +1,4 @@
-"""dca select: the settings of every method, chosen on validation images by one rule."""
+"""dca study select: the options of every method, chosen on validation images by one rule."""
 
 from __future__ import annotations
 
@@ -21,42 +21,38 @@ from dca.core.text import percent
 )
 @json_flag
 def command(runs: Path, spec: str, backbone: str | None, output: Path, as_json: bool) -> None:
-    """Choose the settings of every method from the finished cells of a sweep on validation images.
+    """Choose the options of every method from the finished cells of a sweep on validation images.
 
-    One rule for all methods: the best mean validation accuracy of the settings that are more than one
-    standard error better than the one that is listed first, or else that one. The file holds the rule,
-    all figures and no date, so that equal results give equal bytes; quote its sha256.
+    RUNS is the folder of the results, or a file of `dca study collect`. One rule for all methods: of the settings
+    that are more than one standard error better than the one that is listed first, that with the best mean
+    validation accuracy; if there are none, the first one. The file holds the rule, all figures and no date, so that
+    equal results give equal bytes; quote its sha256.
 
     \b
-    dca sweep selection --data ~/datasets --runs runs/selection
-    dca select runs/selection -o selection.json
+    dca study sweep selection --data ~/datasets --runs runs/selection
+    dca study select runs/selection -o selection.json
     """
+    import hashlib
+
     from dca.core.files import write_json
-    from dca.study.selection import select
+    from dca.study.selection import select_options
     from dca.study.specification import load_specification
 
-    found = select(load_specification(spec, backbone=backbone), runs)
-    write_json(output, found)
-    digest = sha256_of(output)
+    selection = select_options(load_specification(spec, backbone=backbone), runs)
+    write_json(output, selection)
+    digest = hashlib.sha256(output.read_bytes()).hexdigest()
     if as_json:
-        emit({**found, "sha256": digest})
+        emit({**selection, "sha256": digest})
         return
-    for line in lines(found):
+    for line in format_selection(selection):
         click.echo(line)
     click.echo(f"wrote {output}, sha256 {digest}")
 
 
-def sha256_of(path: Path) -> str:
-    """Hash of a file's bytes."""
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def format_selection(selection: Mapping[str, Any]) -> Iterator[str]:
     """One line per method: the chosen setting, its accuracy, and the gain over the reference."""
-    width = max(map(len, found["methods"]))
-    for method, row in found["methods"].items():
+    width = max(map(len, selection["methods"]))
+    for method, row in selection["methods"].items():
         chosen = next(one for one in row["settings"] if one["options"] == row["chosen"])
         kept = row["chosen"] == row["reference"]
         gain = f"{100 * chosen['difference']:+.1f} ± {100 * chosen['standard_error']:.1f}"

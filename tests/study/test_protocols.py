@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dca.core.errors import UserError
-from dca.datasets import protocols
 from dca.datasets.dataset import Dataset, Item
-from dca.datasets.draws import draw_few_shot as draw_few_shot
-from dca.datasets.protocols import (
+from dca.datasets.draws import draw_few_shot, draw_training_part
+from dca.study import protocols
+from dca.study.protocols import (
     base_to_new,
     cross_dataset,
     domain_shift,
@@ -20,7 +20,6 @@ from dca.datasets.protocols import (
     harmonic_mean,
     make_task,
     subset,
-    training_part,
 )
 
 
@@ -109,8 +108,8 @@ def test_paper_selects_on_the_full_split_without_shots():
 
 def test_the_name_of_a_dataset_does_not_change_the_validation_images():
     here, there = (dataclasses.replace(toy(val=0), name=name) for name in ("here", "there"))
-    assert training_part(here, 4, 1)[0].val == training_part(there, 4, 1)[0].val
-    assert training_part(here, 4, 1)[0].val != training_part(here, 4, 2)[0].val
+    assert draw_training_part(here, 4, 1)[0].val == draw_training_part(there, 4, 1)[0].val
+    assert draw_training_part(here, 4, 1)[0].val != draw_training_part(here, 4, 2)[0].val
 
 
 def test_without_a_validation_part_undrawn_training_images_serve():
@@ -178,7 +177,7 @@ def test_make_task_is_the_function_of_the_protocol(protocol):
     given = {"rules": "paper", "validation": "full"}
     task = make_task(protocol, toy(), targets, 4, 2, **given)
     assert task == (function(toy(), 4, 2, **given) if alone else function(toy(), targets, 4, 2, **given))
-    assert (task.protocol, task.rules, task.selected_on) == (protocol, "paper", "paper: the full validation split")
+    assert (task.rules, task.selected_on) == ("paper", "paper: the full validation split")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from dca.datasets import load_dataset
 from dca.datasets.draws import draw_few_shot, export_draw
 from dca.datasets.sample import write_sample
-from dca.runs.spec import Spec
+from dca.study import Experiment
 from helpers.processes import PATIENCE, start_process
 
 SHOTS, SEED = 2, 3
@@ -36,18 +36,17 @@ import torch
 from dca.datasets import load_dataset
 from dca.datasets.draws import record_draw
 from dca.datasets.draws import draw_few_shot
-from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.study import Experiment, run_experiment
 
 place, shots, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(int(sys.argv[4]))
 drawn = draw_few_shot(load_dataset(place / "photos"), shots, seed)
 found = {"draw": record_draw(drawn, shots, seed).hash, "fits": []}
 for given in json.loads(sys.argv[5]):
-    spec = Spec(**given, data=str(place / "photos"), draw=str(place / "draw.json"))
-    outcome = run(spec, place / "runs" / spec.id, device="cpu")
+    spec = Experiment(**given, data=str(place / "photos"), draw=str(place / "draw.json"))
+    outcome = run_experiment(spec, place / "runs" / spec.id, device="cpu")
     images = [image.sha256 for image in outcome.classifier.training_images_]
-    found["fits"].append([spec.id, images, outcome.result["accuracy"]])
+    found["fits"].append([spec.id, images, outcome.result.accuracy])
 print(json.dumps(found))
 """
 
@@ -84,7 +83,9 @@ def test_two_processes_agree_on_ids_draws_and_accuracies(places: tuple[Path, Pat
         first, second = (json.loads(process.communicate(timeout=PATIENCE)[0]) for process in (one, other))
     assert first == second
     assert first["draw"] == json.loads((places[0] / "draw.json").read_text())["hash"]
-    specs = [Spec(data=str(places[0] / "photos"), draw=str(places[0] / "draw.json"), seed=SEED, **fit) for fit in FITS]
+    specs = [
+        Experiment(data=str(places[0] / "photos"), draw=str(places[0] / "draw.json"), seed=SEED, **fit) for fit in FITS
+    ]
     assert [id for id, *_ in first["fits"]] == [spec.id for spec in specs]
     recorded = json.loads((places[0] / "draw.json").read_text())["train"]
     for _, images, accuracy in first["fits"]:

@@ -1,4 +1,4 @@
-"""dca bench: the fast implementations beside a plain reference, in the same run."""
+"""dca study bench: the fast implementations beside a plain reference, in the same run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def command() -> None:
     """Measure time and memory on this machine: ours, and a plain reference written for the purpose.
 
     \b
-    dca bench step --classes 10,100,1000          a training step of DCA
-    dca bench text --backbone mini                the text side of a step
-    dca bench head                                the head of a finished model
-    dca bench eval photos/                        images from files to probabilities
-    dca bench fit photos/ --epochs 10             dca fit, from the command to the accuracy
-    dca bench startup photos/                     what a fit costs before its first step
+    dca study bench step --classes 10,100,1000          a training step of DCA
+    dca study bench text --backbone mini                the text side of a step
+    dca study bench head                                the head of a finished model
+    dca study bench eval photos/                        images from files to probabilities
+    dca study bench fit photos/ --epochs 10             dca fit, from the command to the accuracy
+    dca study bench startup photos/                     what a fit costs before its first step
     """
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     """`10,100` -> [10, 100]."""
     try:
         return [int(part) for part in text.split(",")]
@@ -58,12 +58,14 @@ def step(
     The floor is the time of the arithmetic alone at 790 TFLOP/s.
 
     \b
-    dca bench step --classes 10,1000 --batch 32
+    dca study bench step --classes 10,1000 --batch 32
     """
     from dca.study.bench import measure_steps
 
-    clip = load(backbone, device, precision)
-    show(measure_steps(clip, numbers(classes), numbers(batches), compare=reference), clip.device, as_json)
+    clip = load_backbone(backbone, device, precision)
+    print_results(
+        measure_steps(clip, parse_numbers(classes), parse_numbers(batches), compare=reference), clip.device, as_json
+    )
 
 
 @command.command()
@@ -75,12 +77,12 @@ def text(classes: int, backbone: str, device: str, precision: str, as_json: bool
     """The text side of a training step, beside 77 tokens for every class and prompt.
 
     \b
-    dca bench text --backbone mini
+    dca study bench text --backbone mini
     """
     from dca.study.bench import measure_text
 
-    clip = load(backbone, device, precision)
-    show([measure_text(clip, classes)], clip.device, as_json)
+    clip = load_backbone(backbone, device, precision)
+    print_results([measure_text(clip, classes)], clip.device, as_json)
 
 
 @command.command()
@@ -93,13 +95,13 @@ def head(classes: int, shots: int, images: int, device: str, precision: str, as_
     """Distances of DCA's head, beside whole inverse covariance matrices; memory is that of the head.
 
     \b
-    dca bench head --classes 1000 --shots 16
+    dca study bench head --classes 1000 --shots 16
     """
     from dca.core.device import resolve_device
     from dca.study.bench import measure_head
 
-    found = resolve_device(device)
-    show([measure_head(found, classes, shots, images)], found, as_json)
+    resolved = resolve_device(device)
+    print_results([measure_head(resolved, classes, shots, images)], resolved, as_json)
 
 
 @command.command(name="eval")
@@ -112,12 +114,12 @@ def evaluate(data: str, images: int, backbone: str, device: str, precision: str,
     """Images of DATA from files to probabilities, beside opening them one after the other.
 
     \b
-    dca bench eval photos/
+    dca study bench eval photos/
     """
     from dca.study.bench import measure_eval
 
-    clip = load(backbone, device, precision)
-    show([measure_eval(data, clip, images)], clip.device, as_json)
+    clip = load_backbone(backbone, device, precision)
+    print_results([measure_eval(data, clip, images)], clip.device, as_json)
 
 
 @command.command()
@@ -131,12 +133,12 @@ def fit(data: str, epochs: int | None, shots: int, backbone: str, device: str, p
     """`dca fit DATA --method dca`, from the command to the printed accuracy.
 
     \b
-    dca bench fit photos/ --epochs 10
+    dca study bench fit photos/ --epochs 10
     """
     from dca.core.device import resolve_device
     from dca.study.bench import measure_fit
 
-    show(measure_fit(data, backbone, device, epochs, shots), resolve_device(device), as_json)
+    print_results(measure_fit(data, backbone, device, epochs, shots), resolve_device(device), as_json)
 
 
 @command.command()
@@ -148,25 +150,25 @@ def startup(data: str, backbone: str, device: str, precision: str, as_json: bool
     """What a user waits for before the first step: `dca --help`, and a fit of one epoch.
 
     \b
-    dca bench startup photos/
+    dca study bench startup photos/
     """
     from dca.core.device import resolve_device
     from dca.study.bench import measure_startup
 
-    show(measure_startup(data, backbone, device), resolve_device(device), as_json)
+    print_results(measure_startup(data, backbone, device), resolve_device(device), as_json)
 
 
-def load(backbone: str, device: str, precision: str) -> CLIP:
+def load_backbone(backbone: str, device: str, precision: str) -> CLIP:
     """The backbone that is measured."""
     from dca.core.device import compute_dtype, require_device, resolve_device
-    from dca.study.bench import load_backbone
+    from dca.study import bench
 
     require_device(device, precision)
-    place = resolve_device(device)
-    return load_backbone(backbone, place, compute_dtype(place, precision))
+    resolved = resolve_device(device)
+    return bench.load_backbone(backbone, resolved, compute_dtype(resolved, precision))
 
 
-def show(results: Iterable[Result], device: torch.device, as_json: bool) -> None:
+def print_results(results: Iterable[Result], device: torch.device, as_json: bool) -> None:
     """Print a table as results come, or one JSON object."""
     import platform
 
@@ -181,18 +183,18 @@ def show(results: Iterable[Result], device: torch.device, as_json: bool) -> None
         emit({**head, "results": [result.to_dict() for result in results]})
         return
     click.echo(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    click.echo(line(HEADER))
+    click.echo(format_line(HEADER))
     for result in results:
-        click.echo(line(cells(result)))
+        click.echo(format_line(format_cells(result)))
 
 
-def line(cells: Iterable[str]) -> str:
+def format_line(cells: Iterable[str]) -> str:
     """One row of the table."""
     first, *rest = cells
     return f"{first:<52}" + "".join(f"{cell:>11}" for cell in rest)
 
 
-def cells(result: Result) -> tuple[str, ...]:
+def format_cells(result: Result) -> tuple[str, ...]:
     """The cells of a result; empty where a value is not known."""
     found = result.to_dict()
 

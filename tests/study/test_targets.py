@@ -15,17 +15,19 @@ import torch
 from torch.nn import functional as F
 
 from conftest import Said, make_clip
+from dca.core.choices import Rules
 from dca.core.errors import UserError
-from dca.datasets import protocols
 from dca.datasets.dataset import Dataset
+from dca.datasets.task import Target, Task
 from dca.methods.base import Problem
 from dca.methods.dca import DCA
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
-from dca.runs.evaluate import TargetResult, evaluate, retargeted
+from dca.runs.evaluate import TargetEvaluation, evaluate, retargeted
 from dca.runs.folder import partial_of
-from dca.runs.run import run
-from dca.runs.spec import Spec
+from dca.study import protocols
+from dca.study.experiment import Experiment, ExperimentResult
+from dca.study.run import run_experiment
 from dca.training.session import Session
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
@@ -34,7 +36,7 @@ PROMPTS += ["prolip", "vpt", "zero_shot"]
 
 
 @pytest.fixture(scope="module")
-def halves(sample: Dataset) -> protocols.Task:
+def halves(sample: Dataset) -> Task:
     return protocols.base_to_new(sample, 2, 1)
 
 
@@ -43,38 +45,38 @@ def short(name: str, **options: object) -> Classifier:
     return Classifier(name, seed=1, backbone=make_clip(), device="cpu", **{**recipe, **options})
 
 
-def learned(name: str, task: protocols.Task, **options: object) -> Classifier:
+def learned(name: str, task: Task, **options: object) -> Classifier:
     return short(name, **options).learn(task.source, Session(device="cpu"), rules=task.rules)
 
 
-def measured(name: str, task: protocols.Task, **options: object) -> tuple[TargetResult, ...]:
+def measured(name: str, task: Task, **options: object) -> tuple[TargetEvaluation, ...]:
     model = learned(name, task, **options)
     return evaluate(model.method_, task.targets, Session(device="cpu"))
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_prompts_are_attached_to_new_names(name: str, halves: protocols.Task) -> None:
+def test_prompts_are_attached_to_new_names(name: str, halves: Task) -> None:
     base, new = measured(name, halves)
     assert base.adapted.labels == halves.targets[0].labels
     assert new.adapted.labels == halves.targets[1].labels
     assert np.isfinite(new.adapted.probabilities).all()
     np.testing.assert_allclose(new.adapted.probabilities.sum(1), 1, atol=1e-12)
-    assert new.to_dict()["name"] == "sample new"
+    assert new.result.name == "sample new"
     assert halves.selected_on.startswith("strict")
 
 
-def test_every_other_method_refuses_new_names_in_words(halves: protocols.Task) -> None:
+def test_every_other_method_refuses_new_names_in_words(halves: Task) -> None:
     for name in sorted(set(all_methods()) - set(PROMPTS)):
         with pytest.raises(UserError, match=name):
             measured(name, halves)
 
 
-def test_unknown_classes_cost_the_covariances_and_the_result_says_so(halves: protocols.Task) -> None:
+def test_unknown_classes_cost_the_covariances_and_the_result_says_so(halves: Task) -> None:
     base, new = measured("dca", halves)
     assert (base.metric, new.metric) == ("mahalanobis", "euclidean")
 
 
-def test_a_model_that_needs_no_covariances_keeps_its_metric(halves: protocols.Task) -> None:
+def test_a_model_that_needs_no_covariances_keeps_its_metric(halves: Task) -> None:
     for name in ("dca", "coop"):
         base, new = measured(name, halves, test_metric="cosine")
         assert (base.metric, new.metric) == ("cosine", "cosine")
@@ -87,7 +89,7 @@ def test_covariances_follow_their_classes(sample: Dataset) -> None:
     chosen = [7, 2, 5]
     test = tuple(dataclasses.replace(i, label=chosen.index(i.label)) for i in sample.test if i.label in chosen)
     names = tuple(sample.names[c] for c in chosen)
-    target = protocols.Target("part", "", names, names, sample.template, test, tuple(chosen))
+    target = Target("part", "", names, names, sample.template, test, tuple(chosen))
     other = retargeted(method, target)
     f = F.normalize(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
     logits = method.head.logits(f)[..., chosen]  # type: ignore[attr-defined]
@@ -112,7 +114,7 @@ def test_some_of_the_classes_are_asked_with_the_names_that_were_learned(sample: 
 
 
 @pytest.mark.parametrize("rules", ["strict", "paper"])
-def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, rules: protocols.Rules) -> None:
+def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, rules: Rules) -> None:
     flowers = dataclasses.replace(sample, name="oxford_flowers", public="oxford_flowers")
     task = protocols.base_to_new(flowers, 2, 1, rules=rules, validation="none")
     assert [target.name for target in task.targets] == ["oxford_flowers base", "oxford_flowers new"]
@@ -142,9 +144,9 @@ def other_photos(photos: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def spec_of(photos: Path, tiny_folder: Path, **arguments: Any) -> Spec:
+def spec_of(photos: Path, tiny_folder: Path, **arguments: Any) -> Experiment:
     options = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8}
-    return Spec(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options=options, **arguments)
+    return Experiment(data=str(photos), method="dca", shots=2, backbone=str(tiny_folder), options=options, **arguments)
 
 
 def test_base_to_new_has_a_folder_and_resumes(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
@@ -155,27 +157,28 @@ def test_base_to_new_has_a_folder_and_resumes(photos: Path, tiny_folder: Path, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(spec, place, progress=stop)
+        run_experiment(spec, place, progress=stop)
     assert partial_of(place).is_dir()
     stages: list[str] = []
-    result = run(spec, place, progress=lambda stage, *_: stages.append(stage)).result
+    result = run_experiment(spec, place, progress=lambda stage, *_: stages.append(stage)).result
     assert "training" not in stages, "the trained state was kept"
-    base, new = result["targets"]
-    assert (base["classes"], new["classes"]) == (5, 5)
-    mean = 2 * base["accuracy"] * new["accuracy"] / max(base["accuracy"] + new["accuracy"], 1e-9)
-    assert result["harmonic_mean"] == pytest.approx(mean)
-    assert json.loads((place / "result.json").read_text()) == result
-    assert run(spec, place).classifier is None, "finished already"
+    assert isinstance(result, ExperimentResult)
+    base, new = result.targets
+    assert (base.classes, new.classes) == (5, 5)
+    mean = 2 * base.accuracy * new.accuracy / max(base.accuracy + new.accuracy, 1e-9)
+    assert result.harmonic_mean == pytest.approx(mean)
+    assert json.loads((place / "result.json").read_text()) == result.to_dict()
+    assert run_experiment(spec, place).classifier is None, "finished already"
 
 
 def test_cross_dataset_tests_on_other_names(
     photos: Path, other_photos: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     spec = spec_of(photos, tiny_folder, protocol="cross-dataset", targets=(str(other_photos),))
-    outcome = run(spec, tmp_path / "m.dca")
-    (row,) = outcome.result["targets"]
-    assert (row["name"], row["classes"], row["test_images"], row["metric"]) == ("other", 3, 9, "euclidean")
-    assert outcome.result["accuracy"] is None, "the source's own test images were not looked at"
+    outcome = run_experiment(spec, tmp_path / "m.dca")
+    (row,) = outcome.result.targets
+    assert (row.name, row.classes, row.test_images, row.metric) == ("other", 3, 9, "euclidean")
+    assert outcome.result.accuracy is None, "the source's own test images were not looked at"
     assert str(tmp_path) not in (tmp_path / "m.dca" / "spec.json").read_text()
 
 
@@ -184,26 +187,27 @@ def test_domain_shift_keeps_covariances_and_refuses_strangers(
 ) -> None:
     spec = spec_of(photos, tiny_folder, protocol="domain-shift", targets=(str(other_photos),))
     with pytest.raises(UserError, match="not among the classes of") as caught:
-        run(spec, tmp_path / "m.dca")
+        run_experiment(spec, tmp_path / "m.dca")
     assert any("violin" in line for line in caught.value.details)
     for part in ("train", "test"):
         (other_photos / part / "violin").rename(other_photos / part / "guitar")
-    source, shifted = run(spec, tmp_path / "m.dca").result["targets"]
-    assert (source["classes"], shifted["classes"]) == (10, 3)
-    assert {source["metric"], shifted["metric"]} == {"mahalanobis"}
+    source, shifted = run_experiment(spec, tmp_path / "m.dca").result.targets
+    assert (source.classes, shifted.classes) == (10, 3)
+    assert {source.metric, shifted.metric} == {"mahalanobis"}
 
 
 def test_targets_go_with_the_protocols_that_take_them(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     for protocol, targets in (("cross-dataset", ()), ("few-shot", (str(photos),)), ("base-to-new", (str(photos),))):
         with pytest.raises(UserError, match="target"):
-            run(spec_of(photos, tiny_folder, protocol=protocol, targets=targets), tmp_path / "m.dca")
+            run_experiment(spec_of(photos, tiny_folder, protocol=protocol, targets=targets), tmp_path / "m.dca")
 
 
 def test_the_command_runs_every_protocol(
     photos: Path, other_photos: Path, tiny_folder: Path, tmp_path: Path, dca: Callable[..., Said]
 ) -> None:
     common = (
-        "fit",
+        "study",
+        "run",
         photos,
         "--shots",
         1,
@@ -227,9 +231,9 @@ def test_the_command_runs_every_protocol(
 def test_a_method_that_knows_only_its_classes_is_refused_before_training(
     photos: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    spec = Spec(data=str(photos), method="gda", shots=1, backbone=str(tiny_folder), protocol="base-to-new")
+    spec = Experiment(data=str(photos), method="gda", shots=1, backbone=str(tiny_folder), protocol="base-to-new")
     with pytest.raises(UserError, match="a gda model knows only the classes") as caught:
-        run(spec, tmp_path / "m.dca", progress=lambda *_: pytest.fail("began"))
+        run_experiment(spec, tmp_path / "m.dca", progress=lambda *_: pytest.fail("began"))
     assert "coop, " in caught.value.hint
     assert "tip_adapter" not in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -238,6 +242,27 @@ def test_a_method_that_knows_only_its_classes_is_refused_before_training(
 def test_images_are_held_out_only_where_there_is_no_test_part(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
     common = {"method": "zero_shot", "backbone": str(tiny_folder), "hold_out": 0.25}
     with pytest.raises(UserError, match="has test images, so none can be held out"):
-        run(Spec(data=str(photos), **common), tmp_path / "m.dca")  # type: ignore[arg-type]
+        run_experiment(Experiment(data=str(photos), **common), tmp_path / "m.dca")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="fewer than 4 training images"):
-        run(Spec(data=str(photos / "train"), shots=4, **common), tmp_path / "m.dca")  # type: ignore[arg-type]
+        run_experiment(Experiment(data=str(photos / "train"), shots=4, **common), tmp_path / "m.dca")  # type: ignore[arg-type]
+
+
+def test_a_draw_file_decides_the_images(photos: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    from dca.datasets import load_dataset
+    from dca.datasets.draws import draw_few_shot, export_draw
+
+    few = draw_few_shot(load_dataset(photos), 2, 7)
+    export_draw(few, 2, 7, tmp_path / "draw.json")
+    common = {"data": str(photos), "backbone": str(tiny_folder), "method": "zero_shot"}
+    outcome = run_experiment(Experiment(draw=str(tmp_path / "draw.json"), **common), tmp_path / "drawn.dca")  # type: ignore[arg-type]
+    assert outcome.classifier is not None
+    assert [image.name for image in outcome.classifier.training_images_] == [
+        "/".join(i.image.parts[-2:]) for i in few.train
+    ]  # type: ignore[union-attr]
+    for other in ({"shots": 2}, {"hold_out": 0.2}):
+        with pytest.raises(UserError, match=r"cannot be combined: .*x\.json") as caught:
+            run_experiment(Experiment(draw="x.json", **other, **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+        assert "leave out --" in caught.value.render("cli")
+    with pytest.raises(UserError, match=r"x\.json: cannot be read \(No such file or directory\)") as caught:
+        run_experiment(Experiment(draw="x.json", **common), tmp_path / "both.dca")  # type: ignore[arg-type]
+    assert "dca datasets draw" in caught.value.render("cli")

@@ -1,4 +1,4 @@
-"""dca bench: our figures beside the reference, which computes the same."""
+"""dca study bench: our figures beside the reference, which computes the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,19 @@ def test_measure_takes_the_median() -> None:
 
 
 def test_bench_prints_json(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "step", "--classes", "3", "--batch", "2", "--backbone", str(tiny_folder), "--device", "cpu"]
+    arguments = [
+        "study",
+        "bench",
+        "step",
+        "--classes",
+        "3",
+        "--batch",
+        "2",
+        "--backbone",
+        str(tiny_folder),
+        "--device",
+        "cpu",
+    ]
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"name", "ours_ms", "reference_ms", "ratio", "memory"} <= set(found["results"][0])
@@ -96,12 +108,12 @@ def test_bench_prints_json(tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 
 def test_bench_times_commands(tiny_folder: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--backbone", str(tiny_folder), "--device", "cpu", "--json"]
-    assert main(["bench", "eval", str(photos), "--images", "8", *common]) == 0
+    assert main(["study", "bench", "eval", str(photos), "--images", "8", *common]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["name"].startswith("eval, 8 images")
-    assert main(["bench", "fit", str(photos), "--epochs", "1", "--shots", "1", *common]) == 0
+    assert main(["study", "bench", "fit", str(photos), "--epochs", "1", "--shots", "1", *common]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["ours_ms"] > 0
 
 
 def test_wrong_numbers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "step", "--classes", "ten"]) == 2
+    assert main(["study", "bench", "step", "--classes", "ten"]) == 2
     assert "'ten' is not a list of whole numbers" in capsys.readouterr().err

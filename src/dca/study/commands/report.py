@@ -1,0 +1,59 @@
+"""dca study report: a report about finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dca.core.text import format_bytes
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    metavar="DIR",
+    help="Folder of the report.  [report/ in RUNS]",
+)
+@click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
+@click.option(
+    "--spec",
+    "specifications",
+    multiple=True,
+    metavar="SPEC",
+    help="Name rows as the grids of this specification and list its missing cells; repeatable.",
+)
+@click.option(
+    "--selection",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Show the sha256 of this file of `dca study select`.  [RUNS/selection.json, if it is there]",
+)
+def command(
+    runs: Path, output: Path | None, open_it: bool, specifications: tuple[str, ...], selection: Path | None
+) -> None:
+    """Write a report about RUNS, the folder of results of a sweep, or a file of `dca study collect`.
+
+    The report is a folder with index.html, report.md, tables (LaTeX, CSV) and figures (SVG): accuracies, paired
+    differences, ablations, costs, and which claims of the DCA paper hold.
+
+    \b
+    dca study report runs/
+    dca study report runs/ -o report/ --spec my.toml --open
+    """
+    from dca.cli.report import open_page
+    from dca.report.page import require_jinja
+    from dca.study.report.folder import write_runs_report
+    from dca.study.report.subject import read_subject
+
+    require_jinja()
+    subject = read_subject(runs, specifications=specifications, selection=selection)
+    page = write_runs_report(subject, output or (runs if runs.is_dir() else runs.parent) / "report")
+    click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
+    if open_it:
+        open_page(page)
