@@ -55,91 +55,6 @@ Rows = NDArray[np.float64]
 ERRORS = 0.5**0.5
 
 
-@dataclass(frozen=True)
-class BlendWeights:
-    """Exponents of the two models, and what the second one contributes.
-
-    first, second: a and b; 1 and 0 if the second is left out. points: change of the accuracy, a fraction.
-    loss: how much lower the log-loss is; both for images that were left out, against the first model alone.
-    """
-
-    first: float = 1.0
-    second: float = 0.0
-    points: float = 0.0
-    loss: float = 0.0
-
-
-def log_product(first: Tensor, second: Tensor, a: float, b: float) -> Tensor:
-    """Inputs of the softmax, float64: a log p₁ + b log p₂ of probabilities (B, C)."""
-    return a * _clamped_log(first) + b * _clamped_log(second)
-
-
-def multiply_probabilities(first: Rows, second: Rows, weights: BlendWeights) -> Rows:
-    """Probabilities (N, C) of the product; rows of NaN where one of the models has no prediction."""
-    logits = log_product(torch.from_numpy(first), torch.from_numpy(second), weights.first, weights.second)
-    probabilities: Rows = logits.softmax(dim=-1).numpy()
-    return probabilities
-
-
-def fit_blend_weights(first: Rows, second: Rows, labels: NDArray[np.int64]) -> BlendWeights:
-    """Fit the exponents to probabilities (N, C) by models that have not seen the images.
-
-    labels: (N,). Rows of NaN do not count.
-    """
-    known = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-    if not known.any():
-        return BlendWeights()
-    y = torch.from_numpy(labels[known])
-    scores = torch.stack([_clamped_log(torch.from_numpy(rows[known])) for rows in (first, second)])
-    weights, smoothing = class_weights(y), 1 / (len(y) + 2)
-    alone = fit_scales(scores[:1], y, weights, smoothing=smoothing).values
-    both = fit_scales(scores, y, weights, smoothing=smoothing).values
-    before, after = alone[0] * scores[0], torch.einsum("e,enc->nc", both, scores)
-    gains = _smoothed_losses(before, y, smoothing) - _smoothed_losses(after, y, smoothing)
-    gain = (weights * gains).sum()
-    error = (weights * (gains - gain)).square().sum().sqrt()
-    if both[1] <= 0 or not gain > ERRORS * error:
-        return BlendWeights()
-    points = _mean_accuracy(after, y) - _mean_accuracy(scores[0], y)
-    return BlendWeights(float(both[0]), float(both[1]), points, float(gain))
-
-
-def _clamped_log(p: Tensor) -> Tensor:
-    return p.double().clamp_min(FLOOR).log()
-
-
-def _smoothed_losses(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Log-loss of each image, (N,), with smoothed labels: logits (N, C), labels (N,)."""
-    logs = logits.log_softmax(dim=-1)
-    own = logs.gather(1, labels[:, None])[:, 0]
-    return -(1 - smoothing) * own - smoothing * logs.mean(dim=-1)
-
-
-def _mean_accuracy(logits: Tensor, labels: Tensor) -> float:
-    return macro_accuracy((logits.argmax(dim=-1) == labels).numpy(), labels.numpy())[0]
-
-
-@dataclass(frozen=True)
-class ProductHead(Head):
-    """Product of two heads. The first `size` features of an image are those of the first head. a, b: exponents."""
-
-    first: Head
-    second: Head
-    size: int
-    a: float
-    b: float
-
-    def __call__(self, f: Tensor) -> Tensor:
-        """Image features f (B, D₁ + D₂) -> probabilities (B, C)."""
-        logits = log_product(self.first(f[:, : self.size]), self.second(f[:, self.size :]), self.a, self.b)
-        return logits.softmax(dim=-1).to(f.dtype)
-
-    @property
-    def max_batch_size(self) -> int:
-        """Most images that both heads take."""
-        return min(self.first.max_batch_size, self.second.max_batch_size)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlendOptions(TrainingOptions):
     """Options of the blend; those of the closed form are its defaults."""
@@ -386,6 +301,91 @@ def _restore_part(part: str, method: Method | None, state: Mapping[str, Tensor])
     except UserError as error:
         return [f"{part}: {line}" for line in error.details or [error.problem]]
     return []
+
+
+@dataclass(frozen=True)
+class BlendWeights:
+    """Exponents of the two models, and what the second one contributes.
+
+    first, second: a and b; 1 and 0 if the second is left out. points: change of the accuracy, a fraction.
+    loss: how much lower the log-loss is; both for images that were left out, against the first model alone.
+    """
+
+    first: float = 1.0
+    second: float = 0.0
+    points: float = 0.0
+    loss: float = 0.0
+
+
+def log_product(first: Tensor, second: Tensor, a: float, b: float) -> Tensor:
+    """Inputs of the softmax, float64: a log p₁ + b log p₂ of probabilities (B, C)."""
+    return a * _clamped_log(first) + b * _clamped_log(second)
+
+
+def multiply_probabilities(first: Rows, second: Rows, weights: BlendWeights) -> Rows:
+    """Probabilities (N, C) of the product; rows of NaN where one of the models has no prediction."""
+    logits = log_product(torch.from_numpy(first), torch.from_numpy(second), weights.first, weights.second)
+    probabilities: Rows = logits.softmax(dim=-1).numpy()
+    return probabilities
+
+
+def fit_blend_weights(first: Rows, second: Rows, labels: NDArray[np.int64]) -> BlendWeights:
+    """Fit the exponents to probabilities (N, C) by models that have not seen the images.
+
+    labels: (N,). Rows of NaN do not count.
+    """
+    known = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    if not known.any():
+        return BlendWeights()
+    y = torch.from_numpy(labels[known])
+    scores = torch.stack([_clamped_log(torch.from_numpy(rows[known])) for rows in (first, second)])
+    weights, smoothing = class_weights(y), 1 / (len(y) + 2)
+    alone = fit_scales(scores[:1], y, weights, smoothing=smoothing).values
+    both = fit_scales(scores, y, weights, smoothing=smoothing).values
+    before, after = alone[0] * scores[0], torch.einsum("e,enc->nc", both, scores)
+    gains = _smoothed_losses(before, y, smoothing) - _smoothed_losses(after, y, smoothing)
+    gain = (weights * gains).sum()
+    error = (weights * (gains - gain)).square().sum().sqrt()
+    if both[1] <= 0 or not gain > ERRORS * error:
+        return BlendWeights()
+    points = _mean_accuracy(after, y) - _mean_accuracy(scores[0], y)
+    return BlendWeights(float(both[0]), float(both[1]), points, float(gain))
+
+
+def _clamped_log(p: Tensor) -> Tensor:
+    return p.double().clamp_min(FLOOR).log()
+
+
+def _smoothed_losses(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Log-loss of each image, (N,), with smoothed labels: logits (N, C), labels (N,)."""
+    logs = logits.log_softmax(dim=-1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    return -(1 - smoothing) * own - smoothing * logs.mean(dim=-1)
+
+
+def _mean_accuracy(logits: Tensor, labels: Tensor) -> float:
+    return macro_accuracy((logits.argmax(dim=-1) == labels).numpy(), labels.numpy())[0]
+
+
+@dataclass(frozen=True)
+class ProductHead(Head):
+    """Product of two heads. The first `size` features of an image are those of the first head. a, b: exponents."""
+
+    first: Head
+    second: Head
+    size: int
+    a: float
+    b: float
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D₁ + D₂) -> probabilities (B, C)."""
+        logits = log_product(self.first(f[:, : self.size]), self.second(f[:, self.size :]), self.a, self.b)
+        return logits.softmax(dim=-1).to(f.dtype)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most images that both heads take."""
+        return min(self.first.max_batch_size, self.second.max_batch_size)
 
 
 METHOD = Blend

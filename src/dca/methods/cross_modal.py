@@ -54,36 +54,6 @@ from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, accu
 from dca.methods.shared.heads import LinearHead
 from dca.methods.shared.prompts import alphabetical_order
 
-
-class LinearSteps:
-    """S steps for weights W (C, D); see `AnalyticSteps`.
-
-    x: rows (S, R, D). labels: (S, R). images: how many rows of each step, from the first, are images.
-    """
-
-    def __init__(self, weight: Tensor, x: Tensor, labels: Tensor, images: int) -> None:
-        S, R = labels.shape
-        self.weight, self.labels, self.images = weight.detach(), labels, images
-        self.logs = x.new_empty(S, R, len(weight))
-        # What backpropagation hands to the logarithm of the softmax.
-        outer = torch.zeros_like(self.logs).scatter_(2, labels[:, :, None], -1 / R)
-        self._steps = list(zip(x, self.logs, outer, strict=True))
-
-    @torch.no_grad()
-    def gradients(self, number: int) -> tuple[Tensor]:
-        """The gradient (C, D) of one step at the present weights."""
-        x, logs, outer = self._steps[number]
-        torch.log_softmax(x @ self.weight.T, dim=-1, out=logs)
-        inner = torch.ops.aten._log_softmax_backward_data(outer, logs, -1, logs.dtype)
-        return (inner.T @ x,)
-
-    def summarize(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The loss and the number of correct images of each step, (S,)."""
-        correct = self.logs[:, : self.images].argmax(dim=-1) == self.labels[:, : self.images]
-        losses = -self.logs.gather(2, self.labels[:, :, None]).mean(dim=(1, 2))
-        return {"cls": losses}, correct.sum(dim=1)
-
-
 ITERATIONS, BETWEEN_VALIDATIONS = 12800, 100
 # Validation images that pass the end of the tower at once: bounds memory, not results.
 IMAGES = 64
@@ -350,6 +320,35 @@ class CrossModal(FrozenMethod, TrainedMethod):
         """One weight vector per class, and one accuracy."""
         C, D = len(self.problem.names), self.clip.config.embed_dim
         return check_shapes(state, {"final_weight": (C, D), "validated": ()})
+
+
+class LinearSteps:
+    """S steps for weights W (C, D); see `AnalyticSteps`.
+
+    x: rows (S, R, D). labels: (S, R). images: how many rows of each step, from the first, are images.
+    """
+
+    def __init__(self, weight: Tensor, x: Tensor, labels: Tensor, images: int) -> None:
+        S, R = labels.shape
+        self.weight, self.labels, self.images = weight.detach(), labels, images
+        self.logs = x.new_empty(S, R, len(weight))
+        # What backpropagation hands to the logarithm of the softmax.
+        outer = torch.zeros_like(self.logs).scatter_(2, labels[:, :, None], -1 / R)
+        self._steps = list(zip(x, self.logs, outer, strict=True))
+
+    @torch.no_grad()
+    def gradients(self, number: int) -> tuple[Tensor]:
+        """The gradient (C, D) of one step at the present weights."""
+        x, logs, outer = self._steps[number]
+        torch.log_softmax(x @ self.weight.T, dim=-1, out=logs)
+        inner = torch.ops.aten._log_softmax_backward_data(outer, logs, -1, logs.dtype)
+        return (inner.T @ x,)
+
+    def summarize(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The loss and the number of correct images of each step, (S,)."""
+        correct = self.logs[:, : self.images].argmax(dim=-1) == self.labels[:, : self.images]
+        losses = -self.logs.gather(2, self.labels[:, :, None]).mean(dim=(1, 2))
+        return {"cls": losses}, correct.sum(dim=1)
 
 
 METHOD = CrossModal

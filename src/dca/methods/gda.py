@@ -127,7 +127,7 @@ class GDA(FrozenMethod):
         return self.adapt_features(encode_views(support, self.options.views, self.options.crop_low))
 
     def _select_alpha(self, support: Support, views: Tensor) -> float:
-        """α: the option, the best on validation or left-out images, or by shots. views: (N, V, D)."""
+        """α: the option, the best on validation or held-out images, or by shots. views: (N, V, D)."""
         validation, options = support.validation, self.options
         if options.alpha is not None:
             return options.alpha

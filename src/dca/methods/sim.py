@@ -43,46 +43,6 @@ from dca.methods.shared.experts import iterate_copies
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, encode_class_texts, unit_mean
 from dca.methods.shared.heads import LinearHead
 
-
-@dataclass(frozen=True)
-class Ridge:
-    """Rows z (N, D) in float64, labels (N,) of C classes, and λ > 0."""
-
-    z: Tensor
-    labels: Tensor
-    classes: int
-    strength: float
-
-    @cached_property
-    def _factor(self) -> Tensor:
-        """Cholesky factor of A, (D, D)."""
-        D = self.z.shape[1]
-        penalty = self.strength * torch.eye(D, dtype=self.z.dtype, device=self.z.device)
-        factor: Tensor = torch.linalg.cholesky(self.z.T @ self.z + penalty)
-        return factor
-
-    @cached_property
-    def targets(self) -> Tensor:
-        """Y, one-hot labels (N, C)."""
-        return F.one_hot(self.labels, self.classes).to(self.z.dtype)
-
-    @cached_property
-    def coefficients(self) -> Tensor:
-        """U, (D, C)."""
-        return torch.cholesky_solve(self.z.T @ self.targets, self._factor)
-
-    def held_out(self, groups: Tensor) -> Tensor:
-        """Predictions (N, C) for every image by the model without it and its copies, which share a number (N,)."""
-        residuals = self.targets - self.z @ self.coefficients
-        half = torch.linalg.solve_triangular(self._factor, self.z.T, upper=False)  # H is halfᵀ half
-        held: Tensor = self.targets - residuals / (1 - half.square().sum(dim=0))[:, None]
-        for rows in iterate_copies(groups):
-            own = half[:, rows]
-            remainder = torch.eye(len(rows), dtype=own.dtype, device=own.device) - own.T @ own
-            held[rows] = self.targets[rows] - torch.linalg.solve(remainder, residuals[rows])
-        return held
-
-
 SENTENCE = ("a photo of a {}.",)
 
 
@@ -157,6 +117,45 @@ class SiM(FrozenMethod):
         """One weight vector per class."""
         expected = len(self.problem.names), self.clip.config.embed_dim
         return check_shapes(state, {"weight": expected})
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Rows z (N, D) in float64, labels (N,) of C classes, and λ > 0."""
+
+    z: Tensor
+    labels: Tensor
+    classes: int
+    strength: float
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """Cholesky factor of A, (D, D)."""
+        D = self.z.shape[1]
+        penalty = self.strength * torch.eye(D, dtype=self.z.dtype, device=self.z.device)
+        factor: Tensor = torch.linalg.cholesky(self.z.T @ self.z + penalty)
+        return factor
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """Y, one-hot labels (N, C)."""
+        return F.one_hot(self.labels, self.classes).to(self.z.dtype)
+
+    @cached_property
+    def coefficients(self) -> Tensor:
+        """U, (D, C)."""
+        return torch.cholesky_solve(self.z.T @ self.targets, self._factor)
+
+    def held_out(self, groups: Tensor) -> Tensor:
+        """Predictions (N, C) for every image by the model without it and its copies, which share a number (N,)."""
+        residuals = self.targets - self.z @ self.coefficients
+        half = torch.linalg.solve_triangular(self._factor, self.z.T, upper=False)  # H is halfᵀ half
+        held: Tensor = self.targets - residuals / (1 - half.square().sum(dim=0))[:, None]
+        for rows in iterate_copies(groups):
+            own = half[:, rows]
+            remainder = torch.eye(len(rows), dtype=own.dtype, device=own.device) - own.T @ own
+            held[rows] = self.targets[rows] - torch.linalg.solve(remainder, residuals[rows])
+        return held
 
 
 METHOD = SiM
