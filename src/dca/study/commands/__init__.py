@@ -10,6 +10,7 @@ from dca.cli.common import LazyGroup
 COMMANDS = {
     "run": ("dca.study.commands.run", "Run one experiment: a fit under a protocol."),
     "sweep": ("dca.study.commands.sweep", "Run all experiments of a specification."),
+    "collect": ("dca.study.commands.collect", "Collect the results of many runs into one file."),
     "select": ("dca.study.commands.select", "Choose the options of every method on validation images."),
     "report": ("dca.study.commands.report", "Write a report about finished runs: tables, figures, claims."),
     "bench": ("dca.study.commands.bench", "Measure speed and memory beside a plain reference."),

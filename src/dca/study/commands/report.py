@@ -34,8 +34,14 @@ from dca.core.text import format_bytes
     metavar="FILE",
     help="Show the sha256 of this file of `dca study select`.  [RUNS/selection.json, if it is there]",
 )
+@click.option("--text-only", is_flag=True, help="Write only report.md and tables/*.csv, to be committed.")
 def command(
-    runs: Path, output: Path | None, open_it: bool, specifications: tuple[str, ...], selection: Path | None
+    runs: Path,
+    output: Path | None,
+    open_it: bool,
+    specifications: tuple[str, ...],
+    selection: Path | None,
+    text_only: bool,
 ) -> None:
     """Write a report about RUNS, the folder of results of a sweep, or a file of `dca study collect`.
 
@@ -53,7 +59,8 @@ def command(
 
     require_jinja()
     subject = read_subject(runs, specifications=specifications, selection=selection)
-    page = write_runs_report(subject, output or (runs if runs.is_dir() else runs.parent) / "report")
+    folder = output or (runs if runs.is_dir() else runs.parent) / "report"
+    page = write_runs_report(subject, folder, text_only=text_only)
     click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
     if open_it:
         open_page(page)
