@@ -15,9 +15,9 @@ PICTURES = ("comparison.png", "training.png", "predictions.png")
 @pytest.fixture
 def line(sample: Dataset, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
     """The command, on few images and for few epochs."""
-    monkeypatch.setattr("dca.cli.demo.load_sample", lambda: sample)
-    monkeypatch.setattr("dca.cli.demo.SHOTS", 1)
-    monkeypatch.setattr("dca.cli.demo.QUICK", {"epochs": 2, "warmup_epochs": 1})
+    monkeypatch.setattr("dca.runs.demo.load_sample", lambda: sample)
+    monkeypatch.setattr("dca.runs.demo.SHOTS", 1)
+    monkeypatch.setattr("dca.runs.demo.QUICK", {"epochs": 2, "warmup_epochs": 1})
     return ("demo", "-o", tmp_path / "demo", "--backbone", tiny_folder)
 
 
@@ -63,7 +63,7 @@ def test_the_default_is_fitted_again_only_where_its_figures_are_missing(
     assert dca(*line).code == 0
     again = json.loads(path.read_text())["comparison"]
     assert [row["accuracy"] for row in again] == [row["accuracy"] for row in result["comparison"]]
-    monkeypatch.setattr("dca.cli.demo.fit_default", lambda *_: pytest.fail("nothing is missing"))
+    monkeypatch.setattr("dca.runs.demo.fit_default", lambda *_: pytest.fail("nothing is missing"))
     assert dca(*line).code == 0
 
 

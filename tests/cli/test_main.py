@@ -39,7 +39,7 @@ def test_help_takes_under_a_second_of_one_core_and_loads_nothing_heavy():
     assert not set(HEAVY) & set(loaded)
 
 
-@pytest.mark.parametrize("command", ["fit", "eval", "predict", "doctor", "methods"])
+@pytest.mark.parametrize("command", ["fit", "eval", "predict", "doctor", "methods", "demo"])
 def test_the_help_of_a_command_loads_no_torch(command: str):
     loaded = python(
         f"import json, sys; from dca.cli import main; assert main(['{command}', '--help']) == 0\n"

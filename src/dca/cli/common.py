@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,15 +170,3 @@ def emit(value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     # Bytes of a file name that are not valid text become JSON escapes.
     click.echo(text.encode("utf-8", "backslashreplace").decode())
-
-
-def columns(texts: Iterable[str]) -> int:
-    """Width of the widest text in terminal columns; 大 and 🐶 take two."""
-    from rich.cells import cell_len
-
-    return max(map(cell_len, texts))
-
-
-def padded(text: str, width: int) -> str:
-    """The text, filled with spaces to `width` terminal columns."""
-    return text + " " * (width - columns([text]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dca.cli.common import emit, json_flag, padded
+from dca.cli.common import emit, json_flag
+from dca.cli.tables import format_table
 from dca.core.text import percent
 
 
@@ -44,18 +45,18 @@ def command(runs: Path, spec: str, backbone: str | None, output: Path, as_json: 
     if as_json:
         emit({**selection, "sha256": digest})
         return
-    for line in format_selection(selection):
-        click.echo(line)
+    click.echo("\n".join(format_selection(selection)))
     click.echo(f"wrote {output}, sha256 {digest}")
 
 
-def format_selection(selection: Mapping[str, Any]) -> Iterator[str]:
+def format_selection(selection: Mapping[str, Any]) -> list[str]:
     """One line per method: the chosen setting, its accuracy, and the gain over the reference."""
-    width = max(map(len, selection["methods"]))
+    rows = []
     for method, row in selection["methods"].items():
         chosen = next(one for one in row["settings"] if one["options"] == row["chosen"])
-        kept = row["chosen"] == row["reference"]
-        gain = f"{100 * chosen['difference']:+.1f} ± {100 * chosen['standard_error']:.1f}"
-        words = "the reference" if kept else " ".join(f"{k}={v}" for k, v in row["chosen"].items())
-        out_of = f"of {len(row['settings'])}"
-        yield f"{padded(method, width)}  {percent(chosen['accuracy'])}  {out_of}  {words}{'' if kept else f' ({gain})'}"
+        words = "the reference"
+        if row["chosen"] != row["reference"]:
+            gain = f"{100 * chosen['difference']:+.1f} ± {100 * chosen['standard_error']:.1f}"
+            words = f"{' '.join(f'{k}={v}' for k, v in row['chosen'].items())} ({gain})"
+        rows.append([method, percent(chosen["accuracy"]), f"of {len(row['settings'])}", words])
+    return format_table(rows)
