@@ -216,7 +216,7 @@ def test_the_table_of_recipes_by_protocol_is_complete() -> None:
 
 def test_the_table_of_changed_classes_names_every_method_once() -> None:
     page = (ROOT / "docs/your-own-images.md").read_text(encoding="utf-8")
-    table = page.split("| method | a class more | a class less | another name |")[1].split("\n\n")[0]
+    table = page.split("| method | add a class | remove a class | change its name |")[1].split("\n\n")[0]
     heads = [line.split("|")[1] for line in table.splitlines()[2:]]
     named = [name for head in heads for name in re.findall(r"`(\w+)`", head)]
     assert sorted(named) == sorted(all_methods())
