@@ -59,7 +59,8 @@ def invent_result(cell: Cell) -> dict[str, Any]:
     names = {"base-to-new": [f"{spec.data} base", f"{spec.data} new"], "few-shot": [spec.data]}
     own = [spec.data] if spec.protocol == "domain-shift" else []
     figures = {name: accuracy(name) for name in names.get(spec.protocol, [*own, *spec.targets])}
-    targets = [{"name": name, "accuracy": value} for name, value in figures.items()]
+    others = {"classes": 10, "test_images": 100, "zero_shot_accuracy": 0.3, "ece": 0.05}
+    targets = [{"name": name, "accuracy": value, **others} for name, value in figures.items()]
     found = {name: named[name] for name in ("method", "protocol", "shots", "seed")} | {"public": named["data"]}
     found |= {
         "accuracy": None if spec.protocol == "cross-dataset" else next(iter(figures.values())),

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dca.core.errors import UserError
+from dca.runs.result import TargetResult
 from dca.study.index import COLUMNS, FILE, CollectCounts, RunIndex, collect, read_results
+from helpers.made_runs import invent_target
 
 
 def write_cell(runs: Path, id: str, head: dict[str, Any] | None = None, **values: Any) -> Path:
@@ -21,7 +23,7 @@ def write_cell(runs: Path, id: str, head: dict[str, Any] | None = None, **values
     spec = {"data": "photos", "method": "dca", "backbone": "mini", "rules": "strict"}
     result = {"method": "dca", "protocol": "few-shot", "shots": 1, "seed": 1, "accuracy": 0.5, "seconds": 1.0}
     (folder / "spec.json").write_text(json.dumps({"spec": spec, **({"head": head} if head else {})}))
-    (folder / "result.json").write_text(json.dumps({**result, "targets": [{"name": "photos"}], **values}))
+    (folder / "result.json").write_text(json.dumps({**result, "targets": [invent_target("photos")], **values}))
     return folder
 
 
@@ -32,13 +34,8 @@ def test_rows_hold_what_the_files_say(tmp_path: Path):
         assert index.refresh() == 2
         a, b = index.rows()
     assert (a.id, a.dataset, a.accuracy, a.harmonic_mean, a.head) == ("a", "eurosat", 0.25, 0.5, {})
-    assert (b.dataset, b.shots, b.accuracy, b.head, b.targets) == (
-        "photos",
-        None,
-        None,
-        {"gamma1": 5.0},
-        [{"name": "photos"}],
-    )
+    assert (b.dataset, b.shots, b.accuracy, b.head) == ("photos", None, None, {"gamma1": 5.0})
+    assert b.targets == (TargetResult(**invent_target("photos")),)
     assert a.spec["backbone"] == "mini"
 
 

@@ -18,7 +18,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from dca.core.files import encode_utf8, explain_write_errors, read_json, write_b
 from dca.core.hints import collect_runs, run_sweep
 from dca.core.sqlite import transaction
 from dca.model.checkpoint import CONFIG, PARTIAL, RESULT, SPEC
+from dca.runs.result import TargetResult
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class RunRecord:
     spec: dict[str, Any]
     head: dict[str, Any]
     options: dict[str, Any]
-    targets: list[dict[str, Any]]
+    targets: tuple[TargetResult, ...]
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,12 @@ class RunIndex:
 
 def _row(values: Sequence[Any]) -> RunRecord:
     named = dict(zip(COLUMNS, values, strict=True))
-    return RunRecord(**{name: json.loads(value) if name in _JSON else value for name, value in named.items()})
+    named |= {name: json.loads(named[name]) for name in _JSON}
+    return RunRecord(**named | {"targets": _targets(named["targets"])})
+
+
+def _targets(values: Iterable[Mapping[str, Any]]) -> tuple[TargetResult, ...]:
+    return tuple(TargetResult(**target) for target in values)
 
 
 def _result_files(runs: Path) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -224,7 +230,7 @@ def _values(folder: Path) -> tuple[Any, ...] | None:
     except (UserError, LookupError, TypeError) as error:
         log.warning("%s: left out of the index (%s)", folder, error)
         return None
-    return tuple(json.dumps(value) if name in _JSON else value for name, value in vars(record).items())
+    return tuple(json.dumps(value) if name in _JSON else value for name, value in asdict(record).items())
 
 
 def _spec_record(folder: Path) -> dict[str, Any]:
@@ -275,7 +281,7 @@ def _record(line: Mapping[str, Any], spec_record_of: Callable[[str], Mapping[str
             "spec": spec,
             "head": head,
             "options": options,
-            "targets": result["targets"],
+            "targets": _targets(result["targets"]),
         }
     )
 

@@ -87,6 +87,4 @@ def _percent(rows: Sequence[RunRecord]) -> float:
 
 def _test_images(found: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[str, int]:
     """Test images of each dataset."""
-    return {
-        name: int(rows[0].targets[0]["test_images"]) for by_data in found.values() for name, rows in by_data.items()
-    }
+    return {name: rows[0].targets[0].test_images for by_data in found.values() for name, rows in by_data.items()}

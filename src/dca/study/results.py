@@ -255,10 +255,10 @@ def _tested(row: RunRecord) -> list[tuple[str, Run]]:
     if row.protocol in ("cross-dataset", "domain-shift"):
         names = _target_names(row)
         pairs = zip(names, row.targets, strict=True)
-        return [(name, Run(row.id, row.seed, {ACCURACY: 100 * t["accuracy"], **costs})) for name, t in pairs]
+        return [(name, Run(row.id, row.seed, {ACCURACY: 100 * target.accuracy, **costs})) for name, target in pairs]
     figures = {ACCURACY: row.accuracy}
     if row.protocol == "base-to-new":
-        base, new = (target["accuracy"] for target in row.targets)
+        base, new = (target.accuracy for target in row.targets)
         figures = {BASE: base, NEW: new, HARMONIC: row.harmonic_mean}
     found = {name: 100 * value for name, value in figures.items() if value is not None}
     return [(row.dataset, Run(row.id, row.seed, {**found, **costs}))] if found else []
@@ -268,7 +268,7 @@ def _target_names(row: RunRecord) -> Sequence[str]:
     """Names of the targets as the spec has them; the source's own test part, where it is tested, comes first."""
     given = row.spec.get("targets", [])
     own = [row.dataset] if len(row.targets) == len(given) + 1 else []
-    return [*own, *given] if len(row.targets) == len(own) + len(given) else [t["name"] for t in row.targets]
+    return [*own, *given] if len(row.targets) == len(own) + len(given) else [target.name for target in row.targets]
 
 
 @dataclass(frozen=True)

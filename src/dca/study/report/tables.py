@@ -220,7 +220,7 @@ def csv_runs(rows: Iterable[RunRecord], names: RowNames) -> str:
     found = []
     for row in rows:
         variant = Variant.of(row.method, row.spec.get("options", {}), row.head)
-        targets = " ".join(f"{target['name']}={target['accuracy']}" for target in row.targets if "accuracy" in target)
+        targets = " ".join(f"{target.name}={target.accuracy}" for target in row.targets)
         found.append((*(getattr(row, name) for name in RUN_COLUMNS), names(variant), targets))
     return _csv_text((*RUN_COLUMNS, "row", "targets"), found)
 
