@@ -1,4 +1,4 @@
-"""How long `dca report RUNS` takes on many result files, and how large the report is.
+"""How long `dca study report RUNS` takes on many result files, and how large the report is.
 
     python benchmarks/runs_report.py [--cells 5000] [--folder DIR] [--keep]
 
