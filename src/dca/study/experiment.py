@@ -26,8 +26,10 @@ class Experiment(FitSpec):
     """One experiment. Equal experiments have equal ids, however their options were given.
 
     Args:
-        data, method, options, shots, seed, backbone, precision, rules, hold_out, corrections, estimate, calibrate:
-            As for `FitSpec`. With the rules "paper" the defaults of the options are those that the method's authors
+        data, method, shots, seed, backbone, precision: As for `dca.runs.spec.FitSpec`.
+        hold_out, corrections, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
+        options: Options of the method by name, `key=value` texts, or an `Options` object.
+        rules: "strict" or "paper". With "paper" the defaults of the options are those that the method's authors
             publish for the protocol, where they do.
         protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
         targets: Further datasets to test on, for "cross-dataset" and "domain-shift".

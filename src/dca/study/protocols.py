@@ -323,6 +323,13 @@ def use_validation_as_test(dataset: Dataset, shots: int | None, seed: int) -> Da
 
     Raises:
         UserError: If no image is left to measure on.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from dca.datasets.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=2, size=32)
+        >>> len(use_validation_as_test(replace(sample, val=sample.test), shots=1, seed=1).test)
+        10
     """
     drawn, _ = draw_training_part(dataset, shots, seed, validation="few")
     used = {_identity_of(item) for item in (*drawn.train, *drawn.val)}
