@@ -322,6 +322,10 @@ def read_results(source: Path) -> Results:
 
     Raises:
         UserError: If the file, or the record of a failure, cannot be read.
+
+    Example:
+        >>> read_results(Path("a folder without runs"))
+        Results(records=(), failures=())
     """
     if not is_results_file(source):
         with RunIndex(source) as index:
@@ -405,6 +409,14 @@ def collect(sources: Iterable[Path], output: Path) -> CollectCounts:
 
     Raises:
         UserError: If a source holds no cells, something cannot be read, or the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> line = '{"id": "a1", "cell": "gda eurosat", "spec": {}, "head": {}, "error": "no such data"}'
+        >>> _ = (folder / "monday.jsonl").write_text(line)
+        >>> collect([folder / "monday.jsonl"], folder / "all.jsonl")
+        CollectCounts(added=1, changed=0, finished=0, failed=1)
     """
     if not is_results_file(output):
         raise UserError(
