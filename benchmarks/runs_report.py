@@ -22,7 +22,7 @@ from typing import Any
 from dca.core.text import format_bytes
 from dca.study.report.folder import write_runs_report
 from dca.study.report.subject import read_subject
-from dca.study.specification import Cell, load_specification, shipped
+from dca.study.specification import Cell, list_shipped, load_specification
 
 LEVEL = {"zero_shot": 0.0, "dca": 0.06}
 
@@ -30,7 +30,7 @@ LEVEL = {"zero_shot": 0.0, "dca": 0.06}
 def iterate_cells() -> Iterator[Cell]:
     """The cells of all specifications, each once, then those of `paper/few-shot` with seeds from 4 on."""
     seen: set[str] = set()
-    for name in sorted(shipped()):
+    for name in sorted(list_shipped()):
         for cell in load_specification(name).cells:
             if cell.id not in seen and cell.experiment.measured_on == "test":
                 seen.add(cell.id)

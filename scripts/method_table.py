@@ -20,7 +20,7 @@ from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods
 from dca.methods.summary import markdown_table
 from dca.study.measured import measured_accuracies
-from dca.study.report.means import average_entry, cell_entry
+from dca.study.report.means import mean_over_datasets, mean_over_seeds
 from dca.study.report.subject import read_subject
 from dca.study.report.tables import MISSING, TableCell
 from dca.study.results import PARAMETERS
@@ -44,9 +44,9 @@ def make_study_table(specification: str, runs: Path) -> str:
     datasets = [dataset for dataset in block.datasets if dataset in block.averaged]
     rows = []
     for variant in subject.methods(block):
-        means = [average_entry(block, variant, shots, datasets) for shots in block.shots]
-        cells = [cell_entry(block, variant, name, MOST) for name in datasets]
-        trained = average_entry(block, variant, MOST, datasets[:1], PARAMETERS)
+        means = [mean_over_datasets(block, variant, shots, datasets) for shots in block.shots]
+        cells = [mean_over_seeds(block, variant, name, MOST) for name in datasets]
+        trained = mean_over_datasets(block, variant, MOST, datasets[:1], PARAMETERS)
         values = "–" if trained is None else f"{trained.value:,.0f}"
         last = means[-1].value if means[-1] and means[-1].value else 0.0
         rows.append(

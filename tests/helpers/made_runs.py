@@ -9,7 +9,7 @@ from typing import Any
 
 from dca.study.experiment import Experiment
 from dca.study.index import RunIndex
-from dca.study.results import Block, blocks_of
+from dca.study.results import Block, build_blocks
 from dca.study.specification import Cell
 
 
@@ -54,4 +54,4 @@ def blocks_under(runs: Path) -> tuple[Block, ...]:
     """The blocks of a folder of runs."""
     with RunIndex(runs) as index:
         index.refresh()
-        return blocks_of(index.rows())
+        return build_blocks(index.rows())

@@ -24,7 +24,7 @@ import torch
 
 from conftest import make_clip, save_hf
 from dca.backbones.clip.config import VIT_B_16, CLIPConfig
-from dca.study.specification import Cell, jobs_of, load_specification
+from dca.study.specification import Cell, group_jobs, load_specification
 from dca.study.sweep import plan_sweep
 from dca.study.worker import CellResult, Worker
 from dca.training.loop import Trainer
@@ -95,7 +95,7 @@ def make_runs(cells: Iterable[Cell], runs: Path, root: Path) -> Iterator[CellRes
     """Finish cells in this process, on the CPU; yields how each ended."""
     worker = Worker(runs, root, "cpu")
     with short_fits():
-        for job in jobs_of(cells):
+        for job in group_jobs(cells):
             yield from worker.run(job)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from dca import plots
 from dca.datasets.dataset import Item
 from dca.model.records import HeldOutPrediction, TrainingImage
-from dca.runs.pictures import PICTURES, judged_test, judged_training, plot_evaluation
+from dca.runs.pictures import PICTURES, collect_test, collect_training, plot_evaluation
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.study import Experiment, run_experiment
@@ -30,7 +30,7 @@ def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
     probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
     report = evaluate_predictions(probabilities, np.array([0, 1, 2]), ["a", "b", "c"])
     plain = evaluate_predictions(np.eye(3)[[0, 1, 0]], np.array([0, 1, 2]), ["a", "b", "c"])
-    plot_evaluation(judged_test(items(3), report, plain), tmp_path, "m")
+    plot_evaluation(collect_test(items(3), report, plain), tmp_path, "m")
     assert given["plot_confusion"][0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     sure, right = given["plot_reliability"][:2]
     assert sure.tolist() == [0.7, 0.6, 0.8]
@@ -44,12 +44,12 @@ def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
 def test_held_out_predictions_of_training_images_are_taken_where_they_are_known():
     held_out = HeldOutPrediction(0, 0.5, 0.1)
     images = [TrainingImage(n % 3, "", "", held_out if n else None) for n in range(4)]
-    judged = judged_training(items(4), images, ["a", "b", "c"])
+    judged = collect_training(items(4), images, ["a", "b", "c"])
     assert judged is not None
     assert judged.truth.tolist() == [1, 2, 0]
     assert judged.predicted.tolist() == [0, 0, 0]
     assert len(judged.images) == 3
-    assert judged_training(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
+    assert collect_training(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("part", ["", "train"])

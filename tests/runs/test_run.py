@@ -21,7 +21,7 @@ from dca.backbones.clip import CLIP
 from dca.backbones.clip.model import compute_digest
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
-from dca.runs.folder import partial_of
+from dca.runs.folder import partial_folder
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.training import loop, resume
@@ -67,7 +67,7 @@ def require_same(folder: Path, straight: Path) -> None:
     assert weights(folder) == weights(straight)
     assert rows(folder) == rows(straight)
     assert {p.name for p in folder.iterdir()} == FILES
-    assert not partial_of(folder).exists()
+    assert not partial_folder(folder).exists()
 
 
 def stopping(error: BaseException, epoch: int, step: int) -> Callable[[str, int, int, str], None]:
@@ -128,7 +128,7 @@ def test_interrupted_at_any_epoch_and_resumed_it_is_the_straight_run(
     with pytest.raises(type(error)):
         run(spec, target, progress=stopping(error, epoch, step))
     assert not target.exists()
-    saved = partial_of(target) / resume.STATE
+    saved = partial_folder(target) / resume.STATE
     assert saved.exists() == (epoch > 1), "the epochs before are kept, the broken one is not"
     ran: list[int] = []
     run(spec, target, progress=lambda stage, done, total, note: ran.append(done) if stage == "training" else None)
@@ -156,7 +156,7 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: FitSp
         "run(spec, Path(sys.argv[3]))"
     )
     command = [sys.executable, "-c", code, spec.data, spec.backbone, killed]
-    state = partial_of(killed) / resume.STATE
+    state = partial_folder(killed) / resume.STATE
     with start_process(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         wait_until(state.exists, process)
         with pytest.raises(UserError, match="another fit or server is writing"):
@@ -167,14 +167,14 @@ def test_killed_at_a_random_point_and_resumed_it_is_the_straight_run(spec: FitSp
         assert process.wait() == -signal.SIGKILL, "it was still running"
     assert not killed.exists()
     # The rest of 400 epochs would be long: what is compared is the epoch after the one it was killed in.
-    done = len(resume.read_metrics(partial_of(killed)))
+    done = len(resume.read_metrics(partial_folder(killed)))
     assert 0 < done < 400
     more = spec_of(spec, options)
     for target in (killed, whole):
         with pytest.raises(KeyboardInterrupt):
             run(more, target, progress=stopping(KeyboardInterrupt(), done + 2, 1))
-    assert rows(partial_of(killed)) == rows(partial_of(whole))
-    resumed, straight = load_file(state), load_file(partial_of(whole) / resume.STATE)
+    assert rows(partial_folder(killed)) == rows(partial_folder(whole))
+    resumed, straight = load_file(state), load_file(partial_folder(whole) / resume.STATE)
     assert resumed.keys() == straight.keys()
     assert all(resumed[name].equal(straight[name]) for name in straight)
 
@@ -224,7 +224,7 @@ def test_an_interrupt_in_a_fold_keeps_what_is_finished(spec: FitSpec, tmp_path: 
 
     with pytest.raises(KeyboardInterrupt):
         run(few, tmp_path / "m.dca", progress=stop_second)
-    assert (partial_of(tmp_path / "m.dca") / "folds" / "1-of-2" / "predicted.safetensors").is_file()
+    assert (partial_folder(tmp_path / "m.dca") / "folds" / "1-of-2" / "predicted.safetensors").is_file()
     notes: list[str] = []
     outcome = run(few, tmp_path / "m.dca", progress=lambda stage, done, total, note: notes.append(note))
     assert not any(note.startswith("fold 1/2") for note in notes)
@@ -285,7 +285,7 @@ def test_a_failed_replacement_puts_the_old_model_back(
     real = os.replace
 
     def refuse(source: Any, destination: Any) -> None:
-        if Path(source) == partial_of(target):
+        if Path(source) == partial_folder(target):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(source, destination)
 
@@ -422,10 +422,10 @@ def test_an_interrupted_run_of_another_precision_or_device_is_started_over(
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(dataclasses.replace(spec, precision="bf16"), target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    record = json.loads((partial_of(target) / "spec.json").read_text())
+    record = json.loads((partial_folder(target) / "spec.json").read_text())
     assert (record["identity"]["precision"], record["identity"]["device"]) == ("bfloat16", "cpu")
     record["identity"]["device"] = "cuda"
-    (partial_of(target) / "spec.json").write_text(json.dumps(record))
+    (partial_folder(target) / "spec.json").write_text(json.dumps(record))
     run(spec, target, device="cpu")
     require_same(target, straight)
     (said,) = caplog.messages
@@ -452,7 +452,7 @@ def test_a_row_without_its_state_is_not_kept_twice(spec: FitSpec, straight: Path
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    metrics = partial_of(target) / resume.METRICS
+    metrics = partial_folder(target) / resume.METRICS
     metrics.write_text(
         metrics.read_text() + metrics.read_text().splitlines()[-1].replace('"epoch": 2', '"epoch": 3') + "\n"
     )
@@ -482,16 +482,16 @@ def test_what_is_continued_and_what_is_discarded_is_said(
     assert caplog.messages == []
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    assert caplog.messages == [f"{partial_of(target)}: continuing after epoch 2 of 3"]
+    assert caplog.messages == [f"{partial_folder(target)}: continuing after epoch 2 of 3"]
     caplog.clear()
     run(FitSpec(data=spec.data, method="dca", shots=1, backbone=spec.backbone, options=spec.options), target)
     (said,) = caplog.messages
-    assert said.startswith(f"{partial_of(target)}: discarding an unfinished run (shots: 2 there, 1 here")
+    assert said.startswith(f"{partial_folder(target)}: discarding an unfinished run (shots: 2 there, 1 here")
     assert "training images: not the same" in said
 
 
 def test_a_folder_in_the_way_is_never_emptied(spec: FitSpec, tmp_path: Path):
-    partial = partial_of(tmp_path / "m.dca")
+    partial = partial_folder(tmp_path / "m.dca")
     partial.mkdir()
     (partial / "diary.txt").write_text("rain")
     with pytest.raises(UserError, match="in the way"):
@@ -506,7 +506,7 @@ def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: FitSpec, tmp_
     target = tmp_path / "m.dca"
     with pytest.raises(KeyboardInterrupt):
         run(spec, target, progress=stopping(KeyboardInterrupt(), 3, 1))
-    state, metrics = partial_of(target) / resume.STATE, partial_of(target) / resume.METRICS
+    state, metrics = partial_folder(target) / resume.STATE, partial_folder(target) / resume.METRICS
     tensors = load_file(state)
     if damage == "state":
         state.write_bytes(state.read_bytes()[:-7])
@@ -521,7 +521,7 @@ def test_a_damaged_interrupted_run_is_named_with_the_way_out(spec: FitSpec, tmp_
         save_file(wrong, state, metadata={"epochs_done": "2", "learning_rate": "0.1"})
     with pytest.raises(UserError) as caught:
         run(spec, target)
-    assert str(partial_of(target)) in str(caught.value)
+    assert str(partial_folder(target)) in str(caught.value)
     assert "delete" in caught.value.hint
     assert not target.exists()
 

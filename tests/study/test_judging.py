@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from dca.stats.paired import MeanDifference
-from dca.study.claims import JudgedClaim, claims, judge, region_outcome
+from dca.study.claims import JudgedClaim, claims, evaluate_claim, region_outcome
 from helpers.made_runs import blocks_under, write_run
 
 
 def judged(name: str, runs: Path) -> JudgedClaim:
     claim = next(claim for claim in claims() if claim.name == name)
-    return judge(claim, blocks_under(runs))
+    return evaluate_claim(claim, blocks_under(runs))
 
 
 def pair(runs: Path, difference: float, seeds: int = 3, shots: int = 4, **other: object) -> None:

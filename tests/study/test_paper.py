@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dca.methods.registry import get_method
-from dca.study.claims import TABLE_ROWS, PaperRow, claims, paper_rows, resolve
+from dca.study.claims import TABLE_ROWS, PaperRow, claims, match_rows, paper_rows
 from dca.study.published_numbers import published_numbers
 from dca.study.report.sections.ablation import CHARTS
-from dca.study.results import Variant, row_names
+from dca.study.results import Variant, name_rows
 from dca.study.specification import load_specification
 from helpers.made_runs import blocks_under, write_run
 
@@ -65,7 +65,7 @@ def test_rows_of_a_method_share_the_base_with_which_most_are_found(tmp_path: Pat
     (block,) = blocks_under(tmp_path)
     assert block.main["dca"] == Variant("dca")
     rows = [paper_rows()[name] for name in TABLE_ROWS[5]]
-    found = resolve(rows, block)
+    found = match_rows(rows, block)
     assert [found[row][0].settings for row in rows] == [
         {"epochs": 3, "intra": "l1"},
         {"epochs": 3, "intra": "l2"},
@@ -81,7 +81,7 @@ def test_a_row_is_not_taken_for_another_one(tmp_path: Path) -> None:
     write_run(tmp_path, 0.5, {"test_metric": "cosine"}, method="dca", options=changed)
     (block,) = blocks_under(tmp_path)
     rows = [paper_rows()[name] for name in TABLE_ROWS[3]]
-    found = {row.name: [variant.settings for variant in variants] for row, variants in resolve(rows, block).items()}
+    found = {row.name: [variant.settings for variant in variants] for row, variants in match_rows(rows, block).items()}
     full = "CA + L_in + DA + L_ts"
     assert found == {
         **{name: [] for name in TABLE_ROWS[3]},
@@ -93,7 +93,7 @@ def test_a_row_is_not_taken_for_another_one(tmp_path: Path) -> None:
 def test_a_main_variant_that_is_a_row_by_itself_decides_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, 0.5, method="dca", options={"n_prompts": 1})
     (block,) = blocks_under(tmp_path)
-    assert not any(resolve([paper_rows()["DCA"], paper_rows()["M = 1"]], block).values())
+    assert not any(match_rows([paper_rows()["DCA"], paper_rows()["M = 1"]], block).values())
 
 
 def test_rows_that_vary_a_setting_are_bounded(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_rows_that_vary_a_setting_are_bounded(tmp_path: Path) -> None:
         write_run(tmp_path, 0.5, {"gamma1": 700.0, "gamma2": 500.0, "center": center}, method="dca")
     (block,) = blocks_under(tmp_path)
     row = paper_rows()["other γ"]
-    found = resolve([row, PaperRow("base", "dca")], block)[row]
+    found = match_rows([row, PaperRow("base", "dca")], block)[row]
     assert [variant.settings for variant in found] == [
         {"center": "text", "gamma1": 700.0, "gamma2": 500.0},
         {"gamma1": 100.0, "gamma2": 5.0},
@@ -117,7 +117,7 @@ def test_rows_are_named_by_specifications(tmp_path: Path) -> None:
         '[[grid]]\nname = "weights"\nmethod = "dca"\noptions = {alpha = [1, 5], epochs = 2}\n'
         '[[grid]]\nmethod = "gda"\n'
     )
-    names = row_names([load_specification(spec)])
+    names = name_rows([load_specification(spec)])
     weighted = Variant.of("dca", {"alpha": 5.0, "epochs": 2}, {})
     assert [names(v) for v in (Variant("dca"), weighted, Variant("gda"))] == ["ours", "weights, alpha=5", "gda"]
 
@@ -127,15 +127,15 @@ def test_a_row_with_an_allowed_setting_is_the_variant_that_has_it(tmp_path: Path
     write_run(tmp_path, 0.5, method="dca")
     write_run(tmp_path, 0.5, {"center": "visual"}, method="dca")
     row = paper_rows()["DCA+d_m"]
-    assert [v.settings for v in resolve([row], blocks_under(tmp_path)[0])[row]] == [{}]
+    assert [v.settings for v in match_rows([row], blocks_under(tmp_path)[0])[row]] == [{}]
     write_run(tmp_path, 0.5, {"center": "text"}, method="dca")
-    assert [v.settings for v in resolve([row], blocks_under(tmp_path)[0])[row]] == [{"center": "text"}]
+    assert [v.settings for v in match_rows([row], blocks_under(tmp_path)[0])[row]] == [{"center": "text"}]
 
 
 def test_a_name_of_several_methods_is_told_apart(tmp_path: Path) -> None:
     spec = tmp_path / "study.toml"
     spec.write_text('[common]\ndata = "eurosat"\n[[grid]]\nname = "ours"\nmethod = ["gda", "coop"]\n')
-    assert row_names([load_specification(spec)])(Variant("gda")) == "ours, method=gda"
+    assert name_rows([load_specification(spec)])(Variant("gda")) == "ours, method=gda"
 
 
 STUDY = Path(__file__).resolve().parents[2] / "study"

@@ -8,7 +8,7 @@ import pytest
 
 from dca.study.index import read_results
 from dca.study.resolved_options import compare_options, resolve_cell_options
-from dca.study.specification import jobs_of, parse_specification
+from dca.study.specification import group_jobs, parse_specification
 from dca.study.worker import Worker
 
 
@@ -17,7 +17,7 @@ def test_fits_and_heads_are_told_apart_by_what_they_recorded(tmp_path: Path, pho
     grids = [{"head": {}}, {"head": {"gammas": "paper"}}, {"head": {"gammas": "paper", "gamma2": 7}}]
     cells = parse_specification({"common": common, "grid": grids}, "small").cells
     worker = Worker(tmp_path / "runs", None, "cpu")
-    for job in jobs_of(cells):
+    for job in group_jobs(cells):
         assert not [report.error for report in worker.run(job) if report.error]
     records = {record.id: record for record in read_results(worker.runs).records}
     found = [records[cell.id] for cell in cells]

@@ -10,7 +10,7 @@ import pytest
 
 from dca.model.classifier import Classifier
 from dca.study.experiment import Experiment
-from dca.study.specification import Cell, Specification, jobs_of, parse_specification
+from dca.study.specification import Cell, Specification, group_jobs, parse_specification
 from dca.study.sweep import few_shot_twin, plan_sweep
 from dca.study.worker import Worker
 from helpers.miniatures import Size, miniature
@@ -53,7 +53,7 @@ def test_a_shared_fit_gives_what_a_fit_of_its_own_gives(
     assert (len(made.to_do), made.new_fits) == (5, 2)
     carry_out(study.cells, tmp_path / "shared", root)
     alone = Worker(tmp_path / "alone", root, "cpu")
-    for job in jobs_of(study.cells):
+    for job in group_jobs(study.cells):
         assert not any(report.error for report in alone.run(job))
     shared, own = figures(tmp_path / "shared"), figures(tmp_path / "alone")
     measured = [cell for cell in study.cells if cell.experiment.protocol == "domain-shift"]

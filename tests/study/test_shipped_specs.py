@@ -13,7 +13,7 @@ from dca.methods.base import Method
 from dca.methods.dca import PAPER_TABLE
 from dca.methods.registry import all_methods, get_method
 from dca.study.selection import RULE
-from dca.study.specification import load_specification, shipped
+from dca.study.specification import list_shipped, load_specification
 
 ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
 # Name -> cells and fits.
@@ -35,7 +35,7 @@ PUBLISHED = [name for name in SIZES if name != "selection"]
 
 
 def test_every_experiment_has_a_specification():
-    assert set(shipped()) == set(SIZES)
+    assert set(list_shipped()) == set(SIZES)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -74,7 +74,7 @@ def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
 
 
 def test_the_specification_of_the_selection_states_the_rule():
-    text = " ".join(shipped()["selection"].read_text(encoding="utf-8").replace("#", " ").split())
+    text = " ".join(list_shipped()["selection"].read_text(encoding="utf-8").replace("#", " ").split())
     assert "larger than one standard error of that mean" in text
     assert "larger than one standard error of that mean" in RULE
 
@@ -113,4 +113,4 @@ def test_a_dry_run_needs_no_data(name: str, dca: Any, tmp_path: Any, monkeypatch
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="unknown specification 'paper/fewshot'") as raised:
         load_specification("paper/fewshot")
-    assert set(raised.value.hint.partition("one of: ")[2].split(", ")) == set(shipped())
+    assert set(raised.value.hint.partition("one of: ")[2].split(", ")) == set(list_shipped())

@@ -8,7 +8,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.study.experiment import Experiment
-from dca.study.specification import load_specification, parse_specification, shipped
+from dca.study.specification import list_shipped, load_specification, parse_specification
 
 
 def cells(**table: Any) -> list[Any]:
@@ -113,7 +113,7 @@ def test_a_file_is_read(tmp_path: Path):
 def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match="no such file") as raised:
         load_specification(tmp_path / "none.toml")
-    assert all(name in raised.value.hint for name in shipped())
+    assert all(name in raised.value.hint for name in list_shipped())
     with pytest.raises(UserError, match="cannot be read"):
         load_specification(tmp_path)
     (tmp_path / "bad.toml").write_text("[common")

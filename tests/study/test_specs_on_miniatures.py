@@ -18,13 +18,13 @@ from safetensors import safe_open
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.config import VIT_B_16
-from dca.study.specification import Cell, jobs_of, load_specification, shipped
+from dca.study.specification import Cell, group_jobs, list_shipped, load_specification
 from dca.study.sweep import plan_sweep
 from dca.study.worker import Worker
 
 Make = Callable[[str], Path]
 LARGE = ("paper/domain-shift", "cross-dataset")
-SMALL = [name for name in shipped() if name not in LARGE]
+SMALL = [name for name in list_shipped() if name not in LARGE]
 # Images per class of the miniatures: one validation image is drawn, another measured on.
 PER_CLASS = {"train": 2, "val": 2, "test": 1}
 
@@ -58,7 +58,7 @@ def require_done(cells: Iterable[Cell], make: Make, root: Path) -> None:
     for name in sorted({place for cell in cells for place in (cell.experiment.data, *cell.experiment.targets)}):
         make(name)
     worker = Worker(root / "runs", root / "data", "cpu")
-    reports = [report for job in jobs_of(cells) for report in worker.run(job)]
+    reports = [report for job in group_jobs(cells) for report in worker.run(job)]
     assert {report.id for report in reports} == {cell.id for cell in cells}
     assert [report.error for report in reports if report.error] == []
 

@@ -24,7 +24,7 @@ from dca.methods.dca import DCA
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 from dca.runs.evaluate import TargetEvaluation, evaluate, retargeted
-from dca.runs.folder import partial_of
+from dca.runs.folder import partial_folder
 from dca.study import protocols
 from dca.study.experiment import Experiment, ExperimentResult
 from dca.study.run import run_experiment
@@ -158,7 +158,7 @@ def test_base_to_new_has_a_folder_and_resumes(photos: Path, tiny_folder: Path, t
 
     with pytest.raises(KeyboardInterrupt):
         run_experiment(spec, place, progress=stop)
-    assert partial_of(place).is_dir()
+    assert partial_folder(place).is_dir()
     stages: list[str] = []
     result = run_experiment(spec, place, progress=lambda stage, *_: stages.append(stage)).result
     assert "training" not in stages, "the trained state was kept"

@@ -10,7 +10,7 @@ import pytest
 
 from dca.core import options as core_options
 from dca.methods.dca import DCAOptions
-from dca.study.specification import jobs_of, parse_specification
+from dca.study.specification import group_jobs, parse_specification
 from dca.study.worker import Worker
 
 Validations = list[Any]
@@ -53,6 +53,6 @@ def test_a_fit_on_the_command_line_validates_once(
 def test_a_cell_of_a_sweep_validates_once(photos: Path, tiny_folder: Path, tmp_path: Path, validations: Validations):
     common = {"data": str(photos), "backbone": str(tiny_folder), "shots": 1}
     study = parse_specification({"common": common, "grid": [{"method": "dca", "options": QUICK}]}, "one")
-    (job,) = jobs_of(study.cells)
+    (job,) = group_jobs(study.cells)
     assert [result.error for result in Worker(tmp_path / "runs", None, "cpu").run(job)] == [""]
     assert len(validations) == 1

@@ -10,7 +10,7 @@ from dca.core.errors import UserError
 from dca.model.classifier import Classifier
 from dca.study import worker as workers
 from dca.study.run import run_experiment
-from dca.study.specification import Cell, Specification, jobs_of
+from dca.study.specification import Cell, Specification, group_jobs
 from dca.study.tracking import TRACKERS, Tracker
 from dca.study.worker import Worker
 from dca.training.evaluate import encode_images
@@ -31,7 +31,7 @@ def test_cells_that_differ_in_the_head_share_one_fit(
     fits: list[str] = []
     learn = Classifier.learn
     monkeypatch.setattr(Classifier, "learn", lambda self, *a, **k: fits.append(self.method) or learn(self, *a, **k))
-    (job,) = jobs_of(heads_of(study))
+    (job,) = group_jobs(heads_of(study))
     assert len(job.cells) == 3
     reports = list(worker.run(job))
     assert [(report.id, report.error) for report in reports] == [(cell.id, "") for cell in job.cells]
@@ -47,7 +47,7 @@ def test_cells_that_differ_in_the_head_share_one_fit(
 def test_a_test_image_passes_the_tower_once_for_all_heads(
     finished_before: bool, study: Specification, worker: Worker, photos: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (job,) = jobs_of(heads_of(study))
+    (job,) = group_jobs(heads_of(study))
     if finished_before:
         run_experiment(job.experiment, worker.runs / job.experiment.id, device="cpu")
     seen: list[int] = []
@@ -62,7 +62,7 @@ def test_a_test_image_passes_the_tower_once_for_all_heads(
 
 
 def test_heads_of_a_fit_that_was_finished_before_are_the_same(study: Specification, worker: Worker, figures: Any):
-    (job,) = jobs_of(heads_of(study))
+    (job,) = group_jobs(heads_of(study))
     list(worker.run(job))
     later = Worker(worker.runs.with_name("later"), None, "cpu")
     run_experiment(job.experiment, later.runs / job.experiment.id, device="cpu")
@@ -84,7 +84,7 @@ def test_every_cell_is_tracked(study: Specification, tmp_path: Path, monkeypatch
     monkeypatch.setattr("dca.study.tracking.require_tracker", lambda name: None)
     monkeypatch.setitem(TRACKERS, "wandb", (Recorder, "wandb"))
     worker = Worker(tmp_path / "runs", None, "cpu", "wandb")
-    for job in jobs_of(study.cells):
+    for job in group_jobs(study.cells):
         assert not any(report.error for report in worker.run(job))
     assert {cell.id for cell in study.cells} == shown.keys()
     for cell in study.cells:
@@ -94,14 +94,14 @@ def test_every_cell_is_tracked(study: Specification, tmp_path: Path, monkeypatch
 
 
 def test_a_finished_head_is_not_measured_again(study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch):
-    (job,) = jobs_of(heads_of(study))
+    (job,) = group_jobs(heads_of(study))
     list(worker.run(job))
     monkeypatch.setattr(workers, "measure_finished", lambda *a: pytest.fail("measured again"))
     assert not any(report.error for report in worker.run(job))
 
 
 def test_an_error_ends_its_cell_and_not_the_others(study: Specification, worker: Worker):
-    (job,) = jobs_of([Cell(heads_of(study)[0].experiment, {"gamma1": 0.0, "gamma2": 1e6}), *heads_of(study)])
+    (job,) = group_jobs([Cell(heads_of(study)[0].experiment, {"gamma1": 0.0, "gamma2": 1e6}), *heads_of(study)])
     errors = [report.error for report in worker.run(job)]
     assert "not positive definite" in errors[0]
     assert errors[1:] == ["", "", ""]
@@ -110,7 +110,7 @@ def test_an_error_ends_its_cell_and_not_the_others(study: Specification, worker:
 def test_an_error_of_the_fit_is_that_of_all_cells(
     study: Specification, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ):
-    (job,) = jobs_of(heads_of(study))
+    (job,) = group_jobs(heads_of(study))
 
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
@@ -133,7 +133,7 @@ def test_a_lack_of_memory_is_told_from_other_errors(
         raise error
 
     monkeypatch.setattr(workers, "run_experiment", fail)
-    assert {report.out_of_memory for report in worker.run(jobs_of(study.cells)[0])} == {memory}
+    assert {report.out_of_memory for report in worker.run(group_jobs(study.cells)[0])} == {memory}
 
 
 def test_datasets_are_found_under_the_root(study: Specification, worker: Worker, photos: Path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dca.study import workers_local
-from dca.study.specification import Cell, Specification, jobs_of
+from dca.study.specification import Cell, Specification, group_jobs
 from dca.study.worker import CellResult, Worker
 from dca.study.workers_local import WORKER_BYTES, devices_for, run_jobs
 
@@ -22,7 +22,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_done_again(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one thread, as in this process: equal to the last bit
     killed = False
     kinds: list[str] = []
-    for event in run_jobs(jobs_of(study.cells), tmp_path / "runs", None, device="cpu", workers=1, retries=1):
+    for event in run_jobs(group_jobs(study.cells), tmp_path / "runs", None, device="cpu", workers=1, retries=1):
         kinds.append(event.kind)
         if event.kind == "finished" and not killed:  # the next job has been given out, or is about to be
             killed = True
@@ -34,14 +34,14 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_done_again(
     assert kinds.count("retry") <= 3
     assert "failed" not in kinds
     straight = Worker(tmp_path / "straight", None, "cpu")
-    for job in jobs_of(study.cells):
+    for job in group_jobs(study.cells):
         assert not any(report.error for report in straight.run(job))
     assert figures(tmp_path / "runs") == figures(tmp_path / "straight")
     assert len(figures(tmp_path / "runs")) == len(study.cells)
 
 
 def test_closing_ends_the_workers(study: Specification, tmp_path: Path):
-    events = run_jobs(jobs_of(study.cells), tmp_path, None, device="cpu", workers=1, retries=1)
+    events = run_jobs(group_jobs(study.cells), tmp_path, None, device="cpu", workers=1, retries=1)
     assert next(events).kind == "started"
     assert multiprocessing.active_children() != []
     events.close()  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def scripted(
     monkeypatch.setattr(workers_local._Pool, "_start", start)
     monkeypatch.setattr(workers_local, "wait", lambda pipes, timeout: pipes[:1])
     monkeypatch.setattr(workers_local, "devices_for", lambda *_: devices)
-    events = run_jobs(jobs_of(cells), Path("runs"), None, device="cuda", workers=None, retries=2)
+    events = run_jobs(group_jobs(cells), Path("runs"), None, device="cuda", workers=None, retries=2)
     return [(event.kind, event.cell.id) for event in events if event.cell is not None and event.kind != "started"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dca.study import workers_ray
-from dca.study.specification import Specification, jobs_of, load_specification
+from dca.study.specification import Specification, group_jobs, load_specification
 from dca.study.worker import CellResult, Queue, Worker
 from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
@@ -43,7 +43,7 @@ class StandIn:
 
 def seen(study: Specification, answers: list[Any], retries: int) -> tuple[list[str], StandIn]:
     ray = StandIn(answers)
-    events = workers_ray._events(ray, ray, Queue(jobs_of(study.cells[:2]), retries), 1, None)  # type: ignore[arg-type]
+    events = workers_ray._events(ray, ray, Queue(group_jobs(study.cells[:2]), retries), 1, None)  # type: ignore[arg-type]
     return [event.kind for event in events if event.kind not in ("pulse", "started")], ray
 
 
@@ -81,7 +81,7 @@ def test_a_cluster_that_loses_a_node_completes_the_sweep(tmp_path: Path, photos:
     finally:
         cluster.shutdown()
     straight = Worker(tmp_path / "straight", None, "cpu")
-    for job in jobs_of(cells):
+    for job in group_jobs(cells):
         assert not any(report.error for report in straight.run(job))
     found, wanted = figures(runs), figures(straight.runs)
     assert {id: result["accuracy"] for id, result in found.items()} == {id: r["accuracy"] for id, r in wanted.items()}

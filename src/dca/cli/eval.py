@@ -155,9 +155,9 @@ def draw(evaluation: Evaluation, dataset: Dataset, model: Path, folder: Path | N
     folder: of the pictures; None for one in the folder of the model, where a write error is only a warning.
     """
     from dca.model.checkpoint import PICTURES
-    from dca.runs.pictures import can_draw, folder_name, judged_test, plot_evaluation
+    from dca.runs.pictures import can_draw, collect_test, folder_name, plot_evaluation
 
-    judged = judged_test(dataset.test or dataset.val or dataset.train, evaluation)
+    judged = collect_test(dataset.test or dataset.val or dataset.train, evaluation)
     if folder is not None:
         return plot_evaluation(judged, folder, model.name)
     if not can_draw():

@@ -374,12 +374,12 @@ def open_report(model: Path, spec: FitSpec, *, device: str, quiet: bool) -> None
 @contextmanager
 def resumable(target: Path) -> Iterator[None]:
     """Make an interrupt exit with 130 and say how to continue."""
-    from dca.runs.folder import partial_of
+    from dca.runs.folder import partial_folder
 
     try:
         yield
     except KeyboardInterrupt:
-        partial = partial_of(target)
+        partial = partial_folder(target)
         how = f"; the same command continues from {partial}" if partial.exists() else ""
         click.echo(f"interrupted{how}", err=True)
         raise click.exceptions.Exit(130) from None

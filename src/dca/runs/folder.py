@@ -80,7 +80,7 @@ def _marks(session: Session, items: Iterable[Item]) -> Iterable[list[Any]]:
             yield [item.label, item.image.name, stat.st_size, stat.st_mtime_ns]
 
 
-def differences(there: Any, here: dict[str, Any], *, but: Iterable[str] = ()) -> list[str]:
+def compare_identities(there: Any, here: dict[str, Any], *, but: Iterable[str] = ()) -> list[str]:
     """One line per part in which the run on disk (`there`) differs from the requested one (`here`), except `but`."""
     if not isinstance(there, dict):
         return ["the record of that run is damaged"]
@@ -115,7 +115,7 @@ class RunFolder:
     @property
     def partial(self) -> Path:
         """The folder of the unfinished run."""
-        return partial_of(self.target)
+        return partial_folder(self.target)
 
     def require_usable(self, data: str) -> None:
         """Raise if the target holds something that is not a model, or is inside the folder of images `data`."""
@@ -127,13 +127,13 @@ class RunFolder:
                 hint=choose_output("a folder outside the images"),
             )
 
-    def finished(self, identity: dict[str, Any]) -> RunResult | None:
+    def read_finished(self, identity: dict[str, Any]) -> RunResult | None:
         """The result of a finished run with this identity, or None; raises if the folder holds another run's model."""
         if not checkpoint.holds_model(self.target):
             return None
         self._require_unchanged()
         try:
-            differing = differences(self._identity(self.target), identity)
+            differing = compare_identities(self._identity(self.target), identity)
             if not differing:
                 record = checkpoint.read_record(self.target)
                 checkpoint.read_tensors(self.target)
@@ -163,7 +163,7 @@ class RunFolder:
     def open_partial(self, spec: dict[str, Any], identity: dict[str, Any]) -> Path:
         """The folder of the unfinished run: kept if it has this identity, emptied otherwise."""
         with explain_write_errors(self.partial):
-            if self.partial.exists() and (differing := self._discarded(identity)):
+            if self.partial.exists() and (differing := self._reasons_to_discard(identity)):
                 self._require_ours()
                 log.warning("%s: discarding an unfinished run (%s)", self.partial, "; ".join(differing))
                 shutil.rmtree(self.partial)
@@ -171,10 +171,10 @@ class RunFolder:
         write_json(self.partial / SPEC, {"spec": spec, "identity": identity})
         return self.partial
 
-    def _discarded(self, identity: dict[str, Any]) -> list[str]:
+    def _reasons_to_discard(self, identity: dict[str, Any]) -> list[str]:
         """Reasons why the unfinished run on disk cannot be continued; none if it can."""
         try:
-            return differences(self._identity(self.partial), identity, but=[TEST])
+            return compare_identities(self._identity(self.partial), identity, but=[TEST])
         except UserError as error:
             return [error.problem]
 
@@ -192,7 +192,7 @@ class RunFolder:
                 hint=["move it", choose_output()],
             )
 
-    def abandon(self) -> None:
+    def remove_if_empty(self) -> None:
         """Remove the partial folder if it holds no state to continue from."""
         kept = [self.partial / STATE, *(self.partial / FOLDS).glob("*/*.safetensors")]
         if not any(path.is_file() for path in kept):
@@ -216,7 +216,7 @@ class RunFolder:
         shutil.rmtree(self.target / FOLDS, ignore_errors=True)
 
 
-def partial_of(target: Path) -> Path:
+def partial_folder(target: Path) -> Path:
     """The folder of the unfinished run of `target`."""
     return target.with_name(f"{target.name}{PARTIAL}")
 

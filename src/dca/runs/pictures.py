@@ -46,7 +46,7 @@ class EvaluatedImages:
     what: str = "test images"
 
 
-def judged_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None) -> EvaluatedImages:
+def collect_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None) -> EvaluatedImages:
     """The predictions of an evaluation of these images."""
     probs = report.probabilities
     plain = None if zero_shot is None else zero_shot.probabilities.argmax(axis=1)
@@ -54,7 +54,7 @@ def judged_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation
     return EvaluatedImages(images, report.labels, report.truth, probs.argmax(axis=1), probs.max(axis=1), plain)
 
 
-def judged_training(
+def collect_training(
     items: Sequence[Item], records: Sequence[TrainingImage], labels: Sequence[Any]
 ) -> EvaluatedImages | None:
     """The predictions for training images by models that have not seen them; None if there are none.
@@ -138,11 +138,11 @@ def plot_run(
         return []
     place = folder / checkpoint.PICTURES
     judged = {
-        folder_name(target.name): judged_test(target.test, *both)
+        folder_name(target.name): collect_test(target.test, *both)
         for target, both in zip(task.targets, reports, strict=True)
     }
     if not judged:
-        left_out = judged_training(task.source.train, model.training_images_, model.classes_.tolist())
+        left_out = collect_training(task.source.train, model.training_images_, model.classes_.tolist())
         judged = {} if left_out is None else {"": left_out}
     drawn: list[Path] = []
     for number, (name, each) in enumerate(judged.items()):

@@ -253,11 +253,11 @@ def run_task(
     if overwrite or not checkpoint.holds_model(folder.target):  # a new fit: one pass hashes and decodes its images
         _read_images(task, session, clip, summaries=summaries)
     identity = identify(spec, task, session, clip)
-    if not overwrite and (result := folder.finished(identity)):
+    if not overwrite and (result := folder.read_finished(identity)):
         return FittedRun(folder.target, complete(result))
     callbacks = callbacks or RunCallbacks()
     with exclusive_lock(folder.target):
-        if not overwrite and (result := folder.finished(identity)):  # by a fit that has just ended
+        if not overwrite and (result := folder.read_finished(identity)):  # by a fit that has just ended
             return FittedRun(folder.target, complete(result))
         try:
             callbacks.on_start(spec, folder.target)
@@ -344,7 +344,7 @@ def _fit(
             on_epoch=callbacks.on_epoch,
         )  # fmt: skip
     except (UserError, KeyboardInterrupt):
-        folder.abandon()
+        folder.remove_if_empty()
         raise
     trained = time.monotonic()
     features: dict[str, Tensor] = {}

@@ -151,7 +151,7 @@ def random_vit_b_16() -> CLIP:
     return initialize_weights(clip, torch.Generator().manual_seed(0)).freeze()
 
 
-def names_of(count: int) -> tuple[str, ...]:
+def make_names(count: int) -> tuple[str, ...]:
     """Class names: those of ImageNet, then the same with numbers."""
     known = [name for _, name in read_class_list("imagenet")]
     return tuple(known[c % len(known)] + (f" {c // len(known)}" if c >= len(known) else "") for c in range(count))
@@ -167,7 +167,7 @@ def units(*shape: int, device: torch.device | str = "cpu", seed: int = 0) -> Ten
 
 def method_of(clip: CLIP, classes: int, shots: int = 2) -> DCA:
     """DCA for that many classes, ready for training steps; L_in's centres are those of random features."""
-    method = DCA.build(clip, Problem(names=names_of(classes), shots=16, seed=1), DCA.Options())
+    method = DCA.build(clip, Problem(names=make_names(classes), shots=16, seed=1), DCA.Options())
     features = units(classes * shots, clip.config.embed_dim, device=clip.device)
     labels = torch.arange(classes, device=clip.device).repeat_interleave(shots)
     method._intra_class = IntraClass.from_features(features, labels, method.problem.names, method.problem.shots)
@@ -333,7 +333,7 @@ def measure_step(clip: CLIP, classes: int, size: int, *, compare: bool) -> Resul
         reference_ms=usual.ms if usual else None,
         memory=memory,
         reference_memory=usual.memory if usual else None,
-        floor_ms=floor_ms(method, size),
+        floor_ms=estimate_floor_ms(method, size),
         gap=relative_gap(found, wanted) if wanted else None,
     )
 
@@ -353,7 +353,7 @@ def _gradients(method: DCA) -> list[Tensor]:
     return [parameter.grad.detach().clone() for parameter in method.parameters() if parameter.grad is not None]
 
 
-def floor_ms(method: DCA, size: int) -> float:
+def estimate_floor_ms(method: DCA, size: int) -> float:
     """Milliseconds of the arithmetic of a step at `PEAK`: products of weights and of attention, forward and backward.
 
     Packed text rows, image rows with the visual tokens; a frozen layer's backward costs as much as its forward.

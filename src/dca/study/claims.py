@@ -178,7 +178,7 @@ def _claim(
     )
 
 
-def resolve(rows: Iterable[PaperRow], block: Block) -> dict[PaperRow, tuple[Variant, ...]]:
+def match_rows(rows: Iterable[PaperRow], block: Block) -> dict[PaperRow, tuple[Variant, ...]]:
     """The variants of each row.
 
     Rows of one method have one base: the variant with which most of them are found; of several, the method's main one.
@@ -209,12 +209,12 @@ def _resolved(rows: Sequence[PaperRow], block: Block, method: str) -> dict[Paper
     bases = [variant for variant in variants if variant == main or not changed & variant.settings.keys()]
     for base in sorted(bases, key=lambda variant: (variant != main, bool(variant.head))):
         tried = {row: tuple(v for v in variants if row.fits(v, base)) for row in rows}
-        if sum(map(bool, tried.values())) > sum(map(bool, best.values())) and not _confused(tried):
+        if sum(map(bool, tried.values())) > sum(map(bool, best.values())) and not _is_ambiguous(tried):
             best = tried
     return {row: found if row.vary else _one_of(row, found) for row, found in best.items()}
 
 
-def _confused(found: Mapping[PaperRow, Sequence[Variant]]) -> bool:
+def _is_ambiguous(found: Mapping[PaperRow, Sequence[Variant]]) -> bool:
     """Whether one variant is said to be rows with different settings: then the base has the settings of another row."""
     settings: dict[Variant, dict[str, Any]] = {}
     fixed = ((row, variants) for row, variants in found.items() if not row.vary)
@@ -393,7 +393,7 @@ class JudgedClaim:
         return _LEAST_FIRST.index(one.outcome), inside
 
 
-def judge(claim: Claim, blocks: Sequence[Block]) -> JudgedClaim:
+def evaluate_claim(claim: Claim, blocks: Sequence[Block]) -> JudgedClaim:
     """Judge a claim.
 
     Args:
@@ -426,18 +426,18 @@ def merged(blocks: Sequence[Block]) -> Block:
 
 def _comparisons(claim: Claim, block: Block) -> Iterator[ClaimComparison]:
     """Every row against every other, by shots and dataset as the claim asks."""
-    variants = resolve(claim.rows, block)
+    variants = match_rows(claim.rows, block)
     for compare in claim.compare:
         for other in compare.others:
             ones, others = variants[compare.one], variants[other]
             if not ones or not others:
                 yield ClaimComparison(f"{compare.one.name} − {other.name}", None, "not measured", ())
             for variant in others if ones else ():
-                words = f"{compare.one.name} − {_named(other, variant)}"
+                words = f"{compare.one.name} − {_describe_row(other, variant)}"
                 yield from _by_shots(claim, block, ones[0], variant, words)
 
 
-def _named(row: PaperRow, variant: Variant) -> str:
+def _describe_row(row: PaperRow, variant: Variant) -> str:
     """The row; for rows with several variants also what distinguishes this one."""
     varied = [f"{name} = {variant.settings[name]:g}" for name in row.vary]
     return ", ".join(varied) if varied else row.name

@@ -198,7 +198,7 @@ def _paper_place(dataset: str) -> tuple[bool, int]:
     return place is None, place or 0
 
 
-def blocks_of(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
+def build_blocks(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
     """Arrange finished cells.
 
     Of runs that differ only in what does not change predictions (`estimate`, `calibrate`) the first by id counts.
@@ -212,11 +212,11 @@ def blocks_of(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
     blocks: dict[tuple[Context, str, str], Block] = {}
     rows = list(rows)
     for row in rows:
-        context = _context(row)
+        context = _context_of(row)
         source = row.dataset if row.protocol in ("cross-dataset", "domain-shift") else ""
         block = blocks.setdefault((context, row.protocol, source), Block(context, row.protocol, source))
         variant = Variant.of(row.method, row.spec.get("options", {}), row.head)
-        for dataset, run in _tested(row):
+        for dataset, run in _runs_by_dataset(row):
             block.cells.setdefault((variant, dataset, row.shots), {}).setdefault(row.seed, run)
     devices = {row.id: row.device for row in rows}
     for block in blocks.values():
@@ -242,13 +242,13 @@ def _shots_order(item: tuple[tuple[Variant, str, Shots], Any]) -> tuple[bool, in
     return shots is None, shots or 0
 
 
-def _context(row: RunRecord) -> Context:
+def _context_of(row: RunRecord) -> Context:
     others = {name: row.spec.get(name, usual) for name, usual in _FIXED.items()}
     changed = tuple((name, value) for name, value in others.items() if value != _FIXED[name])
     return Context(row.backbone, row.rules, changed)
 
 
-def _tested(row: RunRecord) -> list[tuple[str, Run]]:
+def _runs_by_dataset(row: RunRecord) -> list[tuple[str, Run]]:
     """The run for each dataset that it was tested on."""
     costs = {SECONDS: row.seconds, PARAMETERS: row.trained_parameters}
     costs = {name: float(value) for name, value in costs.items() if value is not None}
@@ -290,7 +290,7 @@ class RowNames:
         return self.given.get(variant, variant.label)
 
 
-def row_names(studies: Iterable[Specification]) -> RowNames:
+def name_rows(studies: Iterable[Specification]) -> RowNames:
     """The names that specifications give to their rows. Data, shots, seeds and backbones do not matter.
 
     Args:
@@ -307,12 +307,12 @@ def row_names(studies: Iterable[Specification]) -> RowNames:
                 rows.setdefault(name, {})[variant] = None
     given: dict[Variant, str] = {}
     for name, variants in rows.items():
-        for variant, label in _told_apart(name, list(variants)):
+        for variant, label in _distinguish_variants(name, list(variants)):
             given.setdefault(variant, label)
     return RowNames(given)
 
 
-def _told_apart(name: str, variants: Sequence[Variant]) -> Iterator[tuple[Variant, str]]:
+def _distinguish_variants(name: str, variants: Sequence[Variant]) -> Iterator[tuple[Variant, str]]:
     """Each variant of a row with a name of its own: the row's, and the method and settings in which they differ."""
     settings = [{"method": variant.method, **variant.settings} for variant in variants]
     differ = [

@@ -64,12 +64,12 @@ class Setting:
         return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
 
 
-def chosen_of(settings: Sequence[Setting]) -> Setting:
+def choose_setting(settings: Sequence[Setting]) -> Setting:
     """The setting that `RULE` chooses; the first one is the reference.
 
     >>> reference, other = (Setting({"x": x}, (), {"run 1": 0.5, "run 2": 0.6 + x}) for x in (0.0, 0.1))
     >>> better = Setting({"x": 0.2}, (), {"run 1": 0.6, "run 2": 0.65})
-    >>> chosen_of([reference, better, other]).options
+    >>> choose_setting([reference, better, other]).options
     {'x': 0.2}
     """
     reference = settings[0]
@@ -92,9 +92,9 @@ def select_options(study: Specification, runs: Path) -> dict[str, Any]:
         UserError: If cells are missing or were fitted with other defaults than today's, are measured on test images,
             or the settings of a method were not measured on the same experiments.
     """
-    groups = _grouped(study)
-    found = _measured(study, runs)
-    methods = {method: _judged(method, cells, found) for method, cells in sorted(groups.items())}
+    groups = _group_by_setting(study)
+    found = _find_accuracies(study, runs)
+    methods = {method: _select_setting(method, cells, found) for method, cells in sorted(groups.items())}
     specs = [cell.experiment for cell in study.cells]
     return {
         "study": study.name,
@@ -109,7 +109,7 @@ def select_options(study: Specification, runs: Path) -> dict[str, Any]:
     }
 
 
-def disagreements(found: Mapping[str, Any]) -> list[str]:
+def find_disagreements(found: Mapping[str, Any]) -> list[str]:
     """Chosen options that are not the defaults of their methods, of those whose defaults are ours.
 
     What authors publish stays the default: they chose it with larger backbones. A method may say why it does not take
@@ -145,14 +145,14 @@ def _is_default(method: str, name: str, value: Any, found: Mapping[str, Any]) ->
     return all(resolve_options(method, kind.Options(), data, shots)[name] == value for data, shots in places)
 
 
-def _varied(settings: Mapping[str, Sequence[Cell]]) -> list[str]:
+def _varied_options(settings: Mapping[str, Sequence[Cell]]) -> list[str]:
     """Names of the options that differ between the settings of a method."""
     return sorted(
         {name for cells in settings.values() for name in (*cells[0].experiment.changed_options, *cells[0].head)}
     )
 
 
-def _grouped(study: Specification) -> Groups:
+def _group_by_setting(study: Specification) -> Groups:
     """The cells by method and setting; raises if they cannot be compared."""
     groups: Groups = {}
     for cell in study.cells:
@@ -162,7 +162,7 @@ def _grouped(study: Specification) -> Groups:
         f"{cell.label}: measured on test images" for cell in study.cells if cell.experiment.measured_on != "validation"
     ]
     for method, settings in groups.items():
-        places = [[_place(cell) for cell in cells] for cells in settings.values()]
+        places = [[_describe_without_options(cell) for cell in cells] for cells in settings.values()]
         if any(place != places[0] for place in places):
             problems.append(f"{method}: its settings are not measured on the same experiments in the same order")
         elif len(places[0]) < 2:
@@ -173,7 +173,7 @@ def _grouped(study: Specification) -> Groups:
     return groups
 
 
-def _place(cell: Cell) -> dict[str, Any]:
+def _describe_without_options(cell: Cell) -> dict[str, Any]:
     """What the settings of a method share: data, shots, seed, backbone and protocol."""
     return _without_options(cell.experiment.to_dict())
 
@@ -182,7 +182,7 @@ def _without_options(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if name != "options"}
 
 
-def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
+def _find_accuracies(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
     """The run and the validation accuracy of every cell, by the id of the cell; raises if some are missing.
 
     The run of a cell is the one that recorded the same data and the same options, or that has its id and recorded none.
@@ -194,12 +194,12 @@ def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
         alike.setdefault(json_digest(_without_options(row.spec)), []).append(row)
     found = {}
     for cell in study.cells:
-        for row in alike.get(json_digest(_place(cell)), []):
+        for row in alike.get(json_digest(_describe_without_options(cell)), []):
             same = not compare_options(row.options, cell, row.classes) if row.options else row.id == cell.id
             if same and row.accuracy is not None and (cell.id not in found or row.id == cell.id):
                 found[cell.id] = row.id, row.accuracy
-    found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _diverged(cell, results)}
-    lacking = [_lacking(cell, results) for cell in study.cells if cell.id not in found]
+    found |= {cell.id: (cell.id, 0.0) for cell in study.cells if cell.id not in found and _has_diverged(cell, results)}
+    lacking = [_describe_missing(cell, results) for cell in study.cells if cell.id not in found]
     if lacking:
         problem = (
             f"{pluralize(len(lacking), 'cell')} of {len(study.cells):,} of {study.name} are not finished in {runs}"
@@ -208,36 +208,40 @@ def _measured(study: Specification, runs: Path) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _lacking(cell: Cell, results: Results) -> str:
+def _describe_missing(cell: Cell, results: Results) -> str:
     """A cell that is not finished, and why where that is known."""
-    why = [_error(cell, results)]
+    why = [_find_error(cell, results)]
     for row in results.records:
         if row.id == cell.id:
             why = compare_options(row.options, cell, row.classes)
     return f"{cell.id}  {cell.label}" + (f": {', '.join(why)}" if any(why) else "")
 
 
-def _diverged(cell: Cell, results: Results) -> bool:
+def _has_diverged(cell: Cell, results: Results) -> bool:
     """Whether training of a cell ended since its loss was not finite."""
-    return _error(cell, results).startswith(DIVERGED)
+    return _find_error(cell, results).startswith(DIVERGED)
 
 
-def _error(cell: Cell, results: Results) -> str:
+def _find_error(cell: Cell, results: Results) -> str:
     """Why a cell failed in the last sweep, or nothing."""
     for failure in results.failures:
         options = failure.options
-        same = options and _without_options(failure.spec) == _place(cell) and not compare_options(options, cell)
+        same = (
+            options
+            and _without_options(failure.spec) == _describe_without_options(cell)
+            and not compare_options(options, cell)
+        )
         if same or (not options and failure.id == cell.id):
             return failure.error
     return ""
 
 
-def _judged(
+def _select_setting(
     method: str, settings: Mapping[str, Sequence[Cell]], found: Mapping[str, tuple[str, float]]
 ) -> dict[str, Any]:
     """The settings of one method with their figures, and the chosen one."""
     default = get_method(method).Options()
-    varied = _varied(settings)
+    varied = _varied_options(settings)
     made = [
         Setting(
             {
@@ -250,7 +254,7 @@ def _judged(
         for cells in settings.values()
         for cell in cells[:1]
     ]
-    chosen = chosen_of(made)
+    chosen = choose_setting(made)
     return {
         "chosen": as_json(chosen.options),
         "reference": as_json(made[0].options),

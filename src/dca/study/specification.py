@@ -105,7 +105,7 @@ class Job:
         return tuple(cell for cell in self.cells if cell.head or cell.experiment.id != self.experiment.id)
 
 
-def jobs_of(
+def group_jobs(
     cells: Iterable[Cell], fit: Callable[[Experiment], Experiment] = lambda experiment: experiment
 ) -> tuple[Job, ...]:
     """The cells grouped by their fit, in the order of the first cell of each.
@@ -149,7 +149,7 @@ class Specification:
     cells: tuple[Cell, ...]
 
 
-def shipped() -> dict[str, Path]:
+def list_shipped() -> dict[str, Path]:
     """The specifications that come with the package, by name such as "paper/few-shot"."""
     root = Path(str(files("dca.study") / "specs"))
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.toml"))}
@@ -168,7 +168,7 @@ def load_specification(source: str | Path, *, backbone: str | None = None) -> Sp
     Raises:
         UserError: If there is no such specification, or it has unknown keys, names or values; it lists all of them.
     """
-    known, path = shipped(), Path(source).expanduser()
+    known, path = list_shipped(), Path(source).expanduser()
     if not path.is_file() and str(source) in known:
         return parse_specification(_read(known[str(source)]), str(source), backbone=backbone)
     if not path.exists():
@@ -197,30 +197,30 @@ def parse_specification(
     >>> len(parse_specification(table, "example").cells)
     4
     """
-    grids, chosen = _grids(table, name), _chosen(table, folder)
+    grids, chosen = _read_grids(table, name), _read_selected_options(table, folder)
     if backbone is not None:
         grids = [{**grid, "backbone": backbone} for grid in grids]
     cells, problems = dict[str, Cell](), dict[str, None]()
     for number, grid in enumerate(grids, 1):
         place = str(grid.get("name") or f"grid {number}")
-        for made in _cells(grid, chosen, str(grid.get("name", ""))):
+        for made in _expand_grid(grid, chosen, str(grid.get("name", ""))):
             if isinstance(made, str):
                 problems[f"{place}: {made}"] = None
             else:
-                _add(cells, made, problems)
+                _add_cell(cells, made, problems)
     if problems:
-        raise _unusable(name, list(problems))
+        raise _specification_error(name, list(problems))
     if not cells:
         raise UserError(f"{name}: no cells", hint="give at least one value for data")
     return Specification(name, str(table.get("title", name)), str(table.get("paper", "")), tuple(cells.values()))
 
 
-def _unusable(name: str, problems: Sequence[str]) -> UserError:
+def _specification_error(name: str, problems: Sequence[str]) -> UserError:
     hint: Hint = [show_specification(), list_methods()]
     return UserError(f"{name}: {pluralize(len(problems), 'problem')}", details=problems, hint=hint)
 
 
-def _add(cells: dict[str, Cell], made: Cell, problems: dict[str, None]) -> None:
+def _add_cell(cells: dict[str, Cell], made: Cell, problems: dict[str, None]) -> None:
     """Add a cell; one that is there already gets the other row as well. Records keep only the last part of a path."""
     there = cells.get(made.id, made)
     if there.experiment != made.experiment:
@@ -231,21 +231,21 @@ def _add(cells: dict[str, Cell], made: Cell, problems: dict[str, None]) -> None:
     cells[made.id] = dataclasses.replace(there, rows=tuple(dict.fromkeys([*there.rows, *made.rows])))
 
 
-def _grids(table: Table, name: str) -> list[dict[str, Any]]:
+def _read_grids(table: Table, name: str) -> list[dict[str, Any]]:
     """The grids with the common values filled in; raises for unknown keys and wrong types."""
     common, own = table.get("common", {}), table.get("grid", [{}])
     if not isinstance(common, dict) or not isinstance(own, list) or not all(isinstance(grid, dict) for grid in own):
-        raise _unusable(name, ["expected one table [common] and tables [[grid]]"])
+        raise _specification_error(name, ["expected one table [common] and tables [[grid]]"])
     problems = [unknown_name("key", key, TOP_KEYS).problem for key in table if key not in TOP_KEYS]
     for place, grid in (("common", common), *((f"grid {n}", grid) for n, grid in enumerate(own, 1))):
         problems += [f"{place}: {unknown_name('key', k, GRID_KEYS).problem}" for k in grid if k not in GRID_KEYS]
         problems += [f"{place}: {k} must be a table" for k in NESTED if not isinstance(grid.get(k, {}), dict)]
     if problems:
-        raise _unusable(name, problems)
+        raise _specification_error(name, problems)
     return [{**common, **grid, **{k: {**common.get(k, {}), **grid.get(k, {})} for k in NESTED}} for grid in own]
 
 
-def _chosen(table: Table, folder: Path) -> dict[str, Table]:
+def _read_selected_options(table: Table, folder: Path) -> dict[str, Table]:
     """Method -> the options that a selection chose for it, as `settings` of a specification names it."""
     if "settings" not in table:
         return {}
@@ -256,49 +256,49 @@ def _chosen(table: Table, folder: Path) -> dict[str, Table]:
     return {method: row["chosen"] for method, row in rows.items()}
 
 
-def _cells(grid: Table, chosen: Mapping[str, Table], row: str) -> Iterator[Cell | str]:
+def _expand_grid(grid: Table, chosen: Mapping[str, Table], row: str) -> Iterator[Cell | str]:
     """The cells of one grid, from options by method; a text in place of each cell that cannot be made."""
     if "data" not in grid:
         yield "data is missing"
         return
     names = [name for name in FIELDS if name in grid]
-    for values in product(*(_axis(grid[name], name == "targets") for name in names)):
+    for values in product(*(_read_axis(grid[name], name == "targets") for name in names)):
         given = dict(zip(names, values, strict=True))
         try:
             kind = get_method(given.get("method", DEFAULT_METHOD))
-            for options in _combinations(grid["options"], kind):
+            for options in _expand_options(grid["options"], kind):
                 experiment = Experiment(**given, options={**chosen.get(kind.name, {}), **options})
-                yield from (Cell(experiment, head, (row,) if row else ()) for head in _heads(grid["head"], kind))
+                yield from (Cell(experiment, head, (row,) if row else ()) for head in _expand_heads(grid["head"], kind))
         except UserError as error:
             yield "; ".join([error.problem, *error.details])
         except (TypeError, ValueError) as error:
             yield f"{given}: {error}"
 
 
-def _heads(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
+def _expand_heads(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
     """The combinations of head options, checked; one empty combination if there are none."""
     if unknown := [name for name in table if name not in kind.head_options]:
         can = ", ".join(kind.head_options) or "none"
         raise UserError(f"{', '.join(unknown)}: no option of the head of {kind.name}, which has: {can}")
-    for combination in _combinations(table, kind):
+    for combination in _expand_options(table, kind):
         chosen = kind.parse_options(combination)
         yield {name: getattr(chosen, name) for name in sorted(combination)}
 
 
-def _combinations(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
+def _expand_options(table: Table, kind: type[Method]) -> Iterator[dict[str, Any]]:
     """The product of the axes of a table of options."""
     types = option_types(kind.Options)
     axes = [
-        [read_none(one, types.get(name)) for one in _axis(value, get_origin(types.get(name)) is tuple)]
+        [read_none(one, types.get(name)) for one in _read_axis(value, get_origin(types.get(name)) is tuple)]
         for name, value in table.items()
     ]
     return (dict(zip(table, values, strict=True)) for values in product(*axes))
 
 
-def _axis(value: Any, of_lists: bool) -> Sequence[Any]:
+def _read_axis(value: Any, of_lists: bool) -> Sequence[Any]:
     """The values of one axis. of_lists: each value is a list itself.
 
-    >>> _axis(1, False), _axis([1, 2], False), _axis(["a", "b"], True), _axis([["a"], ["b"]], True)
+    >>> _read_axis(1, False), _read_axis([1, 2], False), _read_axis(["a", "b"], True), _read_axis([["a"], ["b"]], True)
     ([1], [1, 2], [['a', 'b']], [['a'], ['b']])
     """
     if not isinstance(value, list):

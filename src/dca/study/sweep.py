@@ -31,7 +31,7 @@ from dca.study.choices import Backend, TrackerName
 from dca.study.experiment import Experiment
 from dca.study.index import FAILED_FOLDER, RunIndex, RunRecord
 from dca.study.resolved_options import resolve_cell_options
-from dca.study.specification import Cell, Job, Specification, jobs_of
+from dca.study.specification import Cell, Job, Specification, group_jobs
 from dca.study.tracking import require_tracker
 from dca.study.worker import SweepEvent
 
@@ -126,7 +126,7 @@ def plan_sweep(study: Specification, runs: Path) -> Plan:
         done, rows = index.ids(), index.rows()
     finished = tuple(cell for cell in study.cells if cell.id in done)
     left = [cell for cell in study.cells if cell.id not in done]
-    jobs = jobs_of(left, choose_fits(left, runs))
+    jobs = group_jobs(left, choose_fits(left, runs))
     return Plan(study, runs, finished, jobs, expect_seconds(jobs, done, rows))
 
 

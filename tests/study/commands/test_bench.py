@@ -14,13 +14,13 @@ from dca.study.bench import (
     Result,
     _operations,
     batch_of,
-    floor_ms,
+    estimate_floor_ms,
+    make_names,
     measure,
     measure_head,
     measure_steps,
     measure_text,
     method_of,
-    names_of,
     usual_method,
 )
 from dca.training.loop import compute_gradients
@@ -63,7 +63,7 @@ def test_text_and_head_are_compared(clip: CLIP) -> None:
 
 def test_the_floor_counts_the_products(clip: CLIP) -> None:
     """Twice the batch and twice the classes are less than twice the floor, since the other tower stays."""
-    one, classes, images = (floor_ms(method_of(clip, c), b) for c, b in ((50, 8), (90, 8), (50, 16)))
+    one, classes, images = (estimate_floor_ms(method_of(clip, c), b) for c, b in ((50, 8), (90, 8), (50, 16)))
     assert one < classes < 2 * one
     assert one < images < 2 * one
     text = 2 * _operations(clip.config.text, 7, 3.0)
@@ -72,8 +72,8 @@ def test_the_floor_counts_the_products(clip: CLIP) -> None:
 
 
 def test_names_differ() -> None:
-    assert names_of(2500)[:3] == names_of(3)
-    assert names_of(1002)[1000:] == tuple(f"{name} 1" for name in names_of(2))
+    assert make_names(2500)[:3] == make_names(3)
+    assert make_names(1002)[1000:] == tuple(f"{name} 1" for name in make_names(2))
 
 
 def test_measure_takes_the_median() -> None:

@@ -53,7 +53,7 @@ def wanted(cell: Any) -> bool:
 def runs(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Part of the cells of all shipped specifications; with one more backbone, and one run on validation images."""
     folder = tmp_path_factory.mktemp("made") / "runs"
-    for name in sorted(script.shipped()):
+    for name in sorted(script.list_shipped()):
         for cell in filter(wanted, script.load_specification(name).cells):
             if not (folder / cell.id).exists():
                 script.write_cell(folder, cell, script.invent_result(cell))

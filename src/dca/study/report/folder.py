@@ -50,11 +50,11 @@ def build(subject: Subject, sections: Sequence[RunsSection] = SECTIONS) -> Built
         if isinstance(part, str):
             left_out.append((section.title, part))
         else:
-            parts.append((section, _named(part)))
+            parts.append((section, _with_file_names(part)))
     return Built(tuple(parts), tuple(left_out))
 
 
-def _named(part: Part) -> Part:
+def _with_file_names(part: Part) -> Part:
     tables = tuple(replace(table, name=file_name(table.name)) for table in part.tables)
     return replace(part, tables=tables, figures=tuple(replace(f, name=file_name(f.name)) for f in part.figures))
 
@@ -78,11 +78,11 @@ def write_runs_report(subject: Subject, folder: Path, *, text_only: bool = False
         files = text_files(subject, built)
     else:
         page.require_jinja()
-        files = all_files(subject, built, _relative(subject.runs, folder))
+        files = all_files(subject, built, _relative_address(subject.runs, folder))
     with explain_write_errors(folder):
         for name in {str(Path(file).parent) for file in files}:
             (folder / name).mkdir(parents=True, exist_ok=True)
-    for name in sorted(_earlier(folder) - set(files)):
+    for name in sorted(_read_manifest(folder) - set(files)):
         (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
         write_bytes(folder / name, encode_utf8(text))
@@ -90,7 +90,7 @@ def write_runs_report(subject: Subject, folder: Path, *, text_only: bool = False
     return folder / (MARKDOWN if text_only else INDEX)
 
 
-def _earlier(folder: Path) -> set[str]:
+def _read_manifest(folder: Path) -> set[str]:
     """Names of the files that an earlier report wrote, as far as they are of such a report."""
     try:
         listed = read_json(folder / MANIFEST).get("files", [])
@@ -102,7 +102,7 @@ def _earlier(folder: Path) -> set[str]:
     return inside | ({INDEX, LATEX, MARKDOWN} & parts.keys())
 
 
-def _relative(runs: Path, folder: Path) -> str | None:
+def _relative_address(runs: Path, folder: Path) -> str | None:
     """The address of the folder of runs, seen from the report; None for a results file, which has no file per run."""
     return None if is_results_file(runs) else quote(Path(os.path.relpath(runs.resolve(), folder.resolve())).as_posix())
 
@@ -147,7 +147,7 @@ def _page(subject: Subject, built: Built, title: str, base: str | None) -> str:
         return f"#{anchor(runs)}" if base is None or len(runs) > 1 else f"{base}/{runs[0]}/result.json"
 
     def values(part: Part) -> Mapping[str, Any]:
-        return {"part": part, "link": link, "said": _said}
+        return {"part": part, "link": link, "said": _describe_entry}
 
     shown = [_section(section.name, section.title, "part.html", values(part)) for section, part in built.parts]
     shown.append(_section("run_lists", "Runs", "run_lists.html", {"groups": groups, "base": base}))
@@ -161,7 +161,7 @@ def _section(name: str, title: str, template: str, values: Mapping[str, Any]) ->
     return Section(name, title, lambda _: values, template)
 
 
-def _said(entry: TableCell) -> str:
+def _describe_entry(entry: TableCell) -> str:
     """What is shown when a number is pointed at: the note, and the ids of its runs."""
     few = ", ".join(entry.runs[:6]) + (", ..." if len(entry.runs) > 6 else "")
     return f"{entry.note + '; ' if entry.note else ''}{pluralize(len(entry.runs), 'run')}: {few}"

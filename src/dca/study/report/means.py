@@ -11,7 +11,7 @@ from dca.study.report.tables import Line, TableCell, mean_entry
 from dca.study.results import ACCURACY, Block, Run, Shots, Variant
 
 
-def cell_entry(
+def mean_over_seeds(
     block: Block, variant: Variant, dataset: str, shots: Shots, quantity: str = ACCURACY
 ) -> TableCell | None:
     """Mean over the seeds of one cell; None if it was not run."""
@@ -19,7 +19,7 @@ def cell_entry(
     return mean_entry([run.figures[quantity] for run in runs], [run.id for run in runs])
 
 
-def average_entry(
+def mean_over_datasets(
     block: Block, variant: Variant, shots: Shots, datasets: Sequence[str], quantity: str = ACCURACY
 ) -> TableCell | None:
     """Mean over datasets of the mean of each; None unless all were run. The spread is that of `mean_of_cells`."""
@@ -47,7 +47,7 @@ def _shared_seeds(cells: Sequence[Sequence[Run]], quantity: str) -> list[list[fl
     return [[run.figures[quantity] for runs in cells for run in runs if run.seed == seed] for seed in sorted(seeds)]
 
 
-def lines_of(
+def build_lines(
     variants: Sequence[Variant],
     names: Callable[[Variant], str],
     entries: Callable[[Variant], Sequence[TableCell | None]],
@@ -61,8 +61,8 @@ def dataset_entries(
     block: Block, variant: Variant, shots: Shots, datasets: Sequence[str], averaged: Sequence[str]
 ) -> list[TableCell | None]:
     """One entry per dataset and, for several datasets, the average over some of them."""
-    cells = [cell_entry(block, variant, name, shots) for name in datasets]
-    return [*cells, average_entry(block, variant, shots, averaged)] if len(datasets) > 1 else cells
+    cells = [mean_over_seeds(block, variant, name, shots) for name in datasets]
+    return [*cells, mean_over_datasets(block, variant, shots, averaged)] if len(datasets) > 1 else cells
 
 
 def with_average(datasets: Sequence[str]) -> tuple[str, ...]:

@@ -15,15 +15,15 @@ Find = Callable[[int], PublishedNumber | None]
 Key = tuple[str, str, str, str, Shots, str]
 
 
-def comparable(context: Context) -> bool:
+def is_comparable(context: Context) -> bool:
     """Whether there are published numbers for this backbone and these rules."""
     known = {number.backbone for number in published_numbers()}
     return context.backbone in known and (context.rules, context.others) == ("paper", ())
 
 
-def agreement(blocks: Iterable[Block]) -> str:
+def describe_agreement(blocks: Iterable[Block]) -> str:
     """A sentence that says whether published numbers are shown."""
-    if any(comparable(block.context) for block in blocks):
+    if any(is_comparable(block.context) for block in blocks):
         return (
             "Numbers of the paper, of other sources for methods that it lacks, and differences to them are shown where "
             "backbone, protocol and rules (the authors') agree, and for averages the 11 datasets. Marks: m "
@@ -43,7 +43,7 @@ def paper_datasets() -> frozenset[str]:
 
 def has_number(block: Block, dataset: str) -> bool:
     """Whether published numbers for this dataset can stand beside the block's; an average needs the same datasets."""
-    return comparable(block.context) and (dataset != AVERAGE or set(block.averaged) == paper_datasets())
+    return is_comparable(block.context) and (dataset != AVERAGE or set(block.averaged) == paper_datasets())
 
 
 @cache
@@ -66,27 +66,29 @@ def _records() -> dict[Key, PublishedNumber]:
     return found
 
 
-def by_label(block: Block, table: str, label: str, dataset: str, shots: Shots) -> PublishedNumber | None:
+def find_by_label(block: Block, table: str, label: str, dataset: str, shots: Shots) -> PublishedNumber | None:
     """The paper's number of a row of a table of ablations."""
     found = _paper().get((block.protocol, table, label, dataset, shots, ACCURACY))
     return found if found and found.backbone == block.context.backbone else None
 
 
-def by_method(block: Block, tables: Sequence[str], method: str, dataset: str, shots: Shots) -> PublishedNumber | None:
+def find_by_method(
+    block: Block, tables: Sequence[str], method: str, dataset: str, shots: Shots
+) -> PublishedNumber | None:
     """The number of a method: of the first of these tables of the paper that has it, else of another source."""
     keys = [(block.protocol, table, f"method {method}", dataset, shots, ACCURACY) for table in tables]
     found = next((_paper()[key] for key in keys if key in _paper()), None)
     if found is not None and found.backbone == block.context.backbone:
         return found
-    return record(block, method, dataset, shots, ACCURACY)
+    return find_record(block, method, dataset, shots, ACCURACY)
 
 
-def record(block: Block, method: str, dataset: str, shots: Shots, quantity: str) -> PublishedNumber | None:
+def find_record(block: Block, method: str, dataset: str, shots: Shots, quantity: str) -> PublishedNumber | None:
     """The number of a method in a source other than the paper."""
     return _records().get((block.protocol, block.context.backbone, f"method {method}", dataset, shots, quantity))
 
 
-def beside(line: Line, find: Find) -> Iterator[Line]:
+def with_published(line: Line, find: Find) -> Iterator[Line]:
     """The line; and, where there are published numbers for it, these and the differences.
 
     Args:
@@ -100,12 +102,12 @@ def beside(line: Line, find: Find) -> Iterator[Line]:
     found = [find(place) if entry is not None else None for place, entry in enumerate(line.entries)]
     if any(number is not None for number in found):
         first, name = line.heads[:-1], line.heads[-1]
-        printed = tuple(None if number is None else _printed(number) for number in found)
+        printed = tuple(None if number is None else _published_cell(number) for number in found)
         yield Line((*first, f"{name}, published"), printed, "published")
-        yield Line((*first, f"{name}, difference"), tuple(_deltas(line.entries, found)), "delta")
+        yield Line((*first, f"{name}, difference"), tuple(_difference_cells(line.entries, found)), "delta")
 
 
-def _printed(number: PublishedNumber) -> TableCell:
+def _published_cell(number: PublishedNumber) -> TableCell:
     likely = "" if number.likely is None else f"; likely {number.likely:.2f}"
     flag = f"; {number.flag}: {number.note}{likely}" if number.flag else ""
     place = f"{number.table} of the paper" if number.paper == PAPER else f"{number.source}, {number.table}"
@@ -113,7 +115,7 @@ def _printed(number: PublishedNumber) -> TableCell:
     return TableCell(number.value, text=text, note=f"{place}{flag}")
 
 
-def _deltas(
+def _difference_cells(
     entries: Sequence[TableCell | None], numbers: Sequence[PublishedNumber | None]
 ) -> Iterator[TableCell | None]:
     for entry, number in zip(entries, numbers, strict=True):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dca.core.errors import UserError
 from dca.core.hints import finish_sweep
-from dca.study.claims import JudgedClaim, claims, judge
+from dca.study.claims import JudgedClaim, claims, evaluate_claim
 from dca.study.index import FailedCell, RunRecord, read_results
-from dca.study.results import OURS, ZERO_SHOT, Block, Context, RowNames, Variant, blocks_of, row_names
+from dca.study.results import OURS, ZERO_SHOT, Block, Context, RowNames, Variant, build_blocks, name_rows
 from dca.study.specification import Specification, load_specification
 
 SELECTION = "selection.json"
@@ -43,7 +43,7 @@ class Subject:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Runs whose numbers may stand in one table."""
-        return blocks_of(self.rows)
+        return build_blocks(self.rows)
 
     @cached_property
     def contexts(self) -> tuple[Context, ...]:
@@ -58,7 +58,7 @@ class Subject:
     def judged(self) -> Mapping[Context, tuple[JudgedClaim, ...]]:
         """Every claim of the paper with its outcome, by context."""
         own = {context: [block for block in self.blocks if block.context == context] for context in self.contexts}
-        return {context: tuple(judge(claim, blocks) for claim in claims()) for context, blocks in own.items()}
+        return {context: tuple(evaluate_claim(claim, blocks) for claim in claims()) for context, blocks in own.items()}
 
     def methods(self, block: Block) -> list[Variant]:
         """The main variant of every method: zero-shot CLIP first, DCA last, otherwise by name."""
@@ -103,7 +103,7 @@ def read_subject(runs: Path, *, specifications: Sequence[str] = (), selection: P
         selection = runs / SELECTION
     given = None if selection is None else (selection.name, _sha256(selection))
     studies = tuple(load_specification(source) for source in specifications)
-    names = row_names(studies)
+    names = name_rows(studies)
     return Subject(runs, tested, len(rows) - len(tested), names, studies, given, results.failures)
 
 

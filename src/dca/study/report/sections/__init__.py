@@ -11,9 +11,9 @@ from dca.study.report.sections import (
     differences,
     few_shot,
     gamma,
-    made,
     missing,
     paper_tables,
+    provenance,
     seeds,
     sensitivity,
     transfer,
@@ -36,5 +36,5 @@ SECTIONS: tuple[RunsSection, ...] = (
     costs.SECTION,
     variants.SECTION,
     missing.SECTION,
-    made.SECTION,
+    provenance.SECTION,
 )

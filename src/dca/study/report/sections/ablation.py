@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dca.study.claims import TABLE_ROWS, pairs_of, paper_rows, resolve
+from dca.study.claims import TABLE_ROWS, match_rows, pairs_of, paper_rows
 from dca.study.report.figures import Figure, Point, bar_chart
 from dca.study.report.means import shots_title
 from dca.study.report.subject import Subject
@@ -57,7 +57,7 @@ def build(subject: Subject) -> Part | str:
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
     rows = paper_rows()
     for name, title, compared in CHARTS:
-        found = resolve([rows[row] for pair in compared for row in pair], block)
+        found = match_rows([rows[row] for pair in compared for row in pair], block)
         for shots in block.shots:
             bars = []
             for one, other in compared:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
-from dca.study.report.means import average_entry, cell_entry, lines_of, shots_title
-from dca.study.report.published import Find, beside, has_number, record
+from dca.study.report.means import build_lines, mean_over_datasets, mean_over_seeds, shots_title
+from dca.study.report.published import Find, find_record, has_number, with_published
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, ranked
 from dca.study.results import BASE, HARMONIC, NEW, Block, Shots, Variant
@@ -39,13 +39,13 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
 
     def entries(variant: Variant) -> list[TableCell | None]:
         if dataset:
-            return [cell_entry(block, variant, dataset, shots, quantity) for quantity in QUANTITIES]
-        return [average_entry(block, variant, shots, block.averaged, quantity) for quantity in QUANTITIES]
+            return [mean_over_seeds(block, variant, dataset, shots, quantity) for quantity in QUANTITIES]
+        return [mean_over_datasets(block, variant, shots, block.averaged, quantity) for quantity in QUANTITIES]
 
     lines: list[Line] = []
     for variant in subject.methods(block):
-        for line in lines_of((variant,), subject.names, entries):
-            lines += beside(line, _finder(block, variant.method, shots, dataset or AVERAGE))
+        for line in build_lines((variant,), subject.names, entries):
+            lines += with_published(line, _finder(block, variant.method, shots, dataset or AVERAGE))
     where = title_of(dataset) if dataset else f"average over {len(block.averaged)} datasets"
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
@@ -57,7 +57,7 @@ def _finder(block: Block, method: str, shots: Shots, dataset: str) -> Find:
     """The published number of a column."""
     if not has_number(block, dataset):
         return lambda _: None
-    return lambda place: record(block, method, dataset, shots, PUBLISHED[place])
+    return lambda place: find_record(block, method, dataset, shots, PUBLISHED[place])
 
 
 SECTION = RunsSection("base_to_new", "Base to new classes", build)

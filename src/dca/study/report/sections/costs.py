@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dca.study.report.figures import Figure, Point, scatter
-from dca.study.report.means import average_entry, shots_title
+from dca.study.report.means import mean_over_datasets, shots_title
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell
 from dca.study.results import ACCURACY, PARAMETERS, SECONDS, Block, Shots, Variant
@@ -35,7 +35,7 @@ def _lines(subject: Subject, block: Block) -> dict[Variant, dict[str, TableCell]
     """Average accuracy and costs of every method that was run on all datasets."""
     found = {}
     for variant in subject.methods(block):
-        entries = {q: average_entry(block, variant, block.shots[-1], block.averaged, q) for q in _QUANTITIES}
+        entries = {q: mean_over_datasets(block, variant, block.shots[-1], block.averaged, q) for q in _QUANTITIES}
         if entries[ACCURACY] is not None and entries[PARAMETERS] is not None:
             found[variant] = {quantity: entry for quantity, entry in entries.items() if entry is not None}
     return found

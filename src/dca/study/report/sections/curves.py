@@ -9,7 +9,7 @@ from dataclasses import replace
 from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
 from dca.study.report.figures import Figure, Point, Series, line_chart
-from dca.study.report.means import average_entry, cell_entry, shots_column
+from dca.study.report.means import mean_over_datasets, mean_over_seeds, shots_column
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, TableCell
 from dca.study.results import OURS, ZERO_SHOT, Block, Variant
@@ -54,7 +54,7 @@ def _in_colour(subject: Subject, block: Block) -> set[Variant]:
         return set(methods)
     means = {}
     for variant in methods:
-        entries = [average_entry(block, variant, shots, block.averaged) for shots in block.shots]
+        entries = [mean_over_datasets(block, variant, shots, block.averaged) for shots in block.shots]
         values = [entry.value for entry in entries if entry is not None and entry.value is not None]
         if len(values) == len(block.shots):
             means[variant] = statistics.fmean(values)
@@ -64,9 +64,9 @@ def _in_colour(subject: Subject, block: Block) -> set[Variant]:
 
 def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> Series:
     entries = [
-        average_entry(block, variant, shots, block.averaged)
+        mean_over_datasets(block, variant, shots, block.averaged)
         if dataset == AVERAGE
-        else cell_entry(block, variant, dataset, shots)
+        else mean_over_seeds(block, variant, dataset, shots)
         for shots in block.shots
     ]
     name = subject.names(variant)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dca.stats.paired import SAMPLES, STREAM, holm, signed_rank
 from dca.study.claims import Pairs, pairs_of
-from dca.study.report.means import average_entry, shots_title
+from dca.study.report.means import mean_over_datasets, shots_title
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell
 from dca.study.results import OURS, Block, Shots, Variant
@@ -50,7 +50,7 @@ def _reference(block: Block, shots: Shots) -> Variant:
     """DCA where it was run, else the method with the best average."""
     if OURS in block.main and any(block.runs(block.main[OURS], name, shots) for name in block.datasets):
         return block.main[OURS]
-    averages = {variant: average_entry(block, variant, shots, block.averaged) for variant in block.main.values()}
+    averages = {variant: mean_over_datasets(block, variant, shots, block.averaged) for variant in block.main.values()}
     known = {variant: entry.value for variant, entry in averages.items() if entry and entry.value is not None}
     return max(known or {next(iter(averages)): 0.0}, key=lambda variant: known.get(variant, 0.0))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from dca.datasets.catalog import title_of
-from dca.study.report.means import dataset_entries, lines_of, shots_title, with_average
+from dca.study.report.means import build_lines, dataset_entries, shots_title, with_average
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, Table, ranked
 from dca.study.results import Block
@@ -31,7 +31,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         datasets = [name for name in block.datasets if any(block.runs(v, name, shots) for v in variants)]
         averaged = [name for name in datasets if name in block.averaged]
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
-        lines = lines_of(variants, subject.names, entries)
+        lines = build_lines(variants, subject.names, entries)
         notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
         name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"

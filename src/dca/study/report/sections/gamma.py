@@ -8,7 +8,7 @@ from typing import Any
 
 from dca.datasets.catalog import title_of
 from dca.study.report.figures import Figure, heat_map
-from dca.study.report.means import cell_entry, shots_title
+from dca.study.report.means import mean_over_seeds, shots_title
 from dca.study.report.sections.curves import point_of
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, TableCell
@@ -37,7 +37,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
         words = ", ".join([grid[0], *(f"{name}={short_value(value)}" for name, value in grid[1])])
         for dataset in block.datasets:
             for shots in block.shots:
-                entries = {place: cell_entry(block, v, dataset, shots) for place, v in variants.items()}
+                entries = {place: mean_over_seeds(block, v, dataset, shots) for place, v in variants.items()}
                 if sum(entry is not None for entry in entries.values()) < 4:
                     continue
                 title = f"γ of {words}: {title_of(dataset)}, {shots_title(shots)}{subject.where(block)}"

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dca.datasets.catalog import title_of
-from dca.study.claims import TABLE_ROWS, paper_rows, resolve
+from dca.study.claims import TABLE_ROWS, match_rows, paper_rows
 from dca.study.published_numbers import AVERAGE, PublishedNumber
-from dca.study.report.means import average_entry, cell_entry, dataset_entries, shots_column, shots_title, with_average
-from dca.study.report.published import agreement, beside, by_label, by_method, has_number
+from dca.study.report.means import (
+    dataset_entries,
+    mean_over_datasets,
+    mean_over_seeds,
+    shots_column,
+    shots_title,
+    with_average,
+)
+from dca.study.report.published import describe_agreement, find_by_label, find_by_method, has_number, with_published
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, ranked
 from dca.study.results import Block, Shots, Variant
@@ -25,7 +32,11 @@ def build(subject: Subject) -> Part | str:
     tables = [table for block in few for table in (*_methods(subject, block), *_ablations(subject, block))]
     tables += [table for block in shifted if block.source == SHIFTED for table in _domain_shift(subject, block)]
     found = tuple(table for table in tables if table.lines)
-    return Part(notes=(agreement((*few, *shifted)),), tables=found) if found else "No runs for a table of the paper."
+    return (
+        Part(notes=(describe_agreement((*few, *shifted)),), tables=found)
+        if found
+        else "No runs for a table of the paper."
+    )
 
 
 def _methods(subject: Subject, block: Block) -> Iterator[Table]:
@@ -51,16 +62,16 @@ def _title(dataset: str, block: Block) -> str:
 
 def _entry(block: Block, variant: Variant, dataset: str, shots: Shots) -> TableCell | None:
     if dataset == AVERAGE:
-        return average_entry(block, variant, shots, block.averaged)
-    return cell_entry(block, variant, dataset, shots)
+        return mean_over_datasets(block, variant, shots, block.averaged)
+    return mean_over_seeds(block, variant, dataset, shots)
 
 
 def _finder(block: Block, method: str, *tables: str) -> Find:
-    return lambda dataset, shots: by_method(block, tables, method, dataset, shots)
+    return lambda dataset, shots: find_by_method(block, tables, method, dataset, shots)
 
 
 def _labelled(block: Block, number: int, label: str) -> Find:
-    return lambda dataset, shots: by_label(block, f"Table {number}", label, dataset, shots)
+    return lambda dataset, shots: find_by_label(block, f"Table {number}", label, dataset, shots)
 
 
 def _compared(block: Block, line: Line, find: Find, places: Sequence[Place]) -> list[Line]:
@@ -71,7 +82,7 @@ def _compared(block: Block, line: Line, find: Find, places: Sequence[Place]) -> 
     def published(place: int) -> PublishedNumber | None:
         return find(*places[place]) if has_number(block, places[place][0]) else None
 
-    return list(beside(line, published))
+    return list(with_published(line, published))
 
 
 def _ablations(subject: Subject, block: Block) -> Iterator[Table]:
@@ -79,7 +90,7 @@ def _ablations(subject: Subject, block: Block) -> Iterator[Table]:
     for number, rows in TABLE_ROWS.items():
         if number == 2:
             continue
-        found = resolve([paper_rows()[name] for name in rows], block)
+        found = match_rows([paper_rows()[name] for name in rows], block)
         own = {name: found[paper_rows()[name]][0] for name in rows if found[paper_rows()[name]]}
         if len(own) > 1:
             make = _by_shots if number == 4 else _by_dataset
@@ -110,7 +121,7 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
         ran = [k for k in block.shots if _ran(block, own, dataset, k)]
         lines = []
         for name, variant in own.items():
-            line = Line((name,), tuple(cell_entry(block, variant, dataset, shots) for shots in ran))
+            line = Line((name,), tuple(mean_over_seeds(block, variant, dataset, shots) for shots in ran))
             lines += _compared(block, line, _labelled(block, number, name), [(dataset, shots) for shots in ran])
         title = f"Table {number} of the paper: {TITLES[number]}, {title_of(dataset)}{subject.where(block)}"
         stem = f"table-{number}-{dataset}{subject.slug(block)}"
@@ -119,12 +130,12 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
 
 def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
     """Table 2: methods by targets, the source first."""
-    found = resolve([paper_rows()[name] for name in TABLE_ROWS[2]], block)
+    found = match_rows([paper_rows()[name] for name in TABLE_ROWS[2]], block)
     for shots in block.shots:
         lines = []
         for row, variants in found.items():
             for variant in variants:
-                entries = tuple(cell_entry(block, variant, name, shots) for name in block.datasets)
+                entries = tuple(mean_over_seeds(block, variant, name, shots) for name in block.datasets)
                 places = [(name, shots) for name in block.datasets]
                 lines += _compared(block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places)
         source, columns = title_of(block.source), tuple(map(title_of, block.datasets))

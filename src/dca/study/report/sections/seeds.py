@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from dca.study.report.figures import Figure, Point, bar_chart
-from dca.study.report.means import cell_entry
+from dca.study.report.means import mean_over_seeds
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell
 from dca.study.results import Block
@@ -28,7 +28,7 @@ def build(subject: Subject) -> Part | str:
 def _block(subject: Subject, block: Block) -> Iterator[tuple[Figure, Table]]:
     bars, lines = [], []
     for variant in subject.methods(block):
-        cells = [cell_entry(block, variant, name, k) for name in block.datasets for k in block.shots]
+        cells = [mean_over_seeds(block, variant, name, k) for name in block.datasets for k in block.shots]
         spread = [(cell.std, cell.runs) for cell in cells if cell is not None and cell.std is not None]
         if not spread:
             continue

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from dca.datasets.catalog import title_of
 from dca.methods.registry import get_method
-from dca.study.claims import PaperRow, resolve
+from dca.study.claims import PaperRow, match_rows
 from dca.study.report.figures import Figure, Series, line_chart
-from dca.study.report.means import cell_entry, shots_column
+from dca.study.report.means import mean_over_seeds, shots_column
 from dca.study.report.sections.curves import point_of
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection
@@ -34,7 +34,7 @@ def build(subject: Subject) -> Part | str:
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
     for option, symbol in OPTIONS.items():
         base, row = PaperRow("base", OURS), PaperRow("varied", OURS, vary=[option])
-        found = resolve([base, row], block)
+        found = match_rows([base, row], block)
         varied = {float(variant.settings[option]): variant for variant in found[row]}
         for dataset in block.datasets if varied else ():
             own = {_value(found[base][0], option, dataset): found[base][0]} if found[base] else {}
@@ -63,7 +63,7 @@ def _figure(
 
 def _series(block: Block, dataset: str, shots: Shots, symbol: str, varied: Mapping[float, Variant]) -> Series:
     points = [
-        point_of(cell_entry(block, variant, dataset, shots), f"{symbol} = {value:g}, {shots_column(shots)}")
+        point_of(mean_over_seeds(block, variant, dataset, shots), f"{symbol} = {value:g}, {shots_column(shots)}")
         for value, variant in varied.items()
     ]
     return Series(shots_column(shots), tuple(points))

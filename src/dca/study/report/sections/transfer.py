@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
-from dca.study.report.means import average_entry, cell_entry, lines_of, mean_of_cells, shots_title
+from dca.study.report.means import build_lines, mean_of_cells, mean_over_datasets, mean_over_seeds, shots_title
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, Table, TableCell, ranked
 from dca.study.results import Block, Context, Shots, Variant
@@ -34,10 +34,10 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
     for shots in block.shots:
 
         def entries(variant: Variant, shots: Shots = shots) -> list[TableCell | None]:
-            cells = [cell_entry(block, variant, name, shots) for name in (*own, *targets)]
-            return [*cells, average_entry(block, variant, shots, targets)]
+            cells = [mean_over_seeds(block, variant, name, shots) for name in (*own, *targets)]
+            return [*cells, mean_over_datasets(block, variant, shots, targets)]
 
-        lines = lines_of(subject.methods(block), subject.names, entries)
+        lines = build_lines(subject.methods(block), subject.names, entries)
         title = f"{TITLES[block.protocol]} from {title_of(block.source)}, {shots_title(shots)}{subject.where(block)}"
         columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
         name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
@@ -75,7 +75,7 @@ def _average(subject: Subject, blocks: Sequence[Block], shots: Shots) -> Table:
 
     title = f"Domain shift, average over {len(blocks)} datasets, {shots_title(shots)}{subject.where(first)}"
     name = f"domain-shift-average-{shots}{subject.slug(first)}"
-    lines = lines_of(subject.methods(first), subject.names, entries)
+    lines = build_lines(subject.methods(first), subject.names, entries)
     return Table(name, title, ("method",), (*own, *changes, AVERAGE), ranked(lines))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from dca.study.report.means import dataset_entries, lines_of, shots_title, with_average
+from dca.study.report.means import build_lines, dataset_entries, shots_title, with_average
 from dca.study.report.sections.gamma import has_both_gammas
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, Table, ranked
@@ -35,7 +35,7 @@ def _of_method(subject: Subject, block: Block, method: str, variants: list[Varia
         datasets = [name for name in block.datasets if sum(bool(block.runs(v, name, shots)) for v in variants) > 1]
         own = [variant for variant in variants if any(block.runs(variant, name, shots) for name in datasets)]
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=datasets)
-        lines = lines_of(own, subject.names, entries)
+        lines = build_lines(own, subject.names, entries)
         if len(lines) > 1:
             name = f"variants-{method}-{shots}{subject.slug(block)}"
             title = f"Variants of {method}, {shots_title(shots)}{subject.where(block)}"

@@ -47,4 +47,4 @@ def build(subject: Subject) -> Part:
     return Part(notes=(OF_FILE if is_results_file(subject.runs) else OF_FOLDER,), facts=tuple(facts))
 
 
-SECTION = RunsSection("made", "How it was made", build)
+SECTION = RunsSection("provenance", "How it was made", build)
