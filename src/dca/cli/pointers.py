@@ -34,7 +34,15 @@ SYNONYMS = {
     "add": "add-class",
     "remove": "remove-class",
     "rename": "rename-class",
+    # Commands of the study.
+    "sweep": "study sweep",
+    "select": "study select",
+    "collect": "study collect",
+    "bench": "study bench",
+    "benchmark": "study bench",
 }
+# Flags of `dca study run` that `dca fit` does not have.
+STUDY_FLAGS = ("--protocol", "--target", "--rules", "--measured-on", "--draw", "--track")
 # Usual short names of method options.
 ALIASES = {
     "lr": "learning_rate",
@@ -62,12 +70,15 @@ def unknown_command(args: Sequence[str]) -> UserError | None:
 
 
 def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError | None:
-    """The error for a flag that is an option of a method; None for any other unknown flag.
+    """The error for a flag that is an option of a method, or of experiments; None for any other unknown flag.
 
     Only commands with --method and --set take all options of a method. args: the whole command line.
     """
     named = _value(args, "--with") or _value(args, "--method") or DEFAULT_METHOD
     context, method = error.ctx, _method(named)
+    if context is not None and context.info_name == "fit" and error.option_name in STUDY_FLAGS:
+        problem = f"{context.command_path} has no option {error.option_name}, which is one of experiments"
+        return UserError(problem, hint=_line("study run", args[args.index("fit") + 1 :]))
     if context is None or method is None or not {"--method", "--set"} <= set(_flags(context)):
         return None
     typed = error.option_name.lstrip("-").replace("-", "_")

@@ -41,3 +41,10 @@ def test_the_group_lists_its_commands(dca: Callable[..., Any]) -> None:
     text = dca("study", "--help").out
     for name in COMMANDS:
         assert f"\n  {name} " in text
+
+
+def test_a_flag_of_the_study_is_pointed_to(dca: Callable[..., Any]) -> None:
+    said = dca("fit", "photos/", "--protocol", "base-to-new")
+    assert said.code == 2
+    assert "dca study run photos/ --protocol base-to-new" in said.err
+    assert "dca study sweep my.toml" in dca("sweep", "my.toml").err
