@@ -32,8 +32,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
 os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
-# Tests of pictures ask for them; for the others they would only take time.
-os.environ["DCA_PICTURES"] = "0"
+# Tests of plots ask for them; for the others they would only take time.
+os.environ["DCA_PLOTS"] = "0"
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -112,5 +112,5 @@ def test_the_installed_package_is_the_wheel_s(place: Path) -> None:
 def test_the_demonstration_runs_where_only_the_wheel_is_installed(place: Path) -> None:
     said = call(place / "venv" / "bin" / "dca", "demo", cwd=place, DCA_CACHE=str(place / "cache"))
     assert "accuracy on 200 test images" in said
-    assert "no pictures: charts need matplotlib" in said
+    assert "no plots: charts need matplotlib" in said
     assert (place / "dca-demo" / "model.safetensors").is_file()

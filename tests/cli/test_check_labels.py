@@ -78,17 +78,17 @@ def test_json_has_all_unless_told_otherwise(dca: Any, photos: Path, tiny_folder:
 
 def test_the_picture_is_drawn(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     path = tmp_path / "new" / "sheet.png"
-    line = ("check-labels", photos, "--backbone", tiny_folder, "--odds", 1, "--picture", path)
+    line = ("check-labels", photos, "--backbone", tiny_folder, "--odds", 1, "--plot", path)
     said = dca(*line)
     assert said.out.splitlines()[-1] == f"wrote {path}"
     with Image.open(path) as image:
         assert np.asarray(image.convert("L")).std() > 5
-    assert json.loads(dca(*line, "--json").out)["picture"] == str(path)
+    assert json.loads(dca(*line, "--json").out)["plot"] == str(path)
 
 
 def test_no_picture_is_written_where_nothing_is_found(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     path = tmp_path / "sheet.png"
-    said = dca("check-labels", photos, "--backbone", tiny_folder, "--odds", 1e12, "--picture", path)
+    said = dca("check-labels", photos, "--backbone", tiny_folder, "--odds", 1e12, "--plot", path)
     assert said.out.splitlines()[-1] == f"nothing to draw: {path} is not written"
     assert not path.exists()
 
@@ -97,6 +97,6 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_any_work(
     dca: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("dca.model.findings.check_labels", lambda *_, **__: pytest.fail("too late"))
-    said = dca("check-labels", photos, "--picture", tmp_path / "sheet.gif")
+    said = dca("check-labels", photos, "--plot", tmp_path / "sheet.gif")
     assert said.code == 2
     assert "sheet.png" in said.err

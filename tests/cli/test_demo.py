@@ -9,7 +9,7 @@ import pytest
 
 from dca.datasets.dataset import Dataset
 
-PICTURES = ("comparison.png", "training.png", "predictions.png")
+PLOTS = ("comparison.png", "training.png", "predictions.png")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_finished_demonstration_is_shown_again_and_not_fitted_again(
     assert first.code == 0, first.err
     folder = tmp_path / "demo"
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert {folder / name for name in PICTURES} <= set(before)
+    assert {folder / name for name in PLOTS} <= set(before)
     again = dca(*line)
     assert again.code == 0
     assert again.out == first.out
@@ -71,10 +71,10 @@ def test_pictures_of_a_finished_demonstration_that_are_missing_are_drawn(
     dca: Any, line: tuple[object, ...], tmp_path: Path
 ):
     dca(*line)
-    drawn = (tmp_path / "demo" / PICTURES[0]).read_bytes()
-    (tmp_path / "demo" / PICTURES[0]).unlink()
+    drawn = (tmp_path / "demo" / PLOTS[0]).read_bytes()
+    (tmp_path / "demo" / PLOTS[0]).unlink()
     assert dca(*line).code == 0
-    assert (tmp_path / "demo" / PICTURES[0]).read_bytes() == drawn
+    assert (tmp_path / "demo" / PLOTS[0]).read_bytes() == drawn
 
 
 def test_a_demonstration_of_other_settings_is_replaced_only_when_asked(
@@ -112,4 +112,4 @@ def test_without_matplotlib_there_are_figures_and_no_pictures(
             assert "comparison.png" not in found.out
     assert not [path for path in (tmp_path / "demo").iterdir() if path.suffix == ".png"]
     assert "comparison.png" in dca(*line).out
-    assert {path.name for path in (tmp_path / "demo").iterdir()} >= {*PICTURES}
+    assert {path.name for path in (tmp_path / "demo").iterdir()} >= {*PLOTS}

@@ -13,7 +13,7 @@ from PIL import Image
 from rich.cells import cell_len
 
 from dca.cli.eval import format_evaluation
-from dca.runs.pictures import PICTURES
+from dca.runs.plots import PLOT_FILES
 from dca.training.evaluate import evaluate_predictions
 
 
@@ -77,36 +77,36 @@ def test_images_that_were_trained_on_are_counted(dca: Any, fitted: Path, photos:
 
 
 def test_charts_are_written_and_named(dca: Any, fitted: Path, photos: Path, tmp_path: Path):
-    expected = [str(tmp_path / "charts" / name) for name in PICTURES]
-    said = dca("eval", fitted, photos, "--plots", tmp_path / "charts")
+    expected = [str(tmp_path / "charts" / name) for name in PLOT_FILES]
+    said = dca("eval", fitted, photos, "-o", tmp_path / "charts")
     assert said.code == 0
-    assert [line.removeprefix("wrote ") for line in said.out.splitlines()[-4:]] == expected
+    assert said.out.splitlines()[-1] == f"plots  {tmp_path / 'charts'}/: {', '.join(PLOT_FILES)}"
     for path in expected:
         with Image.open(path) as image:
             image.load()
             assert np.asarray(image.convert("L")).std() > 5
-    report = json.loads(dca("eval", fitted, photos, "--plots", tmp_path / "charts", "--json").out)
+    report = json.loads(dca("eval", fitted, photos, "-o", tmp_path / "charts", "--json").out)
     assert report["plots"] == expected
 
 
-def test_pictures_of_an_evaluation_are_in_the_model_and_named(
+def test_plots_of_an_evaluation_are_in_the_model_and_named(
     dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = tmp_path / "m.dca"
     shutil.copytree(fitted, model)
-    said = dca("eval", model, photos, "--pictures")
+    said = dca("eval", model, photos, "--plots")
     assert said.code == 0
-    place = model / "pictures" / "eval-photos"
-    assert said.out.splitlines()[-1] == f"pictures  {place}/: {', '.join(PICTURES)}"
-    assert sorted(path.name for path in place.iterdir()) == sorted(PICTURES)
-    assert json.loads(dca("eval", model, photos, "--pictures", "--json").out)["pictures"] == [
-        str(place / name) for name in PICTURES
+    place = model / "plots" / "eval-photos"
+    assert said.out.splitlines()[-1] == f"plots  {place}/: {', '.join(PLOT_FILES)}"
+    assert sorted(path.name for path in place.iterdir()) == sorted(PLOT_FILES)
+    assert json.loads(dca("eval", model, photos, "--plots", "--json").out)["plots"] == [
+        str(place / name) for name in PLOT_FILES
     ]
-    shutil.rmtree(model / "pictures")
-    assert "pictures" not in dca("eval", model, photos, "--no-pictures").out
-    assert not (model / "pictures").exists()
+    shutil.rmtree(model / "plots")
+    assert "plots" not in dca("eval", model, photos, "--no-plots").out
+    assert not (model / "plots").exists()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = dca("eval", model, photos, "--pictures")
+    said = dca("eval", model, photos, "--plots")
     assert said.code == 0
     assert said.err.count("pip install 'dca-prompt[report]'") == 1
 
@@ -116,21 +116,21 @@ def test_a_model_that_cannot_be_written_to_is_measured_all_the_same(
 ):
     model = tmp_path / "m.dca"
     shutil.copytree(fitted, model)
-    (model / "pictures").touch()  # no folder can be made there
-    said = dca("eval", model, photos, "--pictures")
+    (model / "plots").touch()  # no folder can be made there
+    said = dca("eval", model, photos, "--plots")
     assert said.code == 0
-    assert "warning: no pictures: " in said.err
+    assert "warning: no plots: " in said.err
 
 
 def test_charts_that_cannot_be_drawn_are_said_before_the_work(
     dca: Any, fitted: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").touch()
-    said = dca("eval", fitted, photos, "--plots", tmp_path / "file")
+    said = dca("eval", fitted, photos, "-o", tmp_path / "file")
     assert said.code == 2
     assert f"{tmp_path / 'file'}: cannot be written" in said.err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = dca("eval", fitted, photos, "--plots", tmp_path / "charts")
+    said = dca("eval", fitted, photos, "-o", tmp_path / "charts")
     assert said.code == 2
     assert said.out == ""
     assert "pip install 'dca-prompt[report]'" in said.err

@@ -20,7 +20,7 @@ from dca.model import prediction_files as image_folders
 from dca.model import prediction_files as prediction_tables
 from dca.model.classifier import Classifier
 from dca.model.inputs import is_data_frame
-from dca.runs import pictures
+from dca.runs import plots
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_set_params_knows_names_at_once():
 # Examples
 
 
-@pytest.mark.parametrize("module", [pixels, image_folders, parameters, pictures, prediction_tables])
+@pytest.mark.parametrize("module", [pixels, image_folders, parameters, plots, prediction_tables])
 def test_examples_in_docstrings_are_true(module: ModuleType):
     found = doctest.testmod(module)
     assert found.attempted > 0

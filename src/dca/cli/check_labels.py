@@ -40,7 +40,7 @@ SIDE = 240
     help="Show images for which another class is at least this many times as probable as the given one.",
 )
 @click.option(
-    "--picture",
+    "--plot",
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
@@ -54,7 +54,7 @@ def command(
     data: str,
     most: int | None,
     odds: float,
-    picture: Path | None,
+    plot: Path | None,
     backbone: str,
     device: str,
     precision: str,
@@ -70,38 +70,38 @@ def command(
 
     \b
     dca check-labels photos/
-    dca check-labels photos/ --picture doubtful.png
+    dca check-labels photos/ --plot doubtful.png
     dca check-labels photos/test/ --odds 3 --most 100 --json
     """
     from dca.model.findings import check_labels
     from dca.model.inputs import as_dataset
     from dca.training.session import Session
 
-    if picture is not None:
+    if plot is not None:
         from dca.plots.style import require_drawable
 
-        require_drawable(picture)
+        require_drawable(plot)
     dataset = as_dataset(data, None)
     with showing(quiet=quiet) as progress:
         session = Session(device=device, progress=progress)
         check = check_labels(dataset, session, backbone=backbone, precision=precision, odds=odds)
-    sheet = picture if check.doubtful else None
+    sheet = plot if check.doubtful else None
     if sheet is not None:
         draw_sheet(check, dataset, sheet, most or MOST)
     if as_json:
         emit(to_json(check, data, odds, most, sheet))
         return
     click.echo("\n".join(format_check(check, odds, most or MOST)))
-    if picture is not None:
-        click.echo(f"wrote {picture}" if sheet else f"nothing to draw: {picture} is not written")
+    if plot is not None:
+        click.echo(f"wrote {plot}" if sheet else f"nothing to draw: {plot} is not written")
 
 
 def to_json(check: LabelCheck, data: str, odds: float, most: int | None, sheet: Path | None) -> dict[str, Any]:
     """The result as one JSON value."""
     values = check.to_dict()
     values["doubtful"] = values["doubtful"][:most]
-    picture = {"picture": str(sheet)} if sheet is not None else {}
-    return {"data": data, "odds": odds, "found": len(check.doubtful), **values, **picture}
+    plot = {"plot": str(sheet)} if sheet is not None else {}
+    return {"data": data, "odds": odds, "found": len(check.doubtful), **values, **plot}
 
 
 def format_check(check: LabelCheck, odds: float, most: int) -> list[str]:

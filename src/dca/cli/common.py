@@ -26,11 +26,11 @@ quiet_flag = click.option("-q", "--quiet", is_flag=True, help="Show no progress.
 overwrite_flag = click.option("--overwrite", is_flag=True, help="Replace a model that is already at the output.")
 
 
-pictures_flag = click.option(
-    "--pictures/--no-pictures",
+plots_flag = click.option(
+    "--plots/--no-plots",
     default=True,
-    envvar="DCA_PICTURES",
-    help="Draw how the model did into MODEL/pictures, or leave it out. Needs matplotlib. [on; DCA_PICTURES=0: off]",
+    envvar="DCA_PLOTS",
+    help="Draw how the model did into MODEL/plots, or leave it out. Needs matplotlib. [on; DCA_PLOTS=0: off]",
 )
 
 
@@ -149,20 +149,18 @@ def only_results_on_stdout() -> Iterator[None]:
         yield
 
 
-def pictures_line(pictures: Sequence[str]) -> str:
-    """Pictures of one folder on one line. pictures: their paths, at least one."""
-    folder = os.path.commonpath([os.path.dirname(path) for path in pictures])
-    return f"pictures  {folder}/: {', '.join(os.path.relpath(path, folder) for path in pictures)}"
+def format_plots(plots: Sequence[str]) -> str:
+    """Plots of one folder on one line. plots: their paths, at least one."""
+    folder = os.path.commonpath([os.path.dirname(path) for path in plots])
+    return f"plots  {folder}/: {', '.join(os.path.relpath(path, folder) for path in plots)}"
 
 
 def say_how_to_draw() -> None:
-    """Say what is needed for pictures, if it is not installed."""
-    from dca.runs.pictures import can_draw
+    """Say what is needed for plots, if it is not installed."""
+    from dca.plots.style import can_draw
 
     if not can_draw():
-        click.echo(
-            "no pictures of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True
-        )
+        click.echo("no plots of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True)
 
 
 def emit(value: Any) -> None:

@@ -72,5 +72,5 @@ def command(
         click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
     else:
         missing = missing_matplotlib()
-        click.echo(f"no pictures: {missing.problem} {missing.hint}")
+        click.echo(f"no plots: {missing.problem} {missing.hint}")
     click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder per class")

@@ -11,9 +11,9 @@ import click
 from dca.cli.common import (
     backbone_of_model,
     emit,
+    format_plots,
     json_flag,
-    pictures_flag,
-    pictures_line,
+    plots_flag,
     quiet_flag,
     running,
     say_how_to_draw,
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     help="Exit with code 3 if the accuracy is below this fraction.",
 )
 @click.option(
-    "--plots",
+    "--output",
+    "-o",
     type=click.Path(path_type=Path),
     default=None,
-    metavar="DIR",
-    help="Draw the pictures into this folder instead of MODEL/pictures/eval-DATA.",
+    metavar="FOLDER",
+    help="Draw the plots into this folder.  [MODEL/plots/eval-DATA]",
 )
 @click.option(
     "--classes",
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="Measure with another value of an option of the head, such as gamma1; repeatable. MODEL is not changed.",
 )
-@pictures_flag
+@plots_flag
 @backbone_of_model
 @running
 @quiet_flag
@@ -68,10 +69,10 @@ def command(
     model: Path,
     data: str,
     min_accuracy: float | None,
-    plots: Path | None,
+    output: Path | None,
     classes: CompetingClasses | None,
     options: tuple[str, ...],
-    pictures: bool,
+    plots: bool,
     quiet: bool,
     as_json: bool,
     backbone: str | None,
@@ -87,14 +88,14 @@ def command(
     \b
     dca eval photos.dca more_photos/
     dca eval photos.dca more_photos/ --min-accuracy 0.9 --json
-    dca eval photos.dca more_photos/ --no-pictures
+    dca eval photos.dca more_photos/ --no-plots
     dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
     from dca.model.inputs import as_dataset
 
-    if plots is not None:
-        require_writable(plots)
+    if output is not None:
+        require_writable(output)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     if options:
         classifier = classifier.with_options(*options)
@@ -104,28 +105,24 @@ def command(
     if evaluation.seen_in_training:
         seen = f"{evaluation.seen_in_training:,} of these {evaluation.n:,} images"
         click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
-    drawn = draw(evaluation, dataset, model, plots) if plots is not None or pictures else []
-    print_evaluation(evaluation, drawn, classes=len(classifier.classes_), named=plots is not None, as_json=as_json)
-    if pictures and not as_json:
+    drawn = draw(evaluation, dataset, model, output) if plots or output is not None else []
+    print_evaluation(evaluation, drawn, classes=len(classifier.classes_), as_json=as_json)
+    if plots and not as_json:
         say_how_to_draw()
     if min_accuracy is not None and evaluation.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
         raise click.exceptions.Exit(3)
 
 
-def print_evaluation(
-    evaluation: Evaluation, drawn: Sequence[Path], *, classes: int, named: bool, as_json: bool
-) -> None:
-    """Print figures and pictures. classes: of the model. named: whether the user named the folder of the pictures."""
+def print_evaluation(evaluation: Evaluation, drawn: Sequence[Path], *, classes: int, as_json: bool) -> None:
+    """Print the figures, and the paths of the plots. classes: of the model."""
     if as_json:
         names = [str(path) for path in drawn]
-        emit({**evaluation.to_dict(), **({"plots" if named else "pictures": names} if drawn else {})})
+        emit({**evaluation.to_dict(), **({"plots": names} if drawn else {})})
         return
     click.echo("\n".join(format_evaluation(evaluation, classes)))
-    if named:
-        click.echo("\n".join(f"wrote {path}" for path in drawn))
-    elif drawn:
-        click.echo(pictures_line([str(path) for path in drawn]))
+    if drawn:
+        click.echo(format_plots([str(path) for path in drawn]))
 
 
 def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
@@ -150,20 +147,21 @@ def require_writable(folder: Path) -> None:
 
 
 def draw(evaluation: Evaluation, dataset: Dataset, model: Path, folder: Path | None) -> list[Path]:
-    """Draw the pictures of an evaluation; returns their paths.
+    """Draw the plots of an evaluation; returns their paths.
 
-    folder: of the pictures; None for one in the folder of the model, where a write error is only a warning.
+    folder: of the plots; None for one in the folder of the model, where a write error is only a warning.
     """
-    from dca.model.checkpoint import PICTURES
-    from dca.runs.pictures import can_draw, collect_test, folder_name, plot_evaluation
+    from dca.model.checkpoint import PLOTS
+    from dca.plots.style import can_draw
+    from dca.runs.plots import folder_name, list_test_predictions, plot_evaluation
 
-    judged = collect_test(dataset.test or dataset.val or dataset.train, evaluation)
+    judged = list_test_predictions(dataset.test or dataset.val or dataset.train, evaluation)
     if folder is not None:
         return plot_evaluation(judged, folder, model.name)
     if not can_draw():
         return []
     try:
-        return plot_evaluation(judged, model / PICTURES / f"eval-{folder_name(dataset.name)}", model.name)
+        return plot_evaluation(judged, model / PLOTS / f"eval-{folder_name(dataset.name)}", model.name)
     except UserError as error:
-        click.echo(f"warning: no pictures: {error.problem}", err=True)
+        click.echo(f"warning: no plots: {error.problem}", err=True)
         return []

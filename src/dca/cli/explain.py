@@ -118,7 +118,7 @@ def to_json(explanation: Explanation, output: Path) -> dict[str, Any]:
             {"name": near.name, "label": str(near.label), "similarity": near.similarity} for near in explanation.nearest
         ],
         "relevance": explanation.relevance.tolist(),
-        "picture": str(output),
+        "plot": str(output),
     }
 
 

@@ -13,10 +13,10 @@ import click
 from dca.cli.common import (
     F,
     emit,
+    format_plots,
     json_flag,
     overwrite_flag,
-    pictures_flag,
-    pictures_line,
+    plots_flag,
     quiet_flag,
     running,
     say_how_to_draw,
@@ -115,7 +115,7 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=True,
         help="Keep a thumbnail of each training image in the model, to show the nearest ones, or not. [on]",
     ),
-    pictures_flag,
+    plots_flag,
     running,
     quiet_flag,
     json_flag,
@@ -142,7 +142,7 @@ def command(
     overwrite: bool,
     skip_bad: bool,
     gallery: bool,
-    pictures: bool,
+    plots: bool,
     **arguments: Any,
 ) -> None:
     """Learn a classifier from DATA.
@@ -168,12 +168,12 @@ def command(
     with resumable(target), showing(quiet=quiet) as progress:
         fitted = run(
             spec, target, device=device, progress=progress,
-            overwrite=overwrite, skip_bad=skip_bad, gallery=gallery, pictures=pictures,
+            overwrite=overwrite, skip_bad=skip_bad, gallery=gallery, plots=plots,
         )  # fmt: skip
     if as_json:
         print_json(fitted)
     else:
-        print_result(fitted, data, pictures)
+        print_result(fitted, data, plots)
     if open_it:
         open_report(fitted.folder, spec, device=device, quiet=quiet)
 
@@ -224,10 +224,10 @@ def print_json(fitted: FittedRun) -> None:
     emit({"model": str(fitted.folder), **fitted.result.to_dict()})
 
 
-def print_result(fitted: FittedRun, data: str = "DATA", pictures: bool = False, extra: Sequence[str] = ()) -> None:
+def print_result(fitted: FittedRun, data: str = "DATA", plots: bool = False, extra: Sequence[str] = ()) -> None:
     """Print the result of a run on `data` as text.
 
-    pictures: whether plots were asked for. extra: further lines after the accuracies.
+    plots: whether plots were asked for. extra: further lines after the accuracies.
     """
     _print_skipped(fitted)
     if fitted.classifier is None:
@@ -235,7 +235,7 @@ def print_result(fitted: FittedRun, data: str = "DATA", pictures: bool = False, 
     for warning in fitted.result.warnings:
         click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(format_result(fitted.result, str(fitted.folder), data, extra)))
-    if pictures:
+    if plots:
         say_how_to_draw()
 
 
@@ -263,7 +263,7 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
         *extra,
         *_format_findings(result.findings, data),
         f"{action} with {result.method} in {seconds}; model {model} ({size})",
-        *([pictures_line([f"{model}/{name}" for name in result.pictures])] if result.pictures else []),
+        *([format_plots([f"{model}/{name}" for name in result.plots])] if result.plots else []),
         f"next  dca predict {shlex.quote(model)} IMAGE...",
         f"      dca eval {shlex.quote(model)} FOLDER",
     ]

@@ -40,11 +40,11 @@ from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
 
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
-# The folder of pictures of how the model did, and its page.
-PICTURES, REPORT = "pictures", "report.html"
+# The folder of plots of how the model did, and its page.
+PLOTS, REPORT = "plots", "report.html"
 # Everything that a model folder, finished or not, may hold.
 FILES = frozenset({
-    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PICTURES),
+    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
 })  # fmt: skip
 PARTIAL = ".partial"
 

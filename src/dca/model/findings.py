@@ -180,7 +180,7 @@ class LabelCheck:
         return {
             "images": self.images,
             "checked": self.images - len(self.not_checked),
-            "doubtful": [row.to_dict() for row in self.doubtful],
+            "doubtful": [{k: v for k, v in row.to_dict().items() if k != "index"} for row in self.doubtful],
             "conflicts": [{"images": list(one.images), "labels": list(one.labels)} for one in self.conflicts],
             "not_checked": list(self.not_checked),
             "estimate": self.estimate.to_dict(),

@@ -87,11 +87,11 @@ class RunResult:
         evaluation_seconds: Time of the test.
         checkpoint_bytes: Size of the trained tensors on disk.
         skipped: One line per image that was left out because it cannot be read.
-        pictures: Paths of the plots, inside the folder of the run.
+        plots: Paths of the plots, inside the folder of the run.
         comparison: Other methods on the same images, where they were fitted, too.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("checkpoint_bytes", "pictures", "comparison")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("checkpoint_bytes", "plots", "comparison")
 
     method: str
     backbone: str
@@ -119,7 +119,7 @@ class RunResult:
     evaluation_seconds: float = 0.0
     checkpoint_bytes: int = 0
     skipped: tuple[str, ...] = ()
-    pictures: tuple[str, ...] = ()
+    plots: tuple[str, ...] = ()
     comparison: tuple[MethodResult, ...] = ()
 
     @property

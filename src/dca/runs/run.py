@@ -35,7 +35,7 @@ from dca.model.findings import examine_training
 from dca.model.inputs import as_dataset, require_learnable, require_shots
 from dca.runs.evaluate import TargetEvaluation, evaluate
 from dca.runs.folder import RunFolder, identify
-from dca.runs.pictures import plot_run
+from dca.runs.plots import plot_run
 from dca.runs.result import RunResult, record_targets
 from dca.runs.spec import FitSpec
 from dca.training.resume import EpochMetrics
@@ -65,7 +65,7 @@ class RunCallbacks:
 class RunOutputs:
     """What a run writes beside the model: plots, and thumbnails and features of the training images."""
 
-    pictures: bool = False
+    plots: bool = False
     gallery: bool = False
 
 
@@ -98,7 +98,7 @@ def run(
     device: str = "auto",
     overwrite: bool = False,
     skip_bad: bool = False,
-    pictures: bool = False,
+    plots: bool = False,
     gallery: bool = False,
     callbacks: RunCallbacks | None = None,
     progress: Progress = silent,
@@ -115,7 +115,7 @@ def run(
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
         skip_bad: Leave out images that cannot be read before the draw; `result.skipped` names them.
-        pictures: Plot how the model did into its folder, if matplotlib is installed; `result.pictures` names the files.
+        plots: Plot how the model did into its folder, if matplotlib is installed; `result.plots` names the files.
         gallery: Also write thumbnails and features of the training images.
         callbacks: Called as the run goes on.
         progress: Receives the progress of the run.
@@ -137,7 +137,7 @@ def run(
     run_folder = prepare_folder(spec, folder, device)
     session = (session or Session(device=device)).with_progress(progress)
     data = [load_data(spec, dataset)]
-    outputs = RunOutputs(pictures, gallery)
+    outputs = RunOutputs(plots, gallery)
     return run_task(
         spec, partial(make_fit_task, spec), data, run_folder, session,
         outputs=outputs, callbacks=callbacks, overwrite=overwrite, skip_bad=skip_bad,
@@ -349,17 +349,17 @@ def _fit(
     trained = time.monotonic()
     features: dict[str, Tensor] = {}
     evaluations = evaluate(model.method_, task.targets, session, features if model.method_.changeable_options else None)
-    pictures: list[str] = []
+    plots: list[str] = []
     result = dataclasses.replace(
         _result(spec, task, model, evaluations),
         seconds=round(before + trained - began, 2),
         evaluation_seconds=round(time.monotonic() - trained, 2),
         skipped=tuple(skipped),
     )
-    if outputs.pictures:
+    if outputs.plots:
         both = [(one.adapted, one.zero_shot) for one in evaluations]
-        pictures = plot_run(partial_folder, model, task, both, session.progress)
-    result = complete(dataclasses.replace(result, pictures=tuple(pictures)))
+        plots = plot_run(partial_folder, model, task, both, session.progress)
+    result = complete(dataclasses.replace(result, plots=tuple(plots)))
     model.results_ = result.to_dict()
     checkpoint.write(partial_folder, model.method_, model.record(), model.gallery() if outputs.gallery else None)
     size = (partial_folder / checkpoint.WEIGHTS).stat().st_size

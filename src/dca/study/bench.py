@@ -399,7 +399,7 @@ def measure_fit(data: str, backbone: str, device: str, epochs: int | None, shots
 def _fit(name: str, data: str, backbone: str, device: str, more: Sequence[str]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         what = ["fit", data, "--method", "dca", "--backbone", backbone, "--device", device, *more]
-        written = ["-q", "--no-gallery", "--no-pictures", "-o", f"{folder}/model"]
+        written = ["-q", "--no-gallery", "--no-plots", "-o", f"{folder}/model"]
         return Result(name, 1000 * seconds_of([*what, *written]))
 
 

@@ -41,7 +41,7 @@ def run_experiment(
     device: str = "auto",
     overwrite: bool = False,
     skip_bad: bool = False,
-    pictures: bool = False,
+    plots: bool = False,
     gallery: bool = False,
     track: TrackerName | None = None,
     progress: Progress = silent,
@@ -59,7 +59,7 @@ def run_experiment(
         device: "auto", "cpu", "cuda", ...
         overwrite: Replace a finished run that is there.
         skip_bad: Leave out images that cannot be read before the draw; `result.skipped` names them.
-        pictures: Plot how the model did into its folder, if matplotlib is installed; `result.pictures` names the files.
+        plots: Plot how the model did into its folder, if matplotlib is installed; `result.plots` names the files.
         gallery: Also write thumbnails and features of the training images.
         track: "tensorboard" or "wandb" also show the metrics there.
         progress: Receives the progress of the run.
@@ -89,7 +89,7 @@ def run_experiment(
         _load_all(experiment, dataset, targets),
         run_folder,
         session,
-        outputs=RunOutputs(pictures, gallery),
+        outputs=RunOutputs(plots, gallery),
         callbacks=TrackRun(track),
         overwrite=overwrite,
         skip_bad=skip_bad,

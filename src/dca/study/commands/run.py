@@ -65,7 +65,7 @@ def command(
     overwrite: bool,
     skip_bad: bool,
     gallery: bool,
-    pictures: bool,
+    plots: bool,
     track: TrackerName | None,
     **arguments: Any,
 ) -> None:
@@ -88,13 +88,13 @@ def command(
     with resumable(target), showing(quiet=quiet) as progress:
         fitted = run_experiment(
             experiment, target, device=device, progress=progress, track=track,
-            overwrite=overwrite, skip_bad=skip_bad, gallery=gallery, pictures=pictures,
+            overwrite=overwrite, skip_bad=skip_bad, gallery=gallery, plots=plots,
         )  # fmt: skip
     if as_json:
         print_json(fitted)
         return
     assert isinstance(fitted.result, ExperimentResult)
-    print_result(fitted, data, pictures, extra=format_protocol(fitted.result))
+    print_result(fitted, data, plots, extra=format_protocol(fitted.result))
 
 
 def format_protocol(result: ExperimentResult) -> list[str]:

@@ -12,7 +12,7 @@ from PIL import Image
 from dca import plots
 from dca.datasets.dataset import Item
 from dca.model.records import HeldOutPrediction, TrainingImage
-from dca.runs.pictures import PICTURES, collect_test, collect_training, plot_evaluation
+from dca.runs.plots import PLOT_FILES, list_held_out_predictions, list_test_predictions, plot_evaluation
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.study import Experiment, run_experiment
@@ -30,7 +30,7 @@ def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
     probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
     report = evaluate_predictions(probabilities, np.array([0, 1, 2]), ["a", "b", "c"])
     plain = evaluate_predictions(np.eye(3)[[0, 1, 0]], np.array([0, 1, 2]), ["a", "b", "c"])
-    plot_evaluation(collect_test(items(3), report, plain), tmp_path, "m")
+    plot_evaluation(list_test_predictions(items(3), report, plain), tmp_path, "m")
     assert given["plot_confusion"][0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     sure, right = given["plot_reliability"][:2]
     assert sure.tolist() == [0.7, 0.6, 0.8]
@@ -44,53 +44,53 @@ def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
 def test_held_out_predictions_of_training_images_are_taken_where_they_are_known():
     held_out = HeldOutPrediction(0, 0.5, 0.1)
     images = [TrainingImage(n % 3, "", "", held_out if n else None) for n in range(4)]
-    judged = collect_training(items(4), images, ["a", "b", "c"])
+    judged = list_held_out_predictions(items(4), images, ["a", "b", "c"])
     assert judged is not None
     assert judged.truth.tolist() == [1, 2, 0]
     assert judged.predicted.tolist() == [0, 0, 0]
     assert len(judged.images) == 3
-    assert collect_training(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
+    assert list_held_out_predictions(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("part", ["", "train"])
 def test_a_fit_leaves_pictures_in_its_folder(photos: Path, tiny_folder: Path, tmp_path: Path, part: str):
     spec = FitSpec(data=str(photos / part), backbone=str(tiny_folder))
-    outcome = run(spec, tmp_path / "m.dca", device="cpu", pictures=True)
-    assert outcome.result.pictures == tuple(f"pictures/{name}" for name in PICTURES)
-    for name in outcome.result.pictures:
+    outcome = run(spec, tmp_path / "m.dca", device="cpu", plots=True)
+    assert outcome.result.plots == tuple(f"plots/{name}" for name in PLOT_FILES)
+    for name in outcome.result.plots:
         with Image.open(outcome.folder / name) as image:
             assert np.asarray(image.convert("L")).std() > 5
-    assert json.loads((outcome.folder / "result.json").read_text())["pictures"] == list(outcome.result.pictures)
-    assert run(spec, tmp_path / "m.dca", device="cpu", pictures=True).classifier is None, "finished already"
+    assert json.loads((outcome.folder / "result.json").read_text())["plots"] == list(outcome.result.plots)
+    assert run(spec, tmp_path / "m.dca", device="cpu", plots=True).classifier is None, "finished already"
     again = run(spec, tmp_path / "m.dca", device="cpu", overwrite=True)
-    assert "pictures" not in again.result.to_dict()
-    assert not (again.folder / "pictures").exists()
+    assert "plots" not in again.result.to_dict()
+    assert not (again.folder / "plots").exists()
 
 
 def test_every_target_has_its_own_folder(photos: Path, tiny_folder: Path, tmp_path: Path):
     spec = Experiment(data=str(photos), backbone=str(tiny_folder), method="zero_shot", shots=1, protocol="base-to-new")
-    outcome = run_experiment(spec, tmp_path / "m.dca", device="cpu", pictures=True)
-    folders = {str(Path(name).parent) for name in outcome.result.pictures}
-    assert folders == {"pictures/photos base", "pictures/photos new"}
+    outcome = run_experiment(spec, tmp_path / "m.dca", device="cpu", plots=True)
+    folders = {str(Path(name).parent) for name in outcome.result.plots}
+    assert folders == {"plots/photos base", "plots/photos new"}
 
 
 def test_the_screen_names_the_pictures_and_no_pictures_leaves_them_out(
     dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
-    said = dca(*arguments, "--pictures")
-    assert f"pictures  {tmp_path / 'm.dca'}/pictures/: {', '.join(PICTURES)}" in said.out
-    said = dca(*arguments, "--no-pictures", "--overwrite")
-    assert "pictures" not in said.out
-    assert not (tmp_path / "m.dca" / "pictures").exists()
+    said = dca(*arguments, "--plots")
+    assert f"plots  {tmp_path / 'm.dca'}/plots/: {', '.join(PLOT_FILES)}" in said.out
+    said = dca(*arguments, "--no-plots", "--overwrite")
+    assert "plots" not in said.out
+    assert not (tmp_path / "m.dca" / "plots").exists()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = dca(*arguments, "--pictures", "--overwrite")
+    said = dca(*arguments, "--plots", "--overwrite")
     assert said.code == 0
     assert said.err.count("pip install 'dca-prompt[report]'") == 1
 
 
 def test_a_changed_model_keeps_no_pictures_of_the_old_one(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
-    assert dca(*arguments, "--pictures").code == 0
+    assert dca(*arguments, "--plots").code == 0
     assert dca("remove-class", tmp_path / "m.dca", "fish").code == 0
-    assert not (tmp_path / "m.dca" / "pictures").exists()
+    assert not (tmp_path / "m.dca" / "plots").exists()

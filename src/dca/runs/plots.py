@@ -1,4 +1,4 @@
-"""Pictures of how a model did: confusion matrix, mistakes, calibration and accuracy per class."""
+"""Plots of how a model did: confusion matrix, mistakes, calibration and accuracy per class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dca import plots
-from dca.core.errors import UserError
 from dca.core.progress import Progress
 from dca.datasets.dataset import Item
 from dca.datasets.task import Task
@@ -20,10 +19,10 @@ from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
 from dca.model.records import TrainingImage
-from dca.plots.style import require_matplotlib
+from dca.plots.style import can_draw
 from dca.training.evaluate import Evaluation
 
-PICTURES = ("confusion.png", "mistakes.png", "reliability.png", "classes.png")
+PLOT_FILES = ("confusion.png", "mistakes.png", "reliability.png", "classes.png")
 # Side in pixels at which images are kept for the grid of mistakes.
 _SIDE = 320
 
@@ -46,7 +45,9 @@ class EvaluatedImages:
     what: str = "test images"
 
 
-def collect_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None) -> EvaluatedImages:
+def list_test_predictions(
+    items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None
+) -> EvaluatedImages:
     """The predictions of an evaluation of these images."""
     probs = report.probabilities
     plain = None if zero_shot is None else zero_shot.probabilities.argmax(axis=1)
@@ -54,7 +55,7 @@ def collect_test(items: Sequence[Item], report: Evaluation, zero_shot: Evaluatio
     return EvaluatedImages(images, report.labels, report.truth, probs.argmax(axis=1), probs.max(axis=1), plain)
 
 
-def collect_training(
+def list_held_out_predictions(
     items: Sequence[Item], records: Sequence[TrainingImage], labels: Sequence[Any]
 ) -> EvaluatedImages | None:
     """The predictions for training images by models that have not seen them; None if there are none.
@@ -74,38 +75,38 @@ def collect_training(
     )
 
 
-def plot_evaluation(judged: EvaluatedImages, folder: Path, model: str) -> list[Path]:
-    """Write all pictures into a folder, which is made; returns their paths in the order of `PICTURES`.
+def plot_evaluation(predictions: EvaluatedImages, folder: Path, model: str) -> list[Path]:
+    """Write all plots into a folder, which is made; returns their paths in the order of `PLOT_FILES`.
 
     model: name of the model for titles. Raises UserError if matplotlib is not installed.
     """
-    names, size = list(map(str, judged.labels)), len(judged.labels)
+    names, size = list(map(str, predictions.labels)), len(predictions.labels)
     matrix = np.zeros((size, size), dtype=int)
-    np.add.at(matrix, (judged.truth, judged.predicted), 1)
-    right = judged.predicted == judged.truth
-    results = plots.count_by_class(judged.truth, judged.zero_shot, judged.predicted, names)
-    confusion, mistakes, reliability, classes = (folder / name for name in PICTURES)
+    np.add.at(matrix, (predictions.truth, predictions.predicted), 1)
+    right = predictions.predicted == predictions.truth
+    results = plots.count_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, names)
+    confusion, mistakes, reliability, classes = (folder / name for name in PLOT_FILES)
     return [
         plots.plot_confusion(matrix, names, confusion),
-        _mistakes(judged, names, mistakes),
-        plots.plot_reliability(judged.probability, right, reliability),
-        plots.plot_accuracies(results, classes, label=model, what=judged.what),
+        _mistakes(predictions, names, mistakes),
+        plots.plot_reliability(predictions.probability, right, reliability),
+        plots.plot_accuracies(results, classes, label=model, what=predictions.what),
     ]
 
 
-def _mistakes(judged: EvaluatedImages, names: Sequence[str], path: Path) -> Path:
+def _mistakes(predictions: EvaluatedImages, names: Sequence[str], path: Path) -> Path:
     """The grid of mistakes; only images that it shows are opened."""
-    truths, said = [names[c] for c in judged.truth], [names[c] for c in judged.predicted]
-    places = plots.select_informative(truths, said, judged.probability.tolist())
-    opened = try_decode_all([judged.images[k] for k in places], _small)
+    truths, said = [names[c] for c in predictions.truth], [names[c] for c in predictions.predicted]
+    places = plots.select_informative(truths, said, predictions.probability.tolist())
+    opened = try_decode_all([predictions.images[k] for k in places], _small)
     shown = [(k, image) for k, image in zip(places, opened, strict=True) if not isinstance(image, Unreadable)]
     return plots.plot_predictions(
         [image for _, image in shown],
         [truths[k] for k, _ in shown],
         [said[k] for k, _ in shown],
-        [float(judged.probability[k]) for k, _ in shown],
+        [float(predictions.probability[k]) for k, _ in shown],
         path,
-        counts=(int((judged.predicted != judged.truth).sum()), len(truths)),
+        counts=(int((predictions.predicted != predictions.truth).sum()), len(truths)),
     )
 
 
@@ -127,7 +128,7 @@ def folder_name(name: str) -> str:
 def plot_run(
     folder: Path, model: Classifier, task: Task, reports: Sequence[tuple[Evaluation, Evaluation]], progress: Progress
 ) -> list[str]:
-    """Write the pictures of a finished fit into the folder of its model; returns their paths inside of it.
+    """Write the plots of a finished fit into the folder of its model; returns their paths inside of it.
 
     They show the test images, or else the training images as predicted by models that have not seen them. Several
     targets have a folder each. Without matplotlib nothing is drawn.
@@ -136,26 +137,17 @@ def plot_run(
     """
     if not can_draw():
         return []
-    place = folder / checkpoint.PICTURES
-    judged = {
-        folder_name(target.name): collect_test(target.test, *both)
+    place = folder / checkpoint.PLOTS
+    predictions = {
+        folder_name(target.name): list_test_predictions(target.test, *both)
         for target, both in zip(task.targets, reports, strict=True)
     }
-    if not judged:
-        left_out = collect_training(task.source.train, model.training_images_, model.classes_.tolist())
-        judged = {} if left_out is None else {"": left_out}
+    if not predictions:
+        left_out = list_held_out_predictions(task.source.train, model.training_images_, model.classes_.tolist())
+        predictions = {} if left_out is None else {"": left_out}
     drawn: list[Path] = []
-    for number, (name, each) in enumerate(judged.items()):
-        progress("drawing", number, len(judged), "pictures")
-        drawn += plot_evaluation(each, place / name if len(judged) > 1 else place, model.method)
-        progress("drawing", number + 1, len(judged), "pictures")
+    for number, (name, each) in enumerate(predictions.items()):
+        progress("drawing", number, len(predictions), "plots")
+        drawn += plot_evaluation(each, place / name if len(predictions) > 1 else place, model.method)
+        progress("drawing", number + 1, len(predictions), "plots")
     return [path.relative_to(folder).as_posix() for path in drawn]
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    try:
-        require_matplotlib()
-    except UserError:
-        return False
-    return True
