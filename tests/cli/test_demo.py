@@ -67,7 +67,7 @@ def test_the_default_is_fitted_again_only_where_its_figures_are_missing(
     assert dca(*line).code == 0
 
 
-def test_pictures_of_a_finished_demonstration_that_are_missing_are_drawn(
+def test_plots_of_a_finished_demonstration_that_are_missing_are_drawn(
     dca: Any, line: tuple[object, ...], tmp_path: Path
 ):
     dca(*line)
@@ -99,7 +99,7 @@ def test_an_interrupted_demonstration_says_how_to_continue(
     assert dca(*line).code == 0
 
 
-def test_without_matplotlib_there_are_figures_and_no_pictures(
+def test_without_matplotlib_there_are_figures_and_no_plots(
     dca: Any, line: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patch:

@@ -23,7 +23,7 @@ def items(count: int) -> list[Item]:
     return [Item(Image.new("RGB", (8, 8), (20 * n, 0, 0)), n % 3) for n in range(count)]
 
 
-def test_pictures_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_plots_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
     for name in ("plot_confusion", "plot_reliability", "plot_accuracies", "plot_predictions"):
         monkeypatch.setattr(plots, name, lambda *args, _name=name, **_: given.update({_name: args}) or tmp_path)
@@ -53,7 +53,7 @@ def test_held_out_predictions_of_training_images_are_taken_where_they_are_known(
 
 
 @pytest.mark.parametrize("part", ["", "train"])
-def test_a_fit_leaves_pictures_in_its_folder(photos: Path, tiny_folder: Path, tmp_path: Path, part: str):
+def test_a_fit_leaves_plots_in_its_folder(photos: Path, tiny_folder: Path, tmp_path: Path, part: str):
     spec = FitSpec(data=str(photos / part), backbone=str(tiny_folder))
     outcome = run(spec, tmp_path / "m.dca", device="cpu", plots=True)
     assert outcome.result.plots == tuple(f"plots/{name}" for name in PLOT_FILES)
@@ -74,7 +74,7 @@ def test_every_target_has_its_own_folder(photos: Path, tiny_folder: Path, tmp_pa
     assert folders == {"plots/photos base", "plots/photos new"}
 
 
-def test_the_screen_names_the_pictures_and_no_pictures_leaves_them_out(
+def test_the_screen_names_the_plots_and_no_plots_leaves_them_out(
     dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
@@ -89,7 +89,7 @@ def test_the_screen_names_the_pictures_and_no_pictures_leaves_them_out(
     assert said.err.count("pip install 'dca-prompt[report]'") == 1
 
 
-def test_a_changed_model_keeps_no_pictures_of_the_old_one(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+def test_a_changed_model_keeps_no_plots_of_the_old_one(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     arguments = ("fit", photos, "--backbone", tiny_folder, "--method", "zero_shot", "-o", tmp_path / "m.dca")
     assert dca(*arguments, "--plots").code == 0
     assert dca("remove-class", tmp_path / "m.dca", "fish").code == 0
