@@ -24,7 +24,7 @@ from PIL import Image
 
 from dca.backbones.clip import CLIP
 from dca.backbones.preprocess import Preprocess
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.images.crops import random_crops
 from dca.images.decode import iter_decode
 from dca.methods.base import Problem
@@ -95,7 +95,7 @@ def measure_training(backbone: str) -> dict[str, float]:
     """A DCA step on 160 images of 224 px held in memory, and the share of the images in its time."""
     clip = CLIP.from_pretrained(backbone).freeze()
     photos = [draw_photo(k, (STORED, STORED)) for k in range(SHOTS * CLASSES)]
-    items = [Item(image, n // SHOTS) for n, image in enumerate(photos)]
+    items = [LabelledImage(image, n // SHOTS) for n, image in enumerate(photos)]
     images = ImageSupport(items, Session(device="cpu"), clip, seed=1)
     problem = Problem(names=tuple(f"thing {k}" for k in range(CLASSES)), shots=SHOTS, seed=1)
     options = DCAOptions(epochs=1, batch_size=32, learning_rate=0.01)

@@ -25,7 +25,7 @@ CLASSES = {name: getattr(dca, name) for name in dca.__all__ if isinstance(getatt
     "Action": Action,
     "Experiment": dca.study.Experiment,
 }
-FUNCTIONS = {name: getattr(dca, name) for name in ("export_onnx", "list_methods", "load_dataset", "opt")} | {
+FUNCTIONS = {name: getattr(dca, name) for name in ("export_onnx", "list_methods", "load_dataset", "option")} | {
     "study.run_experiment": dca.study.run_experiment,
     **{f"protocols.{name}": getattr(dca.study.protocols, name) for name in dca.study.protocols.__all__},
 }
@@ -170,7 +170,7 @@ def test_what_is_missing_in_a_docstring_is_found():
         "incomplete: there is no parameter ['third']",
         "incomplete: no Returns",
     ]
-    assert faults("run", incomplete)[-1] == "run: no Raises"
+    assert faults("export_onnx", incomplete)[-1] == "export_onnx: no Raises"
 
 
 @pytest.mark.parametrize("name", MODULES)

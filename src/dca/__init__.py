@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dca.backbones.clip import CLIP
     from dca.core.errors import NotFittedError, UserError
-    from dca.core.options import opt
+    from dca.core.options import option
     from dca.datasets import load_dataset
-    from dca.datasets.dataset import Dataset, Item
+    from dca.datasets.dataset import Dataset, LabelledImage
     from dca.export.folder import ExportResult, export_onnx
     from dca.methods.base import Method, TrainedMethod, TrainingOptions
     from dca.methods.registry import all_methods as list_methods
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "Classifier",
     "CLIP",
+    "Classifier",
     "Dataset",
     "Estimate",
     "Evaluation",
     "ExportResult",
     "HeldOutPrediction",
-    "Item",
+    "LabelledImage",
     "Method",
     "NotFittedError",
     "Predictions",
@@ -41,7 +41,7 @@ __all__ = [
     "export_onnx",
     "list_methods",
     "load_dataset",
-    "opt",
+    "option",
 ]
 
 # Public name -> where it is defined.
@@ -53,7 +53,7 @@ _HOMES = {
     "Evaluation": "dca.training.evaluate:Evaluation",
     "ExportResult": "dca.export.folder:ExportResult",
     "HeldOutPrediction": "dca.model.records:HeldOutPrediction",
-    "Item": "dca.datasets.dataset:Item",
+    "LabelledImage": "dca.datasets.dataset:LabelledImage",
     "Method": "dca.methods.base:Method",
     "NotFittedError": "dca.core.errors:NotFittedError",
     "Predictions": "dca.model.classifier:Predictions",
@@ -65,7 +65,7 @@ _HOMES = {
     "export_onnx": "dca.export.folder:export_onnx",
     "list_methods": "dca.methods.registry:all_methods",
     "load_dataset": "dca.datasets:load_dataset",
-    "opt": "dca.core.options:opt",
+    "option": "dca.core.options:option",
 }
 
 

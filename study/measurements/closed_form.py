@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dca import Classifier, Session
 from dca.core import seeds
 from dca.datasets import load_dataset
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_training_part
 from dca.methods.registry import get_method
 from dca.model.findings import doubtful_labels
@@ -32,15 +32,17 @@ from dca.model.findings import doubtful_labels
 SEEDS = (1, 2, 3)
 
 
-def existing_items(items: Sequence[Item]) -> tuple[Item, ...]:
+def existing_items(items: Sequence[LabelledImage]) -> tuple[LabelledImage, ...]:
     """The images that exist on this machine."""
     return tuple(item for item in items if not isinstance(item.image, Path) or item.image.is_file())
 
 
-def select_classes(dataset: Dataset, classes: Sequence[int], train: Sequence[Item], test: Sequence[Item]) -> Dataset:
+def select_classes(
+    dataset: Dataset, classes: Sequence[int], train: Sequence[LabelledImage], test: Sequence[LabelledImage]
+) -> Dataset:
     """A dataset of these classes, renumbered."""
     place = {c: n for n, c in enumerate(classes)}
-    parts = [tuple(Item(i.image, place[i.label]) for i in part if i.label in place) for part in (train, test)]
+    parts = [tuple(LabelledImage(i.image, place[i.label]) for i in part if i.label in place) for part in (train, test)]
     labels, names = tuple(dataset.labels[c] for c in classes), tuple(dataset.names[c] for c in classes)
     return dataclasses.replace(dataset, labels=labels, names=names, train=parts[0], val=(), test=parts[1])
 
@@ -49,7 +51,7 @@ def draw_task(datasets: Sequence[Dataset], number: int, classes: int = 6, shots:
     """A few classes of a dataset: `shots` images of each for training, all others for testing."""
     rng = np.random.default_rng(number)
     dataset = datasets[number % len(datasets)]
-    images: dict[int, list[Item]] = {}
+    images: dict[int, list[LabelledImage]] = {}
     for item in existing_items((*dataset.train, *dataset.val, *dataset.test)):
         images.setdefault(item.label, []).append(item)
     able = [c for c, own in images.items() if len(own) >= 2 * shots]
@@ -154,7 +156,7 @@ def measure_labels(datasets: Sequence[Dataset], session: Session) -> None:
             items = list(source.train)
             for i in flipped:
                 other = int(rng.integers(len(source.names) - 1))
-                items[i] = Item(items[i].image, other + (other >= items[i].label))
+                items[i] = LabelledImage(items[i].image, other + (other >= items[i].label))
             wrong = dataclasses.replace(source, train=tuple(items), val=())
             model = Classifier("closed_form", seed=seed).fit(wrong, session=session)
             order = sorted((image.held_out.own, i) for i, image in enumerate(model.training_images_) if image.held_out)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dca import Classifier, Session
 from dca.datasets import load_dataset
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.closed_form import ClosedForm
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.product_of_experts import (
@@ -48,12 +48,12 @@ from dca.stats.intervals import macro_accuracy
 def draw_task(dataset: Dataset, parts: Sequence[str], shots: int, classes: int, draw: int, neighbours: bool) -> Dataset:
     """`shots` images per class for training, all others for testing; neighbours: by file name, not at random."""
     rng = np.random.default_rng(draw)
-    images: dict[int, list[Item]] = {}
+    images: dict[int, list[LabelledImage]] = {}
     for item in existing_items([item for part in parts for item in getattr(dataset, part)]):
         images.setdefault(item.label, []).append(item)
     able = sorted(c for c, own in images.items() if len(own) >= shots + 4)
     chosen = sorted(rng.choice(able, min(classes, len(able)), replace=False).tolist())
-    train, rest = list[Item](), list[Item]()
+    train, rest = list[LabelledImage](), list[LabelledImage]()
     for c in chosen:
         own = sorted(images[c], key=lambda item: str(item.image))
         if neighbours:

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from dca.backbones.clip import CLIP
 from dca.core import options
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Some:
     """Options of every kind."""
 
-    count: int | None = opt(None, "how many", low=1)
-    rate: float = opt(0.5, "how fast", low=0, high=1, source="paper")
-    exact: bool = opt(True, "whether")
-    way: Literal["left", "right"] = opt("left", "where to")
-    words: tuple[str, ...] = opt((), "some words")
-    sizes: tuple[int, ...] = opt((), "some sizes", low=0)
+    count: int | None = option(None, "how many", low=1)
+    rate: float = option(0.5, "how fast", low=0, high=1, source="paper")
+    exact: bool = option(True, "whether")
+    way: Literal["left", "right"] = option("left", "where to")
+    words: tuple[str, ...] = option((), "some words")
+    sizes: tuple[int, ...] = option((), "some sizes", low=0)
 
     def __post_init__(self) -> None:
         options.check_limits(self)
@@ -94,12 +94,12 @@ def test_an_error_says_where_to_look_the_options_up_and_keeps_a_better_way_out()
 def test_a_default_and_its_limits_can_be_seen(name: str, default: str, allowed: str):
     @dataclass(frozen=True, kw_only=True)
     class More(Some):
-        hint: str | None = opt(None, "a word to start from", empty="none")
-        ending: str = opt("", "what stands behind it")
-        two: tuple[str, ...] = opt(("a", "b"), "some more words")
+        hint: str | None = option(None, "a word to start from", empty="none")
+        ending: str = option("", "what stands behind it")
+        two: tuple[str, ...] = option(("a", "b"), "some more words")
 
-    option = next(option for option in options.describe_options(More) if option.name == name)
-    assert (option.format_default(), option.format_limits()) == (default, allowed)
+    info = next(info for info in options.describe_options(More) if info.name == name)
+    assert (info.format_default(), info.format_limits()) == (default, allowed)
 
 
 def test_all_values_out_of_range_are_in_one_error():
@@ -167,11 +167,11 @@ def test_none_and_auto_mean_what_the_help_of_every_option_says(clip: CLIP):
 
     problem = Problem(names=("cat", "dog"), shots=1)
     for method in all_methods().values():
-        for option in options.describe_options(method.Options):
+        for info in options.describe_options(method.Options):
             for word in ("none", "auto"):
-                if f"{word}:" in option.help and option.name not in method.unused_options():
-                    chosen = method.parse_options([f"{option.name}={word}"])
-                    assert getattr(chosen, option.name) in (None, ()), f"{method.name}: {option.name}={word}"
+                if f"{word}:" in info.help and info.name not in method.unused_options():
+                    chosen = method.parse_options([f"{info.name}={word}"])
+                    assert getattr(chosen, info.name) in (None, ()), f"{method.name}: {info.name}={word}"
                     method.build(clip, problem, chosen)
 
 
@@ -204,8 +204,8 @@ def test_an_error_of_a_method_names_it_in_the_way_out():
 class Chosen:
     """Options whose annotation lists the texts allowed."""
 
-    way: Literal["left", "right"] = opt("left", "where to")
-    side: Literal["in", "out"] | None = opt(None, "which side")
+    way: Literal["left", "right"] = option("left", "where to")
+    side: Literal["in", "out"] | None = option(None, "which side")
 
     def __post_init__(self) -> None:
         options.check_limits(self)

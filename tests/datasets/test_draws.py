@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conftest import shared as shared_folder
 from dca.core.errors import UserError
 from dca.datasets import catalog, load_dataset
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import (
     draw_few_shot,
     draw_positions,
@@ -58,7 +58,7 @@ def blocks(sizes):
 
 
 def dataset_of(train, val=(), test=(), classes=None):
-    items = [tuple(Item(Path(f"{part}/{i}.jpg"), y) for i, y in enumerate(labels))
+    items = [tuple(LabelledImage(Path(f"{part}/{i}.jpg"), y) for i, y in enumerate(labels))
              for part, labels in (("train", train), ("val", val), ("test", test))]  # fmt: skip
     count = 1 + max((*train, *val, *test))
     names = tuple(f"class {y}" for y in range(classes or count))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.folder import load_folder
 from dca.datasets.sample import SAMPLE_CLASSES, TEST, TRAIN, load_sample, write_sample
 
@@ -20,7 +20,7 @@ def sample() -> Dataset:
     return load_sample(per_class_train=6, per_class_test=5)
 
 
-def of_class(items: tuple[Item, ...], label: int) -> list[Item]:
+def of_class(items: tuple[LabelledImage, ...], label: int) -> list[LabelledImage]:
     return [item for item in items if item.label == label]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods import blend as module
 from dca.methods.base import HeldOutPredictions, Problem
 from dca.methods.blend import Blend, BlendWeights
@@ -182,7 +182,7 @@ def test_classes_change_in_both_parts(sample: Dataset, tiny: CLIP) -> None:
     five = tuple(item for item in sample.train if item.label < 5)
     data = dataclasses.replace(sample, labels=sample.labels[:5], names=sample.names[:5], train=five, test=(), val=())
     method: Any = fitted(data, tiny).method_
-    new = [Item(item.image, 5) for item in sample.train if item.label == 5]
+    new = [LabelledImage(item.image, 5) for item in sample.train if item.label == 5]
     support = ImageSupport(new, Session(device="cpu"), tiny, 3)
     f = F.normalize(torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)), dim=-1).flatten(1)
     for changed, closed, trained in (

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.base import Method
 from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import all_methods, get_method
@@ -71,7 +71,7 @@ def features_for(method: Method) -> Tensor:
     return features(6 * rows).reshape(6, -1)
 
 
-def built(method: Method, names: tuple[str, ...], items: list[Item]) -> Method:
+def built(method: Method, names: tuple[str, ...], items: list[LabelledImage]) -> Method:
     """The literal twin: the method built for these names with the same parameters, and finished on these images."""
     other = type(method)(method.clip, dataclasses.replace(method.problem, names=names), method.options)
     other.load_state_dict(dict(method.named_parameters()), strict=False)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.closed_form import ClosedForm
 from dca.methods.shared import product_of_experts
 from dca.methods.shared.experts import KernelRidge, TextGaussian
@@ -184,7 +184,7 @@ def tiny() -> CLIP:
 
 def part(sample: Dataset, classes: list[int]) -> Dataset:
     """The sample with these classes only, in this order."""
-    train = tuple(Item(i.image, classes.index(i.label)) for c in classes for i in sample.train if i.label == c)
+    train = tuple(LabelledImage(i.image, classes.index(i.label)) for c in classes for i in sample.train if i.label == c)
     labels, names = [sample.labels[c] for c in classes], tuple(sample.names[c] for c in classes)
     return dataclasses.replace(sample, labels=tuple(labels), names=names, train=train, val=(), test=())
 

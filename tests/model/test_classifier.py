@@ -19,7 +19,7 @@ import dca.core.progress
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets import load_dataset
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset
@@ -79,7 +79,7 @@ def test_labels_are_matched_by_their_words(model: Classifier, sample: Dataset):
 
 
 def test_classes_of_the_same_name_keep_their_places(clip: CLIP):
-    items = tuple(Item(picture, n) for n, picture in enumerate(pictures(3)))
+    items = tuple(LabelledImage(picture, n) for n, picture in enumerate(pictures(3)))
     twins = Dataset("twins", ("ship", "crane", "plane"), ("missile", "crane", "missile"), train=items, test=items)
     fitted = Classifier("dca", backbone=clip, epochs=1).fit(twins)
     report = fitted.evaluate(twins)
@@ -230,7 +230,7 @@ def test_fit_refuses_what_it_cannot_learn_from(clip: CLIP, X: Any, y: Any, part:
 
 
 def test_every_class_needs_a_training_image(clip: CLIP):
-    items = tuple(Item(picture, n) for n, picture in enumerate(pictures(2)))
+    items = tuple(LabelledImage(picture, n) for n, picture in enumerate(pictures(2)))
     with pytest.raises(UserError, match="without training images") as caught:
         Classifier("dca", backbone=clip, epochs=1).fit(
             Dataset("some", (1, 2, 3, 4), ("ant", "bee", "cow", "doe"), train=items)

@@ -13,7 +13,7 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.catalog import class_list_of, get
 from dca.datasets.classes import distinct_labels, wordnet_ids
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.task import make_target
 from dca.model.classifier import Classifier, _restrict_probabilities
 from dca.model.inputs import match_classes
@@ -43,7 +43,7 @@ def source(sample: Dataset) -> Dataset:
 @pytest.fixture(scope="module")
 def shifted(sample: Dataset) -> Dataset:
     """Three of these classes in another order, as ImageNet-R has them: their names are distinct here."""
-    test = tuple(Item(i.image, SHIFTED.index(i.label)) for i in sample.test if i.label in SHIFTED)
+    test = tuple(LabelledImage(i.image, SHIFTED.index(i.label)) for i in sample.test if i.label in SHIFTED)
     names, ids = ([row[c] for c in SHIFTED] for row in (NAMES, IDS))
     return Dataset("imagenet_r", tuple(names), tuple(names), (), test=test, keys=tuple(ids), public="imagenet_r")
 
@@ -109,7 +109,7 @@ def test_all_200_classes_are_the_right_ones_of_1000(name: str, source: Dataset):
     known, wanted = get("imagenet").class_list(), get(name).class_list()
     labels = distinct_labels([n for _, n in known], [key for key, _ in known])
     keys, names = (tuple(column) for column in zip(*wanted, strict=True))
-    items = tuple(Item(source.train[0].image, y) for y in range(200))
+    items = tuple(LabelledImage(source.train[0].image, y) for y in range(200))
     target = Dataset(name, names, names, (), test=items, keys=keys, public=name)
     matched = match_classes(target, labels, [n for _, n in known], "imagenet")
     assert [known[c][0] for c in matched.classes] == list(keys)

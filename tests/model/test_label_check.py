@@ -12,7 +12,7 @@ from PIL import Image
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets import load_dataset
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.model.classifier import Classifier
 from dca.model.findings import LabelConflict, check_labels, doubtful_labels
 from dca.training.session import Session
@@ -76,7 +76,7 @@ def test_an_image_that_is_alone_in_its_class_is_not_checked(squares: Path, clip:
 
 
 def test_one_image_per_class_cannot_be_checked(clip: CLIP):
-    items = tuple(Item(square(colour, k), k) for k, colour in enumerate(COLOURS))
+    items = tuple(LabelledImage(square(colour, k), k) for k, colour in enumerate(COLOURS))
     dataset = Dataset("two", tuple(COLOURS), tuple(COLOURS), items)
     with pytest.raises(UserError, match="no label can be checked"):
         check_labels(dataset, Session(device="cpu"), backbone=clip)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.sample import load_sample
 from dca.images.decode import StoredImage, open_image
 from dca.images.reading import encode_jpeg
@@ -29,7 +29,7 @@ def loaded(drawn: Dataset, tiny: Path, folder: Path, method: str, **settings: ob
     return Classifier.from_pretrained(folder / "m.dca", device="cpu")
 
 
-def examples_of(model: Classifier, items: list[tuple[Item, str]]) -> list[LabelledFeatures]:
+def examples_of(model: Classifier, items: list[tuple[LabelledImage, str]]) -> list[LabelledFeatures]:
     session, clip = Session(device="cpu"), model.method_.clip
     images = [item.image for item, _ in items]
     features, hashes = session.frozen_features(clip, images), session.hash_images(images)
@@ -46,7 +46,7 @@ def test_a_refit_equals_a_fit_on_the_images(method: str, drawn: Dataset, tiny_fo
     names = list(drawn.names)
     extra = [(drawn.test[0], names[3]), (drawn.test[5], names[drawn.test[5].label]), (drawn.test[9], "narwhal")]
     refitted = Refitter(model).refit(examples_of(model, extra))
-    more = [Item(item.image, [*names, "narwhal"].index(label)) for item, label in extra]
+    more = [LabelledImage(item.image, [*names, "narwhal"].index(label)) for item, label in extra]
     whole = replace(drawn, labels=(*drawn.labels, "narwhal"), names=(*names, "narwhal"), train=(*drawn.train, *more))
     expected = Classifier(method, backbone=str(tiny_folder), device="cpu").fit(whole)
     assert refitted.classes_.tolist() == expected.classes_.tolist()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from conftest import make_clip
 from dca.core.choices import Rules
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.features.store import FeatureStore
 from dca.images.decode import open_image
 from dca.runs.folder import identify
@@ -28,11 +28,11 @@ def written(folder: Path, sample: Dataset, save: Callable[[Image.Image, Path], N
     """Two classes of the sample as files."""
     folder.mkdir()
 
-    def items(part: tuple[Item, ...], name: str) -> tuple[Item, ...]:
+    def items(part: tuple[LabelledImage, ...], name: str) -> tuple[LabelledImage, ...]:
         found = []
         for number, item in enumerate(i for i in part if i.label < 2):
             save(open_image(item.image), folder / f"{name}{number}.png")
-            found.append(Item(folder / f"{name}{number}.png", item.label))
+            found.append(LabelledImage(folder / f"{name}{number}.png", item.label))
         return tuple(found)
 
     parts = {"train": items(sample.train, "train"), "test": items(sample.test, "test")}

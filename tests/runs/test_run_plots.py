@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dca import plots
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.model.records import HeldOutPrediction, TrainingImage
 from dca.runs.plots import PLOT_FILES, list_held_out_predictions, list_test_predictions, plot_evaluation
 from dca.runs.run import run
@@ -19,8 +19,8 @@ from dca.study import Experiment, run_experiment
 from dca.training.evaluate import evaluate_predictions
 
 
-def items(count: int) -> list[Item]:
-    return [Item(Image.new("RGB", (8, 8), (20 * n, 0, 0)), n % 3) for n in range(count)]
+def items(count: int) -> list[LabelledImage]:
+    return [LabelledImage(Image.new("RGB", (8, 8), (20 * n, 0, 0)), n % 3) for n in range(count)]
 
 
 def test_plots_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_few_shot, draw_training_part
 from dca.study import protocols
 from dca.study.protocols import (
@@ -24,7 +24,7 @@ from dca.study.protocols import (
 
 
 def toy(name="toy", classes=5, train=20, val=10, test=3, keys=None):
-    parts = [tuple(Item(Path(f"{name}/{part}/{y}/{i}.jpg"), y) for y in range(classes) for i in range(n))
+    parts = [tuple(LabelledImage(Path(f"{name}/{part}/{y}/{i}.jpg"), y) for y in range(classes) for i in range(n))
              for part, n in (("train", train), ("val", val), ("test", test))]  # fmt: skip
     keys = keys or tuple(f"n{y:04d}" for y in range(classes))
     words = tuple(f"{name} {key}" for key in keys)
@@ -158,7 +158,7 @@ def test_cross_dataset_matches_words_not_folder_numbers():
 
 def test_domain_shift_of_folders_matches_classes_by_label_then_by_name():
     def folder(name, labels, names):
-        items = tuple(Item(Path(f"{name}/{label}.jpg"), y) for y, label in enumerate(labels))
+        items = tuple(LabelledImage(Path(f"{name}/{label}.jpg"), y) for y, label in enumerate(labels))
         return Dataset(name, labels, names, items, test=items)
 
     source = folder("day", ("bkr", "tnt", "dog"), ("bike rack", "tent", "dog"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_few_shot
 from dca.study.protocols import few_shot, use_validation_as_test
 
@@ -18,8 +18,8 @@ from dca.study.protocols import few_shot, use_validation_as_test
 def dataset(tmp_path: Path) -> Dataset:
     """Three classes with 9 training, 7 validation and 2 test images each; every file is there."""
 
-    def items(part: str, number: int) -> tuple[Item, ...]:
-        return tuple(Item(tmp_path / f"{part}-{y}-{n}.jpg", y) for n in range(number) for y in range(3))
+    def items(part: str, number: int) -> tuple[LabelledImage, ...]:
+        return tuple(LabelledImage(tmp_path / f"{part}-{y}-{n}.jpg", y) for n in range(number) for y in range(3))
 
     parts = {part: items(part, number) for part, number in (("train", 9), ("val", 7), ("test", 2))}
     for item in (*parts["train"], *parts["val"], *parts["test"]):

@@ -15,7 +15,7 @@ from PIL import Image
 from conftest import make_clip
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.features.store import FeatureStore
 from dca.images import decode
 from dca.methods.base import HeldOutPredictions
@@ -84,7 +84,7 @@ def pattern(seed: int) -> Image.Image:
 
 
 def drawn(counts: tuple[int, ...], **parts: Any) -> Dataset:
-    items = tuple(Item(pattern(100 * y + n), y) for y, count in enumerate(counts) for n in range(count))
+    items = tuple(LabelledImage(pattern(100 * y + n), y) for y, count in enumerate(counts) for n in range(count))
     names = ("cat", "dog", "x", "a photo")[: len(counts)]
     return Dataset("drawn", names, names, train=items, **parts)
 
@@ -110,7 +110,7 @@ def held(
 
 def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: CLIP):
     """Literally: one fit per fold, and the folds as `assign_folds` has them; also with validation images."""
-    source = drawn((4, 3, 1), val=tuple(Item(pattern(500 + n), n % 3) for n in range(6)))
+    source = drawn((4, 3, 1), val=tuple(LabelledImage(pattern(500 + n), n % 3) for n in range(6)))
     found = held("gda", source, session, clip, **FOLDED)
     assert found.how == "4-fold cross-validation"
     labels = np.array([item.label for item in source.train])
@@ -143,8 +143,8 @@ def test_a_method_that_knows_its_held_out_predictions_is_not_fitted_again(
 def test_near_copies_are_never_on_both_sides(session: Session, clip: CLIP, monkeypatch: pytest.MonkeyPatch):
     """One image four times, at other sizes: a model that had seen one of them would know the others."""
     one = pattern(1)
-    copies = tuple(Item(one.resize((size, size)), 0) for size in (40, 38, 36, 34))
-    others = tuple(Item(pattern(9 + n), n % 2) for n in range(6))
+    copies = tuple(LabelledImage(one.resize((size, size)), 0) for size in (40, 38, 36, 34))
+    others = tuple(LabelledImage(pattern(9 + n), n % 2) for n in range(6))
     source = dataclasses.replace(drawn((1, 1)), train=(*copies, *others))
     images = ImageSupport(source.train, session, clip, 1)
     assert images.groups.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6]
@@ -213,7 +213,7 @@ def place_of(folder: Path) -> Path:
 def test_a_damaged_fold_or_one_of_other_images_is_named_with_the_way_out(session: Session, clip: CLIP, tmp_path: Path):
     place = place_of(tmp_path / "run")
     held("gda", drawn((2, 2)), session, clip, place, **FOLDED)
-    other = dataclasses.replace(drawn((2, 2)), train=tuple(Item(pattern(900 + n), n // 2) for n in range(4)))
+    other = dataclasses.replace(drawn((2, 2)), train=tuple(LabelledImage(pattern(900 + n), n // 2) for n in range(4)))
     with pytest.raises(UserError, match="predictions of other images") as caught:
         held("gda", other, session, clip, place, **FOLDED)
     assert "delete" in caught.value.hint
@@ -226,7 +226,7 @@ def test_a_damaged_fold_or_one_of_other_images_is_named_with_the_way_out(session
 @pytest.mark.parametrize("name", ["gda", "tip_adapter"])
 def test_exact_leave_one_out_is_a_fit_without_the_image(name: str, session: Session, clip: CLIP):
     """Literally, with what was searched on validation images held fixed."""
-    source = drawn((4, 3, 1), val=tuple(Item(pattern(500 + n), n % 3) for n in range(6)))
+    source = drawn((4, 3, 1), val=tuple(LabelledImage(pattern(500 + n), n % 3) for n in range(6)))
     kind = get_method(name)
     chosen = kind.parse_options({"views": 2})
     whole, _ = fit(kind, chosen, source, FitContext(session=session, clip=clip, seed=1))

@@ -1,6 +1,6 @@
 """Options of methods: dataclass fields with a help text, limits and the source of the default.
 
-`opt` declares an option, `parse` and `from_dict` read and validate values once, `describe_options` explains them.
+`option` declares an option, `parse` and `from_dict` read and validate values once, `describe_options` explains them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST = 2**31 - 1
 TRUE, FALSE, NONE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}, {"none", "null", "auto"}
 
 
-def opt(
+def option(
     default: Any,
     help: str,
     *,
@@ -51,10 +51,10 @@ def opt(
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from dca import TrainingOptions, opt
+        >>> from dca import TrainingOptions, option
         >>> @dataclass(frozen=True, kw_only=True)
         ... class MyOptions(TrainingOptions):
-        ...     strength: float = opt(1.0, "weight of the penalty", low=0)
+        ...     strength: float = option(1.0, "weight of the penalty", low=0)
         >>> MyOptions(strength=2.0).strength
         2.0
     """

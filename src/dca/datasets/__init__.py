@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dca.datasets.dataset import Dataset, Item
+    from dca.datasets.dataset import Dataset, LabelledImage
     from dca.datasets.load import load_dataset
 
-__all__ = ["Dataset", "Item", "load_dataset"]
+__all__ = ["Dataset", "LabelledImage", "load_dataset"]
 
 # Public name -> module that defines it, loaded on first use.
-_MODULES = {"Dataset": "dataset", "Item": "dataset", "load_dataset": "load"}
+_MODULES = {"Dataset": "dataset", "LabelledImage": "dataset", "load_dataset": "load"}
 
 
 def __getattr__(name: str) -> object:

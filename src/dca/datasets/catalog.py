@@ -27,7 +27,7 @@ from dca.core.errors import UserError, unknown_name
 from dca.core.hints import list_datasets, show_dataset
 from dca.core.text import normalize_name, pluralize
 from dca.datasets.classes import distinct_labels, label_to_name, read_class_list
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.folder import load_folder, split_folders
 from dca.datasets.walk import is_hidden, list_images, scan_folder
 
@@ -218,7 +218,7 @@ class SplitFile:
         split = _read_split(file)
         base, find_image = _image_finder(folder, self.images, [path for part in PARTS for path, _, _ in split[part]])
         names = _stored_names(file, split)
-        parts = {part: tuple(Item(find_image(path), y) for path, y, _ in split[part]) for part in PARTS}
+        parts = {part: tuple(LabelledImage(find_image(path), y) for path, y, _ in split[part]) for part in PARTS}
         return _make_dataset(entry, parts, names, base, f"public split file {file.name}")
 
     def expected_files(self) -> tuple[str, ...]:
@@ -256,13 +256,13 @@ class VariantLists:
         return ("images/", "variants.txt", *(f"images_variant_{part}.txt" for part in PARTS))
 
     @staticmethod
-    def _read(base: Path, part: str, number: dict[str, int]) -> tuple[Item, ...]:
+    def _read(base: Path, part: str, number: dict[str, int]) -> tuple[LabelledImage, ...]:
         file = base / f"images_variant_{part}.txt"
         items, faults = [], []
         for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             image, _, variant = text.strip().partition(" ")
             if variant in number:
-                items.append(Item(base / "images" / f"{image}.jpg", number[variant]))
+                items.append(LabelledImage(base / "images" / f"{image}.jpg", number[variant]))
             elif text.strip():
                 faults.append(f"line {line}: '{variant}' is not in variants.txt")
         if faults:
@@ -312,15 +312,17 @@ class ClassFolders:
         return [str(y) if self.numbered else key for y, (key, _) in enumerate(entry.class_list())]
 
     @staticmethod
-    def _list_items(folder: Path, subfolders: Sequence[str], names: Sequence[str]) -> tuple[Item, ...]:
+    def _list_items(folder: Path, subfolders: Sequence[str], names: Sequence[str]) -> tuple[LabelledImage, ...]:
         """The images of one part; empty if its folder is not there."""
         base = _first_folder(folder, subfolders)
         if base is None:
             return ()
         present = {sub.name for sub in scan_folder(base) if sub.is_dir()}
-        return tuple(Item(p, y) for y, name in enumerate(names) if name in present for p in list_images(base / name))
+        return tuple(
+            LabelledImage(p, y) for y, name in enumerate(names) if name in present for p in list_images(base / name)
+        )
 
-    def _read_solution(self, folder: Path, names: Sequence[str]) -> tuple[Item, ...]:
+    def _read_solution(self, folder: Path, names: Sequence[str]) -> tuple[LabelledImage, ...]:
         """The images of a flat test folder, labelled by the solution file."""
         base = _first_folder(folder, self.test)
         if not self.solution or base is None or not (folder / self.solution).is_file():
@@ -329,7 +331,7 @@ class ClassFolders:
         with (folder / self.solution).open(encoding="utf-8", newline="") as file:
             rows = [(row["ImageId"], row["PredictionString"].split()[0]) for row in csv.DictReader(file)]
         items = ((base / f"{image}.JPEG", label[name]) for image, name in rows if name in label)
-        return tuple(Item(path, y) for path, y in sorted(items, key=lambda item: (item[1], item[0].name)))
+        return tuple(LabelledImage(path, y) for path, y in sorted(items, key=lambda item: (item[1], item[0].name)))
 
 
 _LAYOUTS: dict[str, Callable[..., Layout]] = {
@@ -414,7 +416,7 @@ def _split_words(folders: Iterable[str]) -> set[str]:
 
 
 def _make_dataset(
-    entry: CatalogEntry, parts: dict[str, tuple[Item, ...]], stored: Sequence[str], root: Path, split: str
+    entry: CatalogEntry, parts: dict[str, tuple[LabelledImage, ...]], stored: Sequence[str], root: Path, split: str
 ) -> Dataset:
     """The dataset of an entry; its classes have keys where the names are the catalog's."""
     names = tuple(label_to_name(name) for name in stored)
@@ -473,8 +475,8 @@ def name_classes(entry: CatalogEntry, dataset: Dataset) -> Dataset | None:
     new = {old: y for old, y in enumerate(matches) if y is not None}
     old = {y: label for label, y in new.items()}
 
-    def relabel(items: Iterable[Item]) -> tuple[Item, ...]:
-        return tuple(sorted((Item(i.image, new[i.label]) for i in items), key=lambda i: i.label))
+    def relabel(items: Iterable[LabelledImage]) -> tuple[LabelledImage, ...]:
+        return tuple(sorted((LabelledImage(i.image, new[i.label]) for i in items), key=lambda i: i.label))
 
     return replace(
         dataset,

@@ -21,7 +21,7 @@ from dca.core.text import pluralize
 from dca.datasets import catalog
 from dca.datasets.catalog import NOT_THE_PUBLIC_SPLIT, CatalogEntry
 from dca.datasets.classes import CLASS_NAMES_FILE, find_odd_names, name_advice, unused_names
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_few_shot
 from dca.datasets.folder import class_link_filter, load_folder, split_folders
 from dca.datasets.load import SAMPLE, find_dataset_folder, load_dataset
@@ -239,7 +239,7 @@ def _unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Fi
     faults = [fault for fault in outcomes if isinstance(fault, Unreadable)]
     if not faults:
         return []
-    lines = tuple(f"{dataset.path_of(Item(f.image, 0))}: {f.reason}" for f in faults)
+    lines = tuple(f"{dataset.path_of(LabelledImage(f.image, 0))}: {f.reason}" for f in faults)
     what = f"{pluralize(len(faults), 'image')} cannot be read"
     return [Finding("blocker", what, len(faults), lines[:20], "replace or remove these files")]
 
@@ -247,7 +247,7 @@ def _unreadable_finding(outcomes: Iterable[object], dataset: Dataset) -> list[Fi
 # Public datasets
 
 
-def _exists(item: Item) -> bool:
+def _exists(item: LabelledImage) -> bool:
     """Whether an item's file exists (an image in memory always does)."""
     return not isinstance(item.image, Path) or item.image.is_file()
 
@@ -278,7 +278,7 @@ def _complete_draws(dataset: Dataset, present: dict[str, list[bool]]) -> list[st
 def _missing_images(dataset: Dataset, present: dict[str, list[bool]], draws: Sequence[str]) -> list[Finding]:
     findings = []
     for part in PARTS:
-        items: Sequence[Item] = getattr(dataset, part)
+        items: Sequence[LabelledImage] = getattr(dataset, part)
         missing = [dataset.path_of(item) for item, yes in zip(items, present[part], strict=True) if not yes]
         if not missing:
             continue
@@ -369,7 +369,7 @@ class _PartItem:
     """An image with its part, to say where copies are."""
 
     part: str
-    item: Item
+    item: LabelledImage
 
 
 def _images(dataset: Dataset, items: Sequence[_PartItem], progress: Count | None) -> list[Finding]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from dca.core.files import explain_write_errors, write_bytes
 from dca.core.text import normalize_name
 from dca.datasets.classes import label_to_name, match_labels
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.walk import is_hidden, list_class_folders, list_images
 from dca.images.hashing import sha256_of
 
@@ -135,7 +135,7 @@ def add_corrections(dataset: Dataset, corrections: Sequence[Correction]) -> Data
     corrected = {c.sha256 for c in used}
     hashes = _hashes(dataset.train, used)
     kept = [item for item, sha256 in zip(dataset.train, hashes, strict=True) if sha256 not in corrected]
-    added = [Item(c.path, y) for c, y in zip(used, classes, strict=True)]
+    added = [LabelledImage(c.path, y) for c, y in zip(used, classes, strict=True)]
     keys = (*dataset.keys, *labels[len(dataset.labels) :]) if dataset.keys else ()
     return replace(dataset, labels=labels, names=names, keys=keys, train=(*kept, *added))
 
@@ -158,7 +158,7 @@ def extend_classes(
     return (*labels, *new), (*names, *map(label_to_name, new)), [index[normalize_name(label)] for label in wanted]
 
 
-def _hashes(items: Iterable[Item], corrections: Sequence[Correction]) -> list[str | None]:
+def _hashes(items: Iterable[LabelledImage], corrections: Sequence[Correction]) -> list[str | None]:
     """The hash of each image file that may equal a correction; None for others: only files of equal size are read."""
     sizes = {correction.path.stat().st_size for correction in corrections}
     return [

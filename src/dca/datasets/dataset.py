@@ -11,7 +11,7 @@ from dca.images.decode import ImageLike
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LabelledImage:
     """One labelled image.
 
     Args:
@@ -20,8 +20,8 @@ class Item:
 
     Example:
         >>> from pathlib import Path
-        >>> from dca import Item
-        >>> Item(Path("cat/1.jpg"), 0).label
+        >>> from dca import LabelledImage
+        >>> LabelledImage(Path("cat/1.jpg"), 0).label
         0
     """
 
@@ -53,8 +53,8 @@ class Dataset:
 
     Example:
         >>> from pathlib import Path
-        >>> from dca import Dataset, Item
-        >>> photos = Dataset("photos", labels=(0, 1), names=("cat", "dog"), train=(Item(Path("a.jpg"), 1),))
+        >>> from dca import Dataset, LabelledImage
+        >>> photos = Dataset("photos", labels=(0, 1), names=("cat", "dog"), train=(LabelledImage(Path("a.jpg"), 1),))
         >>> photos.names[photos.train[0].label], photos.counts()
         ('dog', {'train': 1, 'val': 0, 'test': 0})
     """
@@ -62,9 +62,9 @@ class Dataset:
     name: str
     labels: tuple[Any, ...]
     names: tuple[str, ...]
-    train: tuple[Item, ...]
-    val: tuple[Item, ...] = ()
-    test: tuple[Item, ...] = ()
+    train: tuple[LabelledImage, ...]
+    val: tuple[LabelledImage, ...] = ()
+    test: tuple[LabelledImage, ...] = ()
     template: str = "a photo of a {}."
     keys: tuple[str, ...] = ()
     root: Path | None = None
@@ -75,7 +75,7 @@ class Dataset:
         """Number of images in each part."""
         return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
 
-    def path_of(self, item: Item) -> str:
+    def path_of(self, item: LabelledImage) -> str:
         """The path of an image as records hold it.
 
         Args:

@@ -24,7 +24,7 @@ from dca.core.files import write_bytes
 from dca.core.hints import set_shots, write_draw
 from dca.core.seeds import derive_seed
 from dca.core.text import normalize_name, pluralize
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.images.hashing import sha256_of
 
 # Most validation images per class that a draw takes.
@@ -178,7 +178,7 @@ def draw_training_part(
 
 def _choose_validation_images(
     dataset: Dataset, drawn: Dataset, shots: int | None, seed: int, validation: ValidationUse
-) -> tuple[tuple[Item, ...], str]:
+) -> tuple[tuple[LabelledImage, ...], str]:
     """Validation images, and what they are in words."""
     if validation == "none":
         return (), _NO_VALIDATION
@@ -197,7 +197,7 @@ def _choose_validation_images(
     return tuple(pool[i] for i in chosen), f"{per_class} {origin} per class" if chosen else _NO_VALIDATION
 
 
-def _take(items: Sequence[Item], positions: Iterable[int]) -> tuple[Item, ...]:
+def _take(items: Sequence[LabelledImage], positions: Iterable[int]) -> tuple[LabelledImage, ...]:
     return tuple(items[position] for position in positions)
 
 
@@ -314,7 +314,7 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
     """
     path = Path(path)
     raw = _read_json(path)
-    images: dict[str, tuple[Item, ...]] = {}
+    images: dict[str, tuple[LabelledImage, ...]] = {}
     faults: list[str] = []
     for part in PARTS:
         rows = _read_part(path, raw, part)
@@ -323,7 +323,7 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
         pool = _ImagePool(dataset, dataset.train + dataset.val if anywhere else getattr(dataset, part))
         outcomes = [_find_image(drawn, pool, verify=verify) for drawn in rows]
         faults += [f"{part}: {outcome}" for outcome in outcomes if isinstance(outcome, str)]
-        images[part] = tuple(outcome for outcome in outcomes if isinstance(outcome, Item))
+        images[part] = tuple(outcome for outcome in outcomes if isinstance(outcome, LabelledImage))
     if faults:
         total = len(faults) + sum(map(len, images.values()))
         raise UserError(
@@ -343,16 +343,16 @@ def draw_hash(parts: Mapping[str, Sequence[DrawnImage]]) -> str:
 class _ImagePool:
     """The images that may have been drawn, to be found by position, by path, or by the end of a path."""
 
-    def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
+    def __init__(self, dataset: Dataset, items: Sequence[LabelledImage]) -> None:
         self.items = items
         self.dataset = dataset
         self._exact = {dataset.path_of(item): item for item in items}
-        self._by_name: dict[str, list[tuple[tuple[str, ...], Item]]] = {}
+        self._by_name: dict[str, list[tuple[tuple[str, ...], LabelledImage]]] = {}
         for path, item in self._exact.items():
             reversed_parts = PurePosixPath(path).parts[::-1]
             self._by_name.setdefault(reversed_parts[0] if reversed_parts else "", []).append((reversed_parts, item))
 
-    def find(self, drawn: DrawnImage) -> Item | None:
+    def find(self, drawn: DrawnImage) -> LabelledImage | None:
         """The image of that path, or the one of its class whose path shares the longest end with it."""
         if drawn.path in self._exact:
             return self._exact[drawn.path]
@@ -366,19 +366,19 @@ class _ImagePool:
         candidates = [item for score, item in scored if score == best]
         return candidates[0] if len(candidates) == 1 else None
 
-    def is_called(self, item: Item, name: str) -> bool:
+    def is_called(self, item: LabelledImage, name: str) -> bool:
         """Whether the item's class has this name or label."""
         return not name or normalize_name(name) in (
             normalize_name(self.name_of(item)),
             normalize_name(str(self.dataset.labels[item.label])),
         )
 
-    def name_of(self, item: Item) -> str:
+    def name_of(self, item: LabelledImage) -> str:
         """Name of the item's class."""
         return self.dataset.names[item.label]
 
 
-def _find_image(drawn: DrawnImage | int, pool: _ImagePool, *, verify: bool) -> Item | str:
+def _find_image(drawn: DrawnImage | int, pool: _ImagePool, *, verify: bool) -> LabelledImage | str:
     """The drawn image, or why it cannot be used."""
     if isinstance(drawn, int):
         return pool.items[drawn] if 0 <= drawn < len(pool.items) else f"position {drawn} is beyond the list"
@@ -420,7 +420,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _drawn_image(dataset: Dataset, item: Item) -> DrawnImage:
+def _drawn_image(dataset: Dataset, item: LabelledImage) -> DrawnImage:
     return DrawnImage(dataset.path_of(item), dataset.names[item.label], sha256_of(item.image))
 
 

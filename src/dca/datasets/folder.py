@@ -17,7 +17,7 @@ from typing import Any
 from dca.core.errors import UserError, nearest
 from dca.core.text import normalize_name, pluralize, to_printable
 from dca.datasets.classes import CLASS_NAMES_FILE, label_to_name, read_class_names
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.walk import (
     IMAGE_SUFFIXES,
     LinkFilter,
@@ -189,9 +189,9 @@ def _make_dataset(path: Path, images: _Images, split: str, for_evaluation: bool,
     names = _class_names(path, read_class_names(root / CLASS_NAMES_FILE), classes, hint)
     labels = tuple(map(to_printable, classes))
 
-    def items(part: str) -> tuple[Item, ...]:
+    def items(part: str) -> tuple[LabelledImage, ...]:
         by_class = images.get(part, {})
-        return tuple(Item(image, y) for y, label in enumerate(classes) for image in by_class.get(label, ()))
+        return tuple(LabelledImage(image, y) for y, label in enumerate(classes) for image in by_class.get(label, ()))
 
     return Dataset(name, labels, names, items("train"), items("val"), items("test"), root=root, split=split)
 

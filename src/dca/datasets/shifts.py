@@ -24,7 +24,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import atomic_write, cache_folder, explain_write_errors
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.images.decode import ImageLike, decode_all, open_bytes
 from dca.images.hashing import sha256_of
 
@@ -93,7 +93,7 @@ def shift_dataset(dataset: Dataset, kind: str) -> Dataset:
         raise UserError(f"{dataset.name} has no test images to change.", hint="give a dataset that has")
     folder = cache_folder() / FOLDER / kind
     files = _create_files([item.image for item in dataset.test], kind, folder)
-    test = tuple(Item(file, item.label) for file, item in zip(files, dataset.test, strict=True))
+    test = tuple(LabelledImage(file, item.label) for file, item in zip(files, dataset.test, strict=True))
     words = "; ".join(filter(None, [dataset.split, f"{kind}: {SHIFTS[kind].about}"]))
     return replace(dataset, name=f"{dataset.name}@{kind}", train=(), val=(), test=test, root=folder, split=words)
 

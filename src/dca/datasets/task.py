@@ -9,7 +9,7 @@ from dca.core.choices import Rules
 from dca.core.errors import UserError
 from dca.core.hints import hold_out
 from dca.datasets.classes import match_keys, match_labels
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Target:
     labels: tuple[Any, ...]
     names: tuple[str, ...]
     template: str
-    test: tuple[Item, ...]
+    test: tuple[LabelledImage, ...]
     from_source: tuple[int | None, ...]
 
     @property

@@ -32,7 +32,7 @@ from dca.core import seeds
 from dca.core.choices import ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError
 from dca.core.hints import change_label_only, combine, set_option, show_method
-from dca.core.options import opt
+from dca.core.options import option
 from dca.stats.calibration import apply_temperature
 
 if TYPE_CHECKING:
@@ -121,22 +121,24 @@ class TrainingOptions:
         TrainingOptions(epochs=10, batch_size=32, learning_rate=None, ...)
     """
 
-    epochs: int | None = opt(None, "passes over the training images", low=0)
-    batch_size: int | None = opt(None, "images per step", low=1)
-    learning_rate: float | None = opt(None, "learning rate after warm-up", low=0)
-    optimizer: OptimizerName = opt("sgd", "optimiser", source="CoOp")
-    momentum: float = opt(0.9, "momentum of SGD", low=0, high=1, source="CoOp")
-    adam_eps: float = opt(1e-8, "ε of Adam and AdamW", low=0, source="torch")
-    weight_decay: float = opt(5e-4, "weight decay of every trained tensor", low=0, source="CoOp")
-    warmup_epochs: int = opt(1, "epochs of warm-up", low=0, source="CoOp")
-    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="CoOp")
-    schedule: ScheduleUnit = opt("epoch", "whether the cosine schedule advances per epoch or per step", source="CoOp")
-    final_rate: float = opt(0.0, "learning rate at the end of the cosine schedule", low=0, source="CoOp")
-    augment: bool = opt(True, "random resized crops and flips", source="CoOp")
-    crop_low: float = opt(
+    epochs: int | None = option(None, "passes over the training images", low=0)
+    batch_size: int | None = option(None, "images per step", low=1)
+    learning_rate: float | None = option(None, "learning rate after warm-up", low=0)
+    optimizer: OptimizerName = option("sgd", "optimiser", source="CoOp")
+    momentum: float = option(0.9, "momentum of SGD", low=0, high=1, source="CoOp")
+    adam_eps: float = option(1e-8, "ε of Adam and AdamW", low=0, source="torch")
+    weight_decay: float = option(5e-4, "weight decay of every trained tensor", low=0, source="CoOp")
+    warmup_epochs: int = option(1, "epochs of warm-up", low=0, source="CoOp")
+    warmup_rate: float = option(1e-5, "constant learning rate of the warm-up", low=0, source="CoOp")
+    schedule: ScheduleUnit = option(
+        "epoch", "whether the cosine schedule advances per epoch or per step", source="CoOp"
+    )
+    final_rate: float = option(0.0, "learning rate at the end of the cosine schedule", low=0, source="CoOp")
+    augment: bool = option(True, "random resized crops and flips", source="CoOp")
+    crop_low: float = option(
         CROP_LOW, "smallest share of the image in a random crop; the largest is 1", low=0.001, high=1, source="CoOp"
     )
-    last_batch: LastBatch = opt(
+    last_batch: LastBatch = option(
         "drop", "whether an epoch ends with a short batch; drop: only if it is the only one", source="CoOp"
     )
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.hints import list_methods
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import (
     CurvePoint,
     Head,
@@ -59,12 +59,12 @@ ERRORS = 0.5**0.5
 class BlendOptions(TrainingOptions):
     """Options of the blend; those of the closed form are its defaults."""
 
-    trained: str = opt("dca", "name of the method that is trained")
-    trained_options: TrainingOptions | None = opt(
+    trained: str = option("dca", "name of the method that is trained")
+    trained_options: TrainingOptions | None = option(
         None, "its options, by name; on the command line every other --set is one of them"
     )
-    epochs: int | None = opt(None, "its passes over the training images; auto: as that method decides", low=0)
-    folds: int = opt(5, "most folds in which it is weighed; each is one more fit", low=2, high=1000)
+    epochs: int | None = option(None, "its passes over the training images; auto: as that method decides", low=0)
+    folds: int = option(5, "most folds in which it is weighed; each is one more fit", low=2, high=1000)
 
     def inner(self) -> tuple[type[Method], Any]:
         """The trained method and its options."""

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.shared.frozen_features import (
     SEVEN_TEMPLATES,
@@ -86,25 +86,25 @@ Multipliers = Literal["class", "mean", "corrected", "one", "none"]
 class CLAPOptions(FrozenOptions):
     """Options of CLAP; symbols as in the paper."""
 
-    views: int = opt(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
-    sampling: Literal["images", "views"] = opt(
+    views: int = option(20, "augmented views per image, encoded once; every epoch draws one", low=1, source="paper")
+    sampling: Literal["images", "views"] = option(
         "images",
         "images: a step takes one view of each of its images; views: it draws from all views, as CLAP's code does",
     )
-    names: Literal["plain", "raw"] = opt(
+    names: Literal["plain", "raw"] = option(
         "plain", "class names as words, or with the underscores of public split files; CLAP's code: raw"
     )
-    multipliers: Multipliers = opt(
+    multipliers: Multipliers = option(
         "class",
         "λ: one per class; their mean; one per class, scaled to mean 1; all 1; none (ZS-LP)",
         source="paper",
     )
-    strength: float | None = opt(None, "factor of the penalty; auto: 0.03, and 1 with recipe=paper", low=0)
-    recipe: UnitRecipe = opt("scaled", "text vectors scaled to the size of CLIP's, or as they are, as in the paper")
-    epochs: int | None = opt(300, "passes over the training images", low=0, source="paper")
-    batch_size: int | None = opt(256, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(0.1, "learning rate after warm-up", low=0, source="paper")
-    weight_decay: float = opt(0.0, "weight decay of the prototypes", low=0, source="paper")
+    strength: float | None = option(None, "factor of the penalty; auto: 0.03, and 1 with recipe=paper", low=0)
+    recipe: UnitRecipe = option("scaled", "text vectors scaled to the size of CLIP's, or as they are, as in the paper")
+    epochs: int | None = option(300, "passes over the training images", low=0, source="paper")
+    batch_size: int | None = option(256, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(0.1, "learning rate after warm-up", low=0, source="paper")
+    weight_decay: float = option(0.0, "weight decay of the prototypes", low=0, source="paper")
 
 
 def class_multipliers(features: Tensor, labels: Tensor, text: Tensor, tau: float, form: str) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Update
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.prompts import dropout
 from dca.methods.shared.text_feature_methods import TextFeatureOptions, TowerUpdateMethod
@@ -32,20 +32,24 @@ PARTS = ("q", "k", "v")
 class CLIPLoRAOptions(TextFeatureOptions):
     """Options of CLIP-LoRA; symbols as in the paper."""
 
-    epochs: int | None = opt(None, "passes over the training images; auto: 500 steps per shot", low=0, source="paper")
-    batch_size: int | None = opt(32, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(2e-4, "initial learning rate; auto: from the gradient", low=0, source="paper")
-    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
-    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="paper")
-    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
-    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
-    final_rate: float = opt(1e-6, "learning rate at the end of the cosine schedule", low=0, source="paper")
-    rank: int = opt(2, "r, rank of each update", low=1, high=1024, source="paper")
-    alpha: float = opt(1.0, "α; the product is scaled by α / √r", low=0, source="paper")
-    dropout: float = opt(
+    epochs: int | None = option(
+        None, "passes over the training images; auto: 500 steps per shot", low=0, source="paper"
+    )
+    batch_size: int | None = option(32, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(2e-4, "initial learning rate; auto: from the gradient", low=0, source="paper")
+    optimizer: OptimizerName = option("adamw", "optimiser", source="paper")
+    weight_decay: float = option(0.01, "weight decay of every trained tensor", low=0, source="paper")
+    warmup_epochs: int = option(0, "epochs of warm-up", low=0, source="paper")
+    schedule: ScheduleUnit = option(
+        "step", "whether the cosine schedule advances per epoch or per step", source="paper"
+    )
+    final_rate: float = option(1e-6, "learning rate at the end of the cosine schedule", low=0, source="paper")
+    rank: int = option(2, "r, rank of each update", low=1, high=1024, source="paper")
+    alpha: float = option(1.0, "α; the product is scaled by α / √r", low=0, source="paper")
+    dropout: float = option(
         0.25, "share of the inputs of the product zeroed in training", low=0, high=0.99, source="paper"
     )
-    towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
+    towers: Literal["both", "visual", "text"] = option("both", "which towers are updated", source="paper")
 
 
 class CLIPLoRA(TowerUpdateMethod):

@@ -27,7 +27,7 @@ from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import LINEARS, QKV, Block, Update
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.vision import VisionTower
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
 
@@ -41,21 +41,21 @@ _CACHE: WeakKeyDictionary[nn.Module, dict[str, Decomposition]] = WeakKeyDictiona
 class CLIPSVDOptions(TextFeatureOptions):
     """Options of CLIP-SVD."""
 
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None, "passes over the training images; auto: 200 steps per shot", low=0, source="CLIP-SVD's code"
     )
-    batch_size: int | None = opt(32, "images per step", low=1, source="CLIP-SVD's code")
-    learning_rate: float | None = opt(
+    batch_size: int | None = option(32, "images per step", low=1, source="CLIP-SVD's code")
+    learning_rate: float | None = option(
         5e-4, "initial learning rate; auto: from the gradient", low=0, source="CLIP-SVD's code"
     )
-    optimizer: OptimizerName = opt("adamw", "optimiser", source="CLIP-SVD's code")
-    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="CLIP-SVD's code")
-    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="CLIP-SVD's code")
-    schedule: ScheduleUnit = opt(
+    optimizer: OptimizerName = option("adamw", "optimiser", source="CLIP-SVD's code")
+    weight_decay: float = option(0.01, "weight decay of every trained tensor", low=0, source="CLIP-SVD's code")
+    warmup_epochs: int = option(0, "epochs of warm-up", low=0, source="CLIP-SVD's code")
+    schedule: ScheduleUnit = option(
         "step", "whether the cosine schedule advances per epoch or per step", source="CLIP-SVD's code"
     )
-    final_rate: float = opt(1e-6, "learning rate at the end of the cosine schedule", low=0, source="CLIP-SVD's code")
-    towers: Literal["both", "visual", "text"] = opt("both", "which towers are updated", source="paper")
+    final_rate: float = option(1e-6, "learning rate at the end of the cosine schedule", low=0, source="CLIP-SVD's code")
+    towers: Literal["both", "visual", "text"] = option("both", "which towers are updated", source="paper")
 
 
 def block_matrices(block: Block) -> Iterator[tuple[str, Tensor]]:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
@@ -58,14 +58,14 @@ NO_TEXT = 0.02
 class ClosedFormOptions(FrozenOptions):
     """Options of the closed form. The training options are not used."""
 
-    text_shots: float | None = opt(None, "k, number of images that the text of a class counts as", low=0)
-    ridge: float | None = opt(None, "g, ridge of the covariance in units of its mean variance", low=1e-6)
-    gaussian_scale: float | None = opt(None, "a, scale of the Gaussian head", low=0)
-    text_scale: float | None = opt(None, "b, scale of zero-shot CLIP", low=0)
-    kernel_scale: float | None = opt(None, "s, scale of kernel ridge; 0 leaves it out", low=0)
-    kernel_ridge: float | None = opt(None, "ridge of the kernel in units of its mean eigenvalue", low=1e-9)
-    kernel_width: float = opt(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
-    kernel_images: int = opt(3000, "most training images for kernel ridge; it is left out if there are more", low=0)
+    text_shots: float | None = option(None, "k, number of images that the text of a class counts as", low=0)
+    ridge: float | None = option(None, "g, ridge of the covariance in units of its mean variance", low=1e-6)
+    gaussian_scale: float | None = option(None, "a, scale of the Gaussian head", low=0)
+    text_scale: float | None = option(None, "b, scale of zero-shot CLIP", low=0)
+    kernel_scale: float | None = option(None, "s, scale of kernel ridge; 0 leaves it out", low=0)
+    kernel_ridge: float | None = option(None, "ridge of the kernel in units of its mean eigenvalue", low=1e-9)
+    kernel_width: float = option(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
+    kernel_images: int = option(3000, "most training images for kernel ridge; it is left out if there are more", low=0)
 
     def fixed(self) -> FixedHyperparameters:
         """The hyperparameters that are set, which are not selected."""

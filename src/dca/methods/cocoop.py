@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, TrainedMethod, TrainingOptions
 from dca.methods.shared.prompts import check_name_lengths, init_context, init_linear, tokenize_names
 
@@ -33,15 +33,17 @@ SENTENCES = 4096
 class CoCoOpOptions(TrainingOptions):
     """Options of CoCoOp."""
 
-    epochs: int = opt(10, "passes over the training images", low=0, source="paper, 16 shots")
-    batch_size: int = opt(1, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(
+    epochs: int = option(10, "passes over the training images", low=0, source="paper, 16 shots")
+    batch_size: int = option(1, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(
         0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
     )
-    phrase: str | None = opt("a photo of a", "initial words of the context; none: random", empty="none", source="paper")
-    n_tokens: int = opt(4, "M, learned tokens if there is no phrase", low=1, high=1024, source="paper")
-    reduction: int = opt(16, "factor by which h narrows the image feature", low=1, source="paper")
-    suffix: str = opt(".", "text after the class name", source="CoOp's code")
+    phrase: str | None = option(
+        "a photo of a", "initial words of the context; none: random", empty="none", source="paper"
+    )
+    n_tokens: int = option(4, "M, learned tokens if there is no phrase", low=1, high=1024, source="paper")
+    reduction: int = option(16, "factor by which h narrows the image feature", low=1, source="paper")
+    suffix: str = option(".", "text after the class name", source="CoOp's code")
 
 
 def encode_contexts(clip: CLIP, contexts: Tensor, ids: Sequence[Sequence[int]]) -> Tensor:

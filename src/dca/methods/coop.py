@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step
 from dca.methods.shared.prompts import check_name_lengths, coop_epochs, init_context, tokenize_names
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
@@ -33,23 +33,23 @@ from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatu
 class CoOpOptions(TextFeatureOptions):
     """Options of CoOp."""
 
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None,
         "passes over the training images; auto: 50 for 1 shot or ImageNet, 100 up to 4 shots, else 200",
         low=0,
         source="paper",
     )
-    batch_size: int = opt(32, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(
+    batch_size: int = option(32, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(
         0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
     )
-    n_tokens: int = opt(16, "M, learned tokens; ignored with a phrase", low=1, high=1024, source="paper")
-    phrase: str | None = opt(None, "initial words of the context; none: random", empty="none", source="paper")
-    contexts: Literal["unified", "class"] = opt(
+    n_tokens: int = option(16, "M, learned tokens; ignored with a phrase", low=1, high=1024, source="paper")
+    phrase: str | None = option(None, "initial words of the context; none: random", empty="none", source="paper")
+    contexts: Literal["unified", "class"] = option(
         "unified", "one context for all classes, or one per class", source="paper"
     )
-    position: Literal["end", "middle", "front"] = opt("end", "position of the class name", source="paper")
-    suffix: str = opt(".", "text after the class name", source="CoOp's code")
+    position: Literal["end", "middle", "front"] = option("end", "position of the class name", source="paper")
+    suffix: str = option(".", "text after the class name", source="CoOp's code")
 
 
 class CoOp(TextFeatureMethod):

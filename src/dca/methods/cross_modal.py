@@ -48,7 +48,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.vision import VisionTower, apply_last_block
 from dca.core.errors import UserError
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Head, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, accuracy, check_shapes, select_templates
 from dca.methods.shared.heads import LinearHead
@@ -73,37 +73,41 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 class CrossModalOptions(FrozenOptions):
     """Options of Cross-Modal adaptation."""
 
-    form: Literal["linear", "partial"] = opt(
+    form: Literal["linear", "partial"] = option(
         "linear", "partial: the end of the image tower is trained, too", source="paper"
     )
-    init: Literal["zeroshot", "random"] = opt(
+    init: Literal["zeroshot", "random"] = option(
         "zeroshot", "initial weights: text features, or random as in the authors' script of the linear form"
     )
-    search: Literal["none", "grid"] = opt(
+    search: Literal["none", "grid"] = option(
         "none",
         "grid: as published, train every point of the authors' grid (linear 12, partial 9) and keep the best on "
         "the validation images; learning rate, weight decay and batch size are not searched if they are set",
     )
-    keep: Literal["best", "last"] = opt("best", "keep the best state on validation images, or the last", source="paper")
-    wise: float = opt(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
-    tau: float | None = opt(
+    keep: Literal["best", "last"] = option(
+        "best", "keep the best state on validation images, or the last", source="paper"
+    )
+    wise: float = option(0.0, "share of the text features in the finished head", low=0, high=1, source="paper")
+    tau: float | None = option(
         None, "τ, scale of the softmax; auto: the checkpoint's, partial e⁴", low=0, source="Cross-Modal's code"
     )
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None, "passes over the training images; auto: as many as 12,800 iterations need", low=0, source="paper"
     )
-    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
-    batch_size: int | None = opt(
+    optimizer: OptimizerName = option("adamw", "optimiser", source="paper")
+    batch_size: int | None = option(
         None, "images per step, and as many sentences; auto: 16, partial 4", low=1, source="paper's grid"
     )
-    learning_rate: float | None = opt(
+    learning_rate: float | None = option(
         None, "learning rate after warm-up; auto: 1e-4, partial 1e-5", low=0, source="paper's grid"
     )
     # A number in every other method; `resolve` makes it one before it is used.
-    weight_decay: float | None = opt(  # type: ignore[assignment]
+    weight_decay: float | None = option(  # type: ignore[assignment]
         None, "weight decay of every trained tensor; auto: 0.01, partial 1e-3", low=0, source="paper's grid"
     )
-    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
+    schedule: ScheduleUnit = option(
+        "step", "whether the cosine schedule advances per epoch or per step", source="paper"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

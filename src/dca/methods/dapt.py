@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared import metric
 from dca.methods.shared.class_features import ClassFeatures
@@ -52,17 +52,17 @@ SHARPNESS = 2.0
 class DAPTOptions(TextFeatureOptions):
     """Options of DAPT."""
 
-    recipe: Literal["paper", "own"] = opt(
+    recipe: Literal["paper", "own"] = option(
         "paper",
         "paper: its table, for datasets in it; own: medians, learning rate from the gradient",
         source="paper",
     )
-    text_tokens: int = opt(16, "length of the text context", low=1, high=1024, source="paper")
-    visual_tokens: int = opt(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
-    beta_visual: float | None = opt(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
-    beta_text: float | None = opt(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
+    text_tokens: int = option(16, "length of the text context", low=1, high=1024, source="paper")
+    visual_tokens: int = option(16, "learned tokens in the image tower", low=0, high=4096, source="paper")
+    beta_visual: float | None = option(None, "β_v, weight of L_v; auto: by recipe", low=0, source="paper")
+    beta_text: float | None = option(None, "β_t, weight of L_t; auto: by recipe", low=0, source="paper")
     # The authors' prototypes depend on a random crop.
-    prototypes: Literal["evaluation", "augmented"] = opt(
+    prototypes: Literal["evaluation", "augmented"] = option(
         "evaluation", "view of the images in prototypes; augmented: one random crop of each, as in DAPT's code"
     )
 

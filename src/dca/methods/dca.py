@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.hints import set_option
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.core.text import pluralize
 from dca.methods.base import Batch, Head, OptimizerName, Problem, Step, Support, TrainingOptions
 from dca.methods.shared import losses
@@ -91,84 +91,86 @@ TABLE = "ours; recipe=paper: its table"
 class DCAOptions(TrainingOptions):
     """Options of DCA; symbols as in the paper."""
 
-    recipe: Literal["own", "paper"] = opt("own", "own: for any dataset; paper: its table, by dataset")
-    reading: Reading = opt("own", "which values to take where the paper leaves them open: see the readings below")
-    n_prompts: int = opt(4, "M, text contexts learned", low=1, high=1024, source="paper")
-    phrases: tuple[str, ...] = opt(
+    recipe: Literal["own", "paper"] = option("own", "own: for any dataset; paper: its table, by dataset")
+    reading: Reading = option("own", "which values to take where the paper leaves them open: see the readings below")
+    n_prompts: int = option(4, "M, text contexts learned", low=1, high=1024, source="paper")
+    phrases: tuple[str, ...] = option(
         PHRASES, "initial words of the contexts; further contexts are random", source="paper"
     )
-    random_length: int = opt(4, "tokens of a random context", low=1, high=1024)
-    contexts: Literal["unified", "class"] = opt(
+    random_length: int = option(4, "tokens of a random context", low=1, high=1024)
+    contexts: Literal["unified", "class"] = option(
         "unified", "contexts shared by all classes, or M contexts per class", source="our reading"
     )
-    suffix: str = opt(".", "text after the class name", source="CoOp")
-    visual_tokens: int = opt(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
-    tau: float | None = opt(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
-    eps: float = opt(1e-6, "ε, added to the distance before it is inverted", low=0)
-    score: Score = opt("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
-    train_metric: Metric = opt("euclidean", "distance in training", source="paper")
-    test_metric: Metric = opt("mahalanobis", "distance of the finished model", source="paper")
-    alpha: float | None = opt(None, "α, weight of L_in; auto: by recipe", low=0, source=TABLE)
-    beta: float | None = opt(None, "β, weight of L_ts; auto: by recipe", low=0, source=TABLE)
-    intra: losses.Intra = opt("mahalanobis", "form of L_in", source="paper, eq. 11")
-    intra_features: Literal["clip", "prompted"] = opt(
+    suffix: str = option(".", "text after the class name", source="CoOp")
+    visual_tokens: int = option(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
+    tau: float | None = option(None, "τ, scale of the softmax; auto: the checkpoint's", low=0, source="CLIP")
+    eps: float = option(1e-6, "ε, added to the distance before it is inverted", low=0)
+    score: Score = option("inverse", "softmax of τ/(d+ε) or of -τd/2", source="paper, eq. 8")
+    train_metric: Metric = option("euclidean", "distance in training", source="paper")
+    test_metric: Metric = option("mahalanobis", "distance of the finished model", source="paper")
+    alpha: float | None = option(None, "α, weight of L_in; auto: by recipe", low=0, source=TABLE)
+    beta: float | None = option(None, "β, weight of L_ts; auto: by recipe", low=0, source=TABLE)
+    intra: losses.Intra = option("mahalanobis", "form of L_in", source="paper, eq. 11")
+    intra_features: Literal["clip", "prompted"] = option(
         "clip", "centres of L_in from CLIP alone, or with the initial visual tokens", source="our reading"
     )
-    intra_reduction: losses.IntraReduction | None = opt(
+    intra_reduction: losses.IntraReduction | None = option(
         None, "reduction of L_in over images and dimensions; auto: by reading", source="our reading"
     )
-    separation_reduction: losses.SeparationReduction | None = opt(
+    separation_reduction: losses.SeparationReduction | None = option(
         None, "reduction of L_ts over pairs; auto: by reading", source="our reading"
     )
-    separation_pairs: int = opt(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
-    covariance: Covariance = opt(
+    separation_pairs: int = option(0, "random pairs of L_ts per step; 0: all pairs", low=0, source="our reading")
+    covariance: Covariance = option(
         "class", "covariance of the head: one per class, shrunk by γ, or one for all", source="paper"
     )
-    anchors: Anchors = opt(
+    anchors: Anchors = option(
         "text",
         "what the head measures distances to: texts, mean image features of the classes, or both",
         source="paper",
     )
-    center: Literal["text", "visual"] | None = opt(
+    center: Literal["text", "visual"] | None = option(
         None, "centre of the covariance of a class; auto: by reading", source="our reading"
     )
-    gammas: Literal["own", "paper"] | None = opt(
+    gammas: Literal["own", "paper"] | None = option(
         None,
         "γ1 and γ2 where they are not set; own: 100 and 50; paper: by shots; auto: by recipe and reading",
         source=TABLE,
     )
-    gamma1: float | None = opt(
+    gamma1: float | None = option(
         None, "γ1 of the head, shrinkage toward the identity; auto: as `gammas` says", low=0, source=TABLE
     )
-    gamma2: float | None = opt(
+    gamma2: float | None = option(
         None, "γ2 of the head, shrinkage of the off-diagonal; auto: as `gammas` says", low=0, source=TABLE
     )
-    normalize: bool = opt(True, "turn covariances into correlations", source="paper; as in FeCAM")
-    floor: float = opt(0.0, FLOOR_HELP, low=0, high=1)
-    head_views: int = opt(
+    normalize: bool = option(True, "turn covariances into correlations", source="paper; as in FeCAM")
+    floor: float = option(0.0, FLOOR_HELP, low=0, high=1)
+    head_views: int = option(
         0, "augmented views per training image in the head; 0: the evaluation view", low=0, source="our reading"
     )
-    classes_per_step: int = opt(
+    classes_per_step: int = option(
         0,
         "classes per step: those of the batch, and others drawn at random (less memory, approximate); 0: all",
         low=0,
     )
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None,
         "passes over the training images; auto: 80 for 1 shot, 100 up to 4, else 200; at most 100 for own images",
         low=0,
         source="paper; the 100 for own images are ours",
     )
-    batch_size: int | None = opt(None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper")
-    learning_rate: float | None = opt(
+    batch_size: int | None = option(
+        None, "images per step; auto: 32, 64 for ImageNet and SUN397", low=1, source="paper"
+    )
+    learning_rate: float | None = option(
         None,
         "learning rate after warm-up; auto: from the gradient (recipe own), by dataset (recipe paper)",
         low=0,
         source=TABLE,
     )
-    optimizer: OptimizerName = opt("sgd", "optimiser", source="paper")
-    warmup_epochs: int = opt(5, "epochs of warm-up", low=0, source="paper")
-    warmup_rate: float = opt(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
+    optimizer: OptimizerName = option("sgd", "optimiser", source="paper")
+    warmup_epochs: int = option(5, "epochs of warm-up", low=0, source="paper")
+    warmup_rate: float = option(1e-5, "constant learning rate of the warm-up", low=0, source="paper")
 
 
 def paper_epochs(shots: int) -> int:

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions, describe_terms
 from dca.methods.shared.frozen_features import check_shapes
 from dca.methods.shared.prompts import check_name_lengths, init_context, tokenize_names
@@ -45,27 +45,27 @@ PAPER_BATCHES = {"eurosat": 10, "sun397": 128, "imagenet": 128}
 class GalLoPOptions(TrainingOptions):
     """Options of GalLoP."""
 
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None, "passes over the training images; auto: 200, ImageNet 50", low=0, source="GalLoP's code"
     )
-    batch_size: int | None = opt(
+    batch_size: int | None = option(
         None,
         "images per step; auto: 32, with rules paper EuroSAT 10, SUN397 and ImageNet 128",
         low=1,
         source="GalLoP's code",
     )
-    learning_rate: float | None = opt(
+    learning_rate: float | None = option(
         0.002, "learning rate; none: from the gradient", low=0, empty="none", source="GalLoP's code"
     )
-    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="GalLoP's code")
-    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="GalLoP's code")
-    phrase: str = opt("a photo of a", "initial words of every prompt", source="GalLoP's code")
-    suffix: str = opt("", "text after the class name", source="GalLoP's code")
-    global_prompts: int = opt(4, "G, prompts for the whole image", low=1, high=1024, source="GalLoP's code")
-    dropout: float = opt(
+    weight_decay: float = option(0.01, "weight decay of every trained tensor", low=0, source="GalLoP's code")
+    warmup_epochs: int = option(0, "epochs of warm-up", low=0, source="GalLoP's code")
+    phrase: str = option("a photo of a", "initial words of every prompt", source="GalLoP's code")
+    suffix: str = option("", "text after the class name", source="GalLoP's code")
+    global_prompts: int = option(4, "G, prompts for the whole image", low=1, high=1024, source="GalLoP's code")
+    dropout: float = option(
         0.75, "d, share of the global prompts that an image leaves out", low=0, high=1, source="GalLoP's code"
     )
-    top: tuple[int, ...] = opt(
+    top: tuple[int, ...] = option(
         (5, 10, 15, 20), "k_1 .. k_J, patches that each local prompt reads; at most all", low=1, source="GalLoP's code"
     )
 

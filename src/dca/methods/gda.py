@@ -34,7 +34,7 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.hints import set_option
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import Head, HeldOutPredictions, Support
 from dca.methods.shared import gaussian
 from dca.methods.shared.class_features import ClassFeatures
@@ -62,16 +62,16 @@ Estimate = Literal["gda", "ledoit_wolf", "oas", "convex"]
 class GDAOptions(FrozenOptions):
     """Options of GDA. The training options are not used."""
 
-    views: int = opt(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
+    views: int = option(10, "augmented views per image, each a sample; 0: the evaluation view", low=0, source="paper")
     crop_low: float = crop_option()
-    alpha: float | None = opt(None, "α, weight of the Gaussian part; auto: as `select` says", low=0)
-    select: Literal["validation", "loo"] = opt(
+    alpha: float | None = option(None, "α, weight of the Gaussian part; auto: as `select` says", low=0)
+    select: Literal["validation", "loo"] = option(
         "validation",
         "α by accuracy on validation images (by shots without any), or by leave-one-out log-loss on training images",
         source="paper",
     )
-    shrinkage: Estimate = opt("gda", "estimate of the inverse covariance", source="paper")
-    rho: float = opt(0.1, "ρ, for shrinkage=convex", low=1e-6, high=1)
+    shrinkage: Estimate = option("gda", "estimate of the inverse covariance", source="paper")
+    rho: float = option(0.1, "ρ, for shrinkage=convex", low=1e-6, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Problem, Step, describe_terms
 from dca.methods.shared.prompts import (
     CLIP_TOKEN_NORM,
@@ -51,24 +51,26 @@ from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatu
 class LAMMOptions(TextFeatureOptions):
     """Options of LAMM."""
 
-    epochs: int = opt(50, "passes over the training images", low=0, source="LAMM's code")
-    batch_size: int = opt(32, "images per step", low=1, source="LAMM's code")
-    learning_rate: float | None = opt(
+    epochs: int = option(50, "passes over the training images", low=0, source="LAMM's code")
+    batch_size: int = option(32, "images per step", low=1, source="LAMM's code")
+    learning_rate: float | None = option(
         0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="LAMM's code"
     )
-    n_tokens: int | None = opt(None, "ℓ, learned tokens per name; auto: as many as the shortest name has", low=1)
-    phrase: str = opt("a photo of a", "fixed words in front of the name", source="LAMM's code")
-    suffix: str = opt(".", "text after the class name", source="LAMM's code")
-    anchor: Literal["code", "paper"] = opt("code", "λ: 1 as in the code, 1/shots as in the paper")
-    feature_weight: float = opt(
+    n_tokens: int | None = option(None, "ℓ, learned tokens per name; auto: as many as the shortest name has", low=1)
+    phrase: str = option("a photo of a", "fixed words in front of the name", source="LAMM's code")
+    suffix: str = option(".", "text after the class name", source="LAMM's code")
+    anchor: Literal["code", "paper"] = option("code", "λ: 1 as in the code, 1/shots as in the paper")
+    feature_weight: float = option(
         1.0, "weight of the term that keeps text features near their start", low=0, source="LAMM's code"
     )
-    distillation_weight: float = opt(0.05, "weight of the distillation term", low=0, source="LAMM's code")
-    distillation: Literal["student", "teacher"] = opt(
+    distillation_weight: float = option(0.05, "weight of the distillation term", low=0, source="LAMM's code")
+    distillation: Literal["student", "teacher"] = option(
         "student", "first argument of H: the student, as in the code, or the teacher"
     )
-    recipe: UnitRecipe = opt("scaled", "token embeddings scaled to the size of CLIP's, or as they are, as in the paper")
-    temperature: float = opt(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
+    recipe: UnitRecipe = option(
+        "scaled", "token embeddings scaled to the size of CLIP's, or as they are, as in the paper"
+    )
+    temperature: float = option(2.0, "T, temperature of the distillation", low=1e-6, source="LAMM's code")
 
 
 class LAMM(TextFeatureMethod):

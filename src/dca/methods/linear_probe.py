@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen_features import FrozenMethod, accuracy, first_best
 from dca.methods.shared.heads import LinearHead
@@ -42,10 +42,10 @@ Solution = tuple[Tensor, Tensor]
 class LinearProbeOptions(TrainingOptions):
     """Options of the linear probe. The training options are not used."""
 
-    c: float | None = opt(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
-    default_c: float = opt(0.316, "c without validation images", low=1e-9, source="CLIP")
-    features: Literal["raw", "unit"] = opt("raw", "image features of the encoder: raw, or normalised", source="CoOp")
-    iterations: int = opt(1000, "most iterations of the solver", low=1, source="CoOp")
+    c: float | None = option(None, "weight of the data against ½‖W‖²; auto: searched on validation images", low=1e-9)
+    default_c: float = option(0.316, "c without validation images", low=1e-9, source="CLIP")
+    features: Literal["raw", "unit"] = option("raw", "image features of the encoder: raw, or normalised", source="CoOp")
+    iterations: int = option(1000, "most iterations of the solver", low=1, source="CoOp")
 
 
 def objective(W: Tensor, b: Tensor, features: Tensor, labels: Tensor, c: float) -> Tensor:

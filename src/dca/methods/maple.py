@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step
 from dca.methods.shared.prompts import check_name_lengths, random_tokens, tokenize_names
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
@@ -38,14 +38,14 @@ TRANSFER = ProtocolOptions(
 class MaPLeOptions(TextFeatureOptions):
     """Options of MaPLe. Its few-shot recipe is not published: this is the recipe for 16 shots of base classes."""
 
-    epochs: int | None = opt(5, "passes over the training images", low=0, source="paper")
-    batch_size: int | None = opt(4, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(
+    epochs: int | None = option(5, "passes over the training images", low=0, source="paper")
+    batch_size: int | None = option(4, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(
         0.0035, "learning rate after warm-up; auto: from the gradient", low=0, source="paper"
     )
-    tokens: int = opt(2, "n, learned tokens per block", low=1, high=1024, source="paper")
-    depth: int = opt(9, "J, blocks with tokens of their own; at most all", low=1, high=1024, source="paper")
-    phrase: str = opt("a photo of a", "initial words of P_0; random if they are fewer than n tokens", source="paper")
+    tokens: int = option(2, "n, learned tokens per block", low=1, high=1024, source="paper")
+    depth: int = option(9, "J, blocks with tokens of their own; at most all", low=1, high=1024, source="paper")
+    phrase: str = option("a photo of a", "initial words of P_0; random if they are fewer than n tokens", source="paper")
 
 
 class MaPLe(TextFeatureMethod):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import (
     VIEW_CROP_LOW,
     Batch,
@@ -57,26 +57,28 @@ DOMAIN_SHIFT = ProtocolOptions({"learning_rate": 1e-5}, f"{CONFIGS}/DG_VITB16.ya
 class ProLIPOptions(FrozenOptions):
     """Options of ProLIP without validation images; symbols as in the paper."""
 
-    rule: Rule = opt("1/N", "λ from the number N of shots", source="paper")
-    strength: float | None = opt(None, "λ, weight of ‖W - W₀‖²; auto: as `rule` says", low=0)
-    views: int = opt(
+    rule: Rule = option("1/N", "λ from the number N of shots", source="paper")
+    strength: float | None = option(None, "λ, weight of ‖W - W₀‖²; auto: as `rule` says", low=0)
+    views: int = option(
         20, "augmented views per image that steps draw from; 0: the evaluation view", low=0, source="paper: 300"
     )
-    crop_low: float = opt(
+    crop_low: float = option(
         VIEW_CROP_LOW,
         "smallest share of the image in an augmented view; the largest is 1",
         low=0.001,
         high=1,
         source="ProLIP's code",
     )
-    epochs: int | None = opt(300, "passes over the training images; each is one step", low=0, source="ProLIP's code")
-    batch_size: int | None = opt(None, "images per step; auto: all of them", low=1, source="paper")
-    optimizer: OptimizerName = opt("adam", "optimiser", source="paper")
-    learning_rate: float | None = opt(1e-4, "initial learning rate", low=0, source="paper")
-    adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="ProLIP's code")
-    weight_decay: float = opt(0.0, "weight decay of the projection", low=0, source="paper")
-    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
-    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
+    epochs: int | None = option(300, "passes over the training images; each is one step", low=0, source="ProLIP's code")
+    batch_size: int | None = option(None, "images per step; auto: all of them", low=1, source="paper")
+    optimizer: OptimizerName = option("adam", "optimiser", source="paper")
+    learning_rate: float | None = option(1e-4, "initial learning rate", low=0, source="paper")
+    adam_eps: float = option(1e-4, "ε of Adam and AdamW", low=0, source="ProLIP's code")
+    weight_decay: float = option(0.0, "weight decay of the projection", low=0, source="paper")
+    warmup_epochs: int = option(0, "epochs of warm-up", low=0, source="paper")
+    schedule: ScheduleUnit = option(
+        "step", "whether the cosine schedule advances per epoch or per step", source="paper"
+    )
 
 
 def penalty_strength(rule: Rule, shots: int) -> float:

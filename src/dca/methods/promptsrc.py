@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step, Support, describe_terms
 from dca.methods.shared.prompts import check_name_lengths, fill_template, init_context, random_tokens, tokenize_names
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
@@ -59,27 +59,27 @@ TRANSFER = ProtocolOptions(
 class PromptSRCOptions(TextFeatureOptions):
     """Options of PromptSRC."""
 
-    epochs: int = opt(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
-    batch_size: int = opt(4, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(
+    epochs: int = option(EPOCHS, "E, passes over the few-shot images", low=0, source="paper")
+    batch_size: int = option(4, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(
         0.0025, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="paper"
     )
-    phrase: str | None = opt(
+    phrase: str | None = option(
         "a photo of a", "initial words of the first text tokens; none: random", empty="none", source="paper"
     )
-    text_tokens: int = opt(4, "text tokens per block if there is no phrase", low=1, high=1024, source="paper")
-    visual_tokens: int = opt(4, "visual tokens per block", low=0, high=4096, source="paper")
-    depth: int = opt(9, "blocks with tokens of their own; at most all of a tower", low=1, source="paper")
-    text_weight: float = opt(25.0, "weight of mean|t - t°|", low=0, source="paper")
-    image_weight: float = opt(10.0, "weight of mean|f - f°|", low=0, source="paper")
-    logit_weight: float = opt(1.0, "weight of the divergence of z from z°", low=0, source="paper")
-    teacher_templates: tuple[str, ...] = opt(
+    text_tokens: int = option(4, "text tokens per block if there is no phrase", low=1, high=1024, source="paper")
+    visual_tokens: int = option(4, "visual tokens per block", low=0, high=4096, source="paper")
+    depth: int = option(9, "blocks with tokens of their own; at most all of a tower", low=1, source="paper")
+    text_weight: float = option(25.0, "weight of mean|t - t°|", low=0, source="paper")
+    image_weight: float = option(10.0, "weight of mean|f - f°|", low=0, source="paper")
+    logit_weight: float = option(1.0, "weight of the divergence of z from z°", low=0, source="paper")
+    teacher_templates: tuple[str, ...] = option(
         (), "sentences of t°, {} for the name; none: the authors' 60", source="PromptSRC's code"
     )
-    average_mean: float | None = opt(
+    average_mean: float | None = option(
         None, "μ, epoch with the largest weight; auto: by dataset", source="PromptSRC's code"
     )
-    average_spread: float | None = opt(
+    average_spread: float | None = option(
         None, "σ, spread of the weights in epochs; auto: by dataset", low=1e-3, source="PromptSRC's code"
     )
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.datasets.classes import read_class_list
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support
 from dca.methods.shared.experts import iterate_copies
@@ -50,8 +50,8 @@ SENTENCE = ("a photo of a {}.",)
 class SiMOptions(FrozenOptions):
     """Options of SiM. The training options are not used."""
 
-    templates: tuple[str, ...] = opt(SENTENCE, "sentences with {} for the name of an ImageNet class", source="paper")
-    ridge: float = opt(0.1, "λ, weight of ‖W‖²", low=1e-9, source="paper")
+    templates: tuple[str, ...] = option(SENTENCE, "sentences with {} for the name of an ImageNet class", source="paper")
+    ridge: float = option(0.1, "λ, weight of ‖W‖²", low=1e-9, source="paper")
 
 
 def imagenet_names() -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Activation
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, Step, describe_terms
 from dca.methods.shared.prompts import check_name_lengths, fill_template, init_linear, random_tokens, tokenize_names
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
@@ -53,21 +53,23 @@ SHORTER = {"imagenet", "sun397"}
 class TCPOptions(TextFeatureOptions):
     """Options of TCP."""
 
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None, "passes over the training images; auto: 25 for ImageNet and SUN397, else 50", low=0, source="TCP's code"
     )
-    batch_size: int = opt(32, "images per step", low=1, source="TCP's code")
-    learning_rate: float | None = opt(
+    batch_size: int = option(32, "images per step", low=1, source="TCP's code")
+    learning_rate: float | None = option(
         0.002, "learning rate after warm-up; none: from the gradient", low=0, empty="none", source="TCP's code"
     )
-    optimizer: OptimizerName = opt("adam", "optimiser", source="TCP's code")
-    adam_eps: float = opt(1e-3, "ε of Adam and AdamW", low=0, source="TCP's code")
-    n_tokens: int = opt(4, "M, tokens of the context", low=1, high=1024, source="paper")
-    block: int = opt(8, "block before which Q_c is inserted; at most the last one", low=0, source="paper")
-    reduction: int = opt(4, "factor by which h narrows the text feature", low=1, source="TCP's code")
-    weight: float = opt(8.0, "λ, weight of the term that keeps text features near the teacher's", low=0, source="paper")
-    sentence: str | None = opt(None, "sentence after V, {} for the name; auto: by dataset", source="TCP's code")
-    teacher_sentence: str | None = opt(
+    optimizer: OptimizerName = option("adam", "optimiser", source="TCP's code")
+    adam_eps: float = option(1e-3, "ε of Adam and AdamW", low=0, source="TCP's code")
+    n_tokens: int = option(4, "M, tokens of the context", low=1, high=1024, source="paper")
+    block: int = option(8, "block before which Q_c is inserted; at most the last one", low=0, source="paper")
+    reduction: int = option(4, "factor by which h narrows the text feature", low=1, source="TCP's code")
+    weight: float = option(
+        8.0, "λ, weight of the term that keeps text features near the teacher's", low=0, source="paper"
+    )
+    sentence: str | None = option(None, "sentence after V, {} for the name; auto: by dataset", source="TCP's code")
+    teacher_sentence: str | None = option(
         None, "sentence of the teacher, {} for the name; auto: by dataset", source="TCP's code"
     )
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import CROP_LOW, Head, HeldOutPredictions, Problem, Support, TrainsOn
 from dca.methods.shared.frozen_features import (
     FrozenMethod,
@@ -61,14 +61,14 @@ BETA_STEPS, ALPHA_STEPS, LOW = 200, 20, 0.1
 class TipAdapterOptions(FrozenOptions):
     """Options of Tip-Adapter, symbols as in the paper. The training options are not used."""
 
-    rules: Literal["paper", "strict"] | None = opt(
+    rules: Literal["paper", "strict"] | None = option(
         None,
         "range and start of α and β; paper: by dataset; strict: one for all; auto: the rules of the run",
     )
-    views: int = opt(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
+    views: int = option(10, "augmented views averaged in each key; 0: the evaluation view", low=0, source="paper")
     crop_low: float = crop_option()
-    alpha: float | None = opt(None, "α, weight of the cache; auto: by rules, then searched", low=0)
-    beta: float | None = opt(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
+    alpha: float | None = option(None, "α, weight of the cache; auto: by rules, then searched", low=0)
+    beta: float | None = option(None, "β, sharpness of the cache; auto: 1, then searched", low=0)
 
 
 def search_ranges(problem: Problem, rules: str | None) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, LastBatch, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
 from dca.methods.shared.frozen_features import draw_unit_view, encode_views, unit_mean
 from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, cache_logits
@@ -33,18 +33,22 @@ from dca.methods.tip_adapter import TipAdapter, TipAdapterOptions, cache_keys, c
 class TipAdapterFOptions(TipAdapterOptions):
     """Options of Tip-Adapter-F."""
 
-    train_views: int = opt(
+    train_views: int = option(
         20, "augmented views per image that the epochs draw from", low=1, source="paper: one per epoch"
     )
-    epochs: int | None = opt(None, "passes over the training images; auto: 20, for EuroSAT 100", low=0, source="paper")
-    optimizer: OptimizerName = opt("adamw", "optimiser", source="paper")
-    batch_size: int | None = opt(256, "images per step", low=1, source="paper")
-    learning_rate: float | None = opt(1e-3, "initial learning rate", low=0, source="paper")
-    adam_eps: float = opt(1e-4, "ε of Adam and AdamW", low=0, source="paper")
-    weight_decay: float = opt(0.01, "weight decay of the keys", low=0, source="paper")
-    last_batch: LastBatch = opt("keep", "whether an epoch ends with a short batch", source="Tip-Adapter's code")
-    warmup_epochs: int = opt(0, "epochs of warm-up", low=0, source="paper")
-    schedule: ScheduleUnit = opt("step", "whether the cosine schedule advances per epoch or per step", source="paper")
+    epochs: int | None = option(
+        None, "passes over the training images; auto: 20, for EuroSAT 100", low=0, source="paper"
+    )
+    optimizer: OptimizerName = option("adamw", "optimiser", source="paper")
+    batch_size: int | None = option(256, "images per step", low=1, source="paper")
+    learning_rate: float | None = option(1e-3, "initial learning rate", low=0, source="paper")
+    adam_eps: float = option(1e-4, "ε of Adam and AdamW", low=0, source="paper")
+    weight_decay: float = option(0.01, "weight decay of the keys", low=0, source="paper")
+    last_batch: LastBatch = option("keep", "whether an epoch ends with a short batch", source="Tip-Adapter's code")
+    warmup_epochs: int = option(0, "epochs of warm-up", low=0, source="paper")
+    schedule: ScheduleUnit = option(
+        "step", "whether the cosine schedule advances per epoch or per step", source="paper"
+    )
 
 
 class TipAdapterF(TipAdapter, TrainedMethod):

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import NORMS, NORMS_OUTSIDE, Update
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit, Step, Support
 from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
 
@@ -37,24 +37,24 @@ from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, 
 class TwoSFSOptions(TextFeatureOptions):
     """Options of 2SFS."""
 
-    epochs: int | None = opt(
+    epochs: int | None = option(
         None, "passes over the training images in both stages; auto: 300 steps per shot", low=0, source="paper"
     )
-    batch_size: int | None = opt(32, "images per step", low=1, source="2SFS's code")
-    learning_rate: float | None = opt(
+    batch_size: int | None = option(32, "images per step", low=1, source="2SFS's code")
+    learning_rate: float | None = option(
         2e-4, "learning rate at the start of each stage; auto: from the gradient", low=0, source="2SFS's code"
     )
-    optimizer: OptimizerName = opt("adamw", "optimiser", source="2SFS's code")
-    weight_decay: float = opt(0.01, "weight decay of every trained tensor", low=0, source="2SFS's code")
-    warmup_epochs: int = opt(0, "epochs of warm-up, in each stage", low=0, source="2SFS's code")
-    schedule: ScheduleUnit = opt(
+    optimizer: OptimizerName = option("adamw", "optimiser", source="2SFS's code")
+    weight_decay: float = option(0.01, "weight decay of every trained tensor", low=0, source="2SFS's code")
+    warmup_epochs: int = option(0, "epochs of warm-up, in each stage", low=0, source="2SFS's code")
+    schedule: ScheduleUnit = option(
         "step", "whether the cosine schedule advances per epoch or per step", source="2SFS's code"
     )
-    final_rate: float = opt(
+    final_rate: float = option(
         1e-6, "learning rate at the end of the cosine schedule of each stage", low=0, source="2SFS's code"
     )
-    first_share: float = opt(0.6, "share of the epochs in stage 1", low=0, high=1, source="paper")
-    norms: Literal["all", "blocks"] = opt(
+    first_share: float = option(0.6, "share of the epochs in stage 1", low=0, high=1, source="paper")
+    norms: Literal["all", "blocks"] = option(
         "all",
         "layer norms that are trained; blocks: only those inside the blocks, as in 2SFS's code",
         source="help of 2SFS's code",

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step, Support
 from dca.methods.shared.prompts import coop_epochs, dropout, fill_template, init_visual_tokens, random_tokens
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
@@ -42,11 +42,15 @@ SIZES: dict[Placement, tuple[int, int]] = {"original": (5, 12), "maple": (8, 12)
 class VPTOptions(TextFeatureOptions):
     """Options of VPT. Placement maple has a published recipe; the others take CoOp's, except its learning rate."""
 
-    placement: Placement = opt("original", "initial values, place and ln_pre of the tokens, by paper", source="paper")
-    tokens: int | None = opt(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
-    depth: int | None = opt(None, "blocks with tokens of their own; auto: by placement, at most all", low=1, high=1024)
-    dropout: float = opt(0.0, "share of token entries zeroed in training", low=0, high=0.99, source="paper")
-    template: str | None = opt("a photo of a {}.", "sentence around the name; auto: the dataset's", source="MaPLe")
+    placement: Placement = option(
+        "original", "initial values, place and ln_pre of the tokens, by paper", source="paper"
+    )
+    tokens: int | None = option(None, "n, learned tokens per block; auto: by placement", low=0, high=4096)
+    depth: int | None = option(
+        None, "blocks with tokens of their own; auto: by placement, at most all", low=1, high=1024
+    )
+    dropout: float = option(0.0, "share of token entries zeroed in training", low=0, high=0.99, source="paper")
+    template: str | None = option("a photo of a {}.", "sentence around the name; auto: the dataset's", source="MaPLe")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ import torch
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen_features import SEVEN_TEMPLATES, ClassNameMethod, encode_class_texts, unit_mean
 
@@ -22,8 +22,8 @@ from dca.methods.shared.frozen_features import SEVEN_TEMPLATES, ClassNameMethod,
 class ZeroShotOptions(TrainingOptions):
     """Options of zero-shot CLIP."""
 
-    templates: tuple[str, ...] = opt((), "sentences with {} for the name; none: by ensemble")
-    ensemble: Literal["none", "seven"] = opt(
+    templates: tuple[str, ...] = option((), "sentences with {} for the name; none: by ensemble")
+    ensemble: Literal["none", "seven"] = option(
         "none",
         "the sentence of the dataset, or the seven of CLIP's authors",
         source="CLIP",

@@ -27,7 +27,7 @@ from dca.core.options import changed_values
 from dca.core.progress import Progress, default_progress, silent
 from dca.core.text import NONE_OF_THESE, normalize_name, pluralize
 from dca.datasets.classes import label_to_name, match_labels
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_training_part
 from dca.images.convert import is_single_image
 from dca.images.decode import ImageLike
@@ -163,7 +163,7 @@ class Classifier:
     estimate_: Estimate | None
     gallery_: Gallery | None
     _session: Session
-    _training: Sequence[Item] = ()
+    _training: Sequence[LabelledImage] = ()
 
     def __init__(
         self,
@@ -557,7 +557,7 @@ class Classifier:
         label = name if label is None else label
         self._require_new_class(label, words)
         session = self._session.with_progress(progress)
-        items = [Item(image, index) for image in as_images(images)]
+        items = [LabelledImage(image, index) for image in as_images(images)]
         session.require_readable(method.clip, [item.image for item in items])
         changed = method.with_class(words, ImageSupport(items, session, method.clip, method.problem.seed))
         added = record_training_images(items, session)

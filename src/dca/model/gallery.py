@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.model.records import TrainingImage
 from dca.training.session import Session
 
@@ -53,7 +53,9 @@ class Gallery:
         return len(self.labels)
 
     @classmethod
-    def make(cls, items: Sequence[Item], records: Sequence[TrainingImage], session: Session, clip: CLIP) -> Self:
+    def make(
+        cls, items: Sequence[LabelledImage], records: Sequence[TrainingImage], session: Session, clip: CLIP
+    ) -> Self:
         """Make thumbnails and features of training images.
 
         Args:

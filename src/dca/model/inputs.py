@@ -23,7 +23,7 @@ from dca.core.text import normalize_name, pluralize
 from dca.datasets import load_dataset
 from dca.datasets.catalog import class_list_of
 from dca.datasets.classes import match_keys, match_labels, wordnet_ids
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import short_classes
 from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
 from dca.datasets.walk import list_images
@@ -60,7 +60,7 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False)
     if alike := _alike_pairs(distinct):
         raise UserError("labels that read alike", details=alike, hint="give one class one name")
     index = {label: i for i, label in enumerate(distinct)}
-    items = tuple(Item(x, index[label]) for x, label in zip(images, labels, strict=True))
+    items = tuple(LabelledImage(x, index[label]) for x, label in zip(images, labels, strict=True))
     return Dataset(name="images", labels=distinct, names=tuple(map(str, distinct)), train=items)
 
 
@@ -103,7 +103,7 @@ def require_shots(dataset: Dataset, shots: int | None) -> None:
     )
 
 
-def evaluation_items(dataset: Dataset) -> tuple[Item, ...]:
+def evaluation_items(dataset: Dataset) -> tuple[LabelledImage, ...]:
     """The images that a model is measured on: those of the test part, else validation, else training."""
     items = dataset.test or dataset.val or dataset.train
     if not items:
@@ -119,7 +119,7 @@ class MatchedItems:
     matched by WordNet id.
     """
 
-    items: list[Item]
+    items: list[LabelledImage]
     classes: tuple[int, ...]
     by_id: bool
 
@@ -151,7 +151,7 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str],
             hint=f"the model knows: {', '.join(known[:20])}{', ...' * (len(known) > 20)}; rename the classes, "
             "or name them in a classnames.json",
         )
-    known_items = [Item(item.image, c) for item in items if (c := index[item.label]) is not None]
+    known_items = [LabelledImage(item.image, c) for item in items if (c := index[item.label]) is not None]
     return MatchedItems(known_items, tuple(c for c in index if c is not None), by_id)
 
 

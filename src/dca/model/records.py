@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import dca
 from dca.backbones.clip import CLIP
 from dca.core.text import percent, pluralize
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.images.decode import ImageLike, StoredImage
 from dca.methods.base import Problem
 from dca.training.session import Session
@@ -107,7 +107,7 @@ class TrainingImage:
 
 
 def record_training_images(
-    items: Sequence[Item], session: Session, held_out: Iterable[HeldOutPrediction | None] | None = None
+    items: Sequence[LabelledImage], session: Session, held_out: Iterable[HeldOutPrediction | None] | None = None
 ) -> tuple[TrainingImage, ...]:
     """Name and hash training images; `held_out` has a prediction, or None, for each of them."""
     images = [item.image for item in items]

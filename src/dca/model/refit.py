@@ -11,7 +11,7 @@ from torch import Tensor
 from dca.core.errors import UserError
 from dca.core.text import pluralize
 from dca.datasets.corrections import extend_classes
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.features.store import MemoryStore
 from dca.images.decode import StoredImage
 from dca.methods.base import TrainedMethod
@@ -103,11 +103,11 @@ class Refitter:
         labels, names, index = extend_classes(model.classes_.tolist(), problem.names, wanted)
         replaced = {example.image.sha256 for example in examples}
         kept = [
-            Item(self._images[image.sha256], image.label)
+            LabelledImage(self._images[image.sha256], image.label)
             for image in model.training_images_
             if image.sha256 not in replaced
         ]
-        added = [Item(example.image, c) for example, c in zip(examples, index, strict=True)]
+        added = [LabelledImage(example.image, c) for example, c in zip(examples, index, strict=True)]
         train = (*kept, *added)
         return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
 

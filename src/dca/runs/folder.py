@@ -20,7 +20,7 @@ from dca.core.files import atomic_replace, explain_write_errors, json_digest, re
 from dca.core.hints import Hint, allow_overwrite, choose_output
 from dca.core.options import as_json
 from dca.datasets.corrections import copy_corrections
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.datasets.task import Task
 from dca.images.decode import ImageLike
 from dca.model import checkpoint
@@ -66,7 +66,7 @@ def _content(session: Session, image: ImageLike) -> str:
         return ""
 
 
-def _marks(session: Session, items: Iterable[Item]) -> Iterable[list[Any]]:
+def _marks(session: Session, items: Iterable[LabelledImage]) -> Iterable[list[Any]]:
     """Label, name, size and time of test images: shows whether one has changed without reading its file."""
     for item in items:
         if not isinstance(item.image, Path):

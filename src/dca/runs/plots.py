@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dca import plots
 from dca.core.progress import Progress
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.datasets.task import Task
 from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
@@ -46,7 +46,7 @@ class EvaluatedImages:
 
 
 def list_test_predictions(
-    items: Sequence[Item], report: Evaluation, zero_shot: Evaluation | None = None
+    items: Sequence[LabelledImage], report: Evaluation, zero_shot: Evaluation | None = None
 ) -> EvaluatedImages:
     """The predictions of an evaluation of these images."""
     probs = report.probabilities
@@ -56,7 +56,7 @@ def list_test_predictions(
 
 
 def list_held_out_predictions(
-    items: Sequence[Item], records: Sequence[TrainingImage], labels: Sequence[Any]
+    items: Sequence[LabelledImage], records: Sequence[TrainingImage], labels: Sequence[Any]
 ) -> EvaluatedImages | None:
     """The predictions for training images by models that have not seen them; None if there are none.
 

@@ -24,7 +24,7 @@ from dca.core.hints import omit
 from dca.core.progress import Progress, silent
 from dca.datasets.classes import name_warnings
 from dca.datasets.corrections import CORRECTIONS, add_corrections, read_corrections
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_training_part, hold_out
 from dca.datasets.task import Task, make_target
 from dca.images.decode import ImageLike, Unreadable, unreadable_error
@@ -303,7 +303,7 @@ def _images_of(task: Task) -> tuple[list[ImageLike], list[ImageLike]]:
 
 def _recorded_path(fault: Unreadable, data: Sequence[Dataset]) -> str:
     """The path of an image as records hold it, relative to the folder of its dataset."""
-    paths = (dataset.path_of(Item(fault.image, 0)) for dataset in data)
+    paths = (dataset.path_of(LabelledImage(fault.image, 0)) for dataset in data)
     return min(paths, key=len) or "an image in memory"
 
 
@@ -311,7 +311,7 @@ def _without_images(dataset: Dataset, faults: Sequence[Unreadable]) -> Dataset:
     """The dataset without these images, which are compared as objects: images in memory have no hash."""
     bad = {id(fault.image) for fault in faults}
 
-    def readable(items: Sequence[Item]) -> tuple[Item, ...]:
+    def readable(items: Sequence[LabelledImage]) -> tuple[LabelledImage, ...]:
         return tuple(item for item in items if id(item.image) not in bad)
 
     return dataclasses.replace(

@@ -25,7 +25,7 @@ from dca.core.choices import PROTOCOLS, ProtocolName, Rules, ValidationUse
 from dca.core.errors import UserError, unknown_name
 from dca.core.hints import omit
 from dca.core.text import pluralize
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_training_part, hold_out
 from dca.datasets.task import Task, make_target
 
@@ -295,8 +295,8 @@ def subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:
     """
     number = {label: y for y, label in enumerate(classes)}
 
-    def keep(items: Sequence[Item]) -> tuple[Item, ...]:
-        return tuple(Item(item.image, number[item.label]) for item in items if item.label in number)
+    def keep(items: Sequence[LabelledImage]) -> tuple[LabelledImage, ...]:
+        return tuple(LabelledImage(item.image, number[item.label]) for item in items if item.label in number)
 
     return replace(
         dataset,
@@ -344,6 +344,6 @@ def use_validation_as_test(dataset: Dataset, shots: int | None, seed: int) -> Da
     return replace(dataset, test=there, split=f"{dataset.split}; {words}" if dataset.split else words)
 
 
-def _identity_of(item: Item) -> Hashable:
+def _identity_of(item: LabelledImage) -> Hashable:
     """The file of an image; an image in memory is itself."""
     return item.image if isinstance(item.image, Path) else id(item.image)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dca.backbones.clip import CLIP
 from dca.core import seeds
-from dca.datasets.dataset import Item
+from dca.datasets.dataset import LabelledImage
 from dca.images.crops import LOW, DecodedImages
 from dca.images.hashing import group_copies
 from dca.methods.base import Fitter
@@ -29,7 +29,7 @@ class ImageSupport:
 
     def __init__(
         self,
-        items: Sequence[Item],
+        items: Sequence[LabelledImage],
         session: Session,
         clip: CLIP,
         seed: int,

@@ -8,12 +8,12 @@ from dca.backbones.clip.vision import BlockCallback, ExtraTokens
 
 __all__ = [
     "CLIP",
+    "VIT_B_16",
     "BlockCallback",
     "CLIPConfig",
     "ExtraTokens",
     "TextConfig",
     "Tokenizer",
     "Update",
-    "VIT_B_16",
     "VisionConfig",
 ]

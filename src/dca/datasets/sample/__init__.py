@@ -16,7 +16,7 @@ from PIL import Image
 
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, explain_write_errors
-from dca.datasets.dataset import Dataset, Item
+from dca.datasets.dataset import Dataset, LabelledImage
 
 __all__ = ["SAMPLE_CLASSES", "load_sample", "write_sample"]
 
@@ -88,7 +88,7 @@ def write_sample(folder: Path | str, **options: int) -> Path:
     return folder
 
 
-def _load_part(part: str, per_class: int, size: int) -> tuple[Item, ...]:
+def _load_part(part: str, per_class: int, size: int) -> tuple[LabelledImage, ...]:
     """The first images of each class."""
     root = resources.files(__name__) / part
     items = []
@@ -99,11 +99,11 @@ def _load_part(part: str, per_class: int, size: int) -> tuple[Item, ...]:
             image.info.clear()  # what the file format adds
             if size != SIZE:
                 image = image.resize((size, size), Image.Resampling.LANCZOS)
-            items.append(Item(image, label))
+            items.append(LabelledImage(image, label))
     return tuple(items)
 
 
-def _write_part(folder: Path, items: Sequence[Item]) -> None:
+def _write_part(folder: Path, items: Sequence[LabelledImage]) -> None:
     """One PNG per image, numbered within its class."""
     numbers = dict.fromkeys(SAMPLE_CLASSES, 0)
     for item in items:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
-from dca.core.options import opt
+from dca.core.options import option
 from dca.methods.base import CROP_LOW, VIEW_CROP_LOW, Batch, Head, Method, Problem, Support, TrainingOptions
 from dca.methods.shared.heads import LinearHead
 
@@ -38,7 +38,7 @@ SEVEN_TEMPLATES = (
 class FrozenOptions(TrainingOptions):
     """Options of every method over frozen features."""
 
-    templates: tuple[str, ...] = opt(
+    templates: tuple[str, ...] = option(
         (), "sentences with {} for the name; none: that of the dataset, for ImageNet CLIP's seven"
     )
 
@@ -51,7 +51,7 @@ class FrozenOptions(TrainingOptions):
 def crop_option() -> Any:
     """The option `crop_low` of methods that are not trained in steps but use augmented views."""
     help = "smallest share of the image in an augmented view"
-    return opt(VIEW_CROP_LOW, help, low=0.001, high=1, source="Tip-Adapter's code")
+    return option(VIEW_CROP_LOW, help, low=0.001, high=1, source="Tip-Adapter's code")
 
 
 def select_templates(

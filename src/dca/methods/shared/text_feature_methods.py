@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Update
 from dca.core.errors import UserError
-from dca.core.options import opt, replace_options
+from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions
 from dca.methods.shared import gaussian, losses
 from dca.methods.shared.class_features import ClassFeatures, OtherClasses, check_class_features
@@ -140,18 +140,18 @@ class ClassFeatureMethod(TrainedMethod):
 class TextFeatureOptions(TrainingOptions):
     """Training options, and how the finished model compares images with texts."""
 
-    test_metric: Metric = opt("cosine", "distance between image and text in the finished model")
-    covariance: gaussian.Covariance = opt(
+    test_metric: Metric = option("cosine", "distance between image and text in the finished model")
+    covariance: gaussian.Covariance = option(
         "class",
         "covariance of d_m: one per class, shrunk by γ, or one for all",
         source="DCA",
     )
-    center: Literal["text", "visual"] = opt("text", "centre of the covariance of a class", source="DCA")
-    gamma1: float | None = opt(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
-    gamma2: float | None = opt(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
-    floor: float = opt(0.0, gaussian.FLOOR_HELP, low=0, high=1)
-    alpha_in: float = opt(0.0, "α, weight of DCA's L_in, which pulls images to the centre of their class", low=0)
-    beta_ts: float = opt(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
+    center: Literal["text", "visual"] = option("text", "centre of the covariance of a class", source="DCA")
+    gamma1: float | None = option(None, "γ1, shrinkage toward the identity; auto: by shots", low=0, source="DCA")
+    gamma2: float | None = option(None, "γ2, shrinkage of the off-diagonal; auto: by shots", low=0, source="DCA")
+    floor: float = option(0.0, gaussian.FLOOR_HELP, low=0, high=1)
+    alpha_in: float = option(0.0, "α, weight of DCA's L_in, which pulls images to the centre of their class", low=0)
+    beta_ts: float = option(0.0, "β, weight of DCA's L_ts, which pushes texts apart", low=0)
 
 
 class TextFeatureMethod(ClassFeatureMethod):
