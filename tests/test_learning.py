@@ -42,7 +42,7 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
 
 
 def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
-    from dca.cli.demo import demo
+    from dca.runs.demo import demo
 
     outcome = demo(tmp_path / "demo", device="cpu")
     assert outcome.result.accuracy >= outcome.result.zero_shot_accuracy + 0.15

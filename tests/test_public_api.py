@@ -39,7 +39,6 @@ RAISES = {
     "Classifier.evaluate",
     "Classifier.fit",
     "Classifier.from_pretrained",
-    "Classifier.learn",
     "Classifier.predict",
     "Classifier.predict_proba",
     "Classifier.push_to_hub",

@@ -33,7 +33,7 @@ def test_it_holds_three_files_that_were_compared_with_torch(exported: Finished) 
 def test_numbers_stay_numbers(exported: Finished, hundred: Dataset) -> None:
     model = Classifier("zero_shot", backbone=make_clip(), device="cpu")
     model.fit([item.image for item in hundred.train[:4]], [7, 7, 8, 8])  # type: ignore[arg-type]
-    description = describe_model(model.record())
+    description = describe_model(model._to_record())
     assert json.loads(json.dumps(description.to_dict()))["labels"] == [7, 8]
 
 

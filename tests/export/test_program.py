@@ -37,7 +37,7 @@ def require_equal(model: Classifier, file: Path, data: Dataset, tolerance: float
 
 def converted(name: str, data: Dataset, folder: Path) -> tuple[Classifier, Path]:
     model = Classifier(name, seed=3, backbone=make_clip(), device="cpu", **short_recipe(name)).fit(data)
-    program.convert(model.method_, folder / "model.onnx", program.describe_model(model.record()))
+    program.convert(model.method_, folder / "model.onnx", program.describe_model(model._to_record()))
     return model, folder / "model.onnx"
 
 
@@ -48,7 +48,7 @@ def test_the_default_method_is_equal_in_batches(exported: Finished, hundred: Dat
 def test_dca_with_a_temperature_is_equal_in_batches(hundred: Dataset, tmp_path: Path) -> None:
     model = Classifier("dca", seed=3, backbone=make_clip(), device="cpu", **short_recipe("dca")).fit(hundred)
     model.method_.temperature = 1.7
-    program.convert(model.method_, tmp_path / "model.onnx", program.describe_model(model.record()))
+    program.convert(model.method_, tmp_path / "model.onnx", program.describe_model(model._to_record()))
     require_equal(model, tmp_path / "model.onnx", hundred, tolerance=1e-5)
 
 

@@ -139,7 +139,7 @@ def test_copies_share_the_backbone_and_nothing_that_changes(model: Classifier):
     assert deep.method_.clip is flat.method_.clip is model.method_.clip
     deep.set_params(shots=3, views=1)
     deep.history_.append({"epoch": 1.0})
-    assert (model.shots, model.settings) == (None, {"views": 0})
+    assert (model.shots, model.method_options) == (None, {"views": 0})
     assert model.history_ != deep.history_
 
 
@@ -165,7 +165,7 @@ def test_set_params_knows_names_at_once():
     with pytest.raises(UserError, match="unknown parameter 'epochz'"):
         bare.set_params(method="dca", epochz=4)
     assert bare.get_params() == Classifier("gda").get_params()
-    assert bare.set_params(method="dca", epochs=3).settings == {"epochs": 3}
+    assert bare.set_params(method="dca", epochs=3).method_options == {"epochs": 3}
 
 
 # Examples

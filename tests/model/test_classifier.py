@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dca.datasets.splits import draw_training_part
 from PIL import Image
 from sklearn.base import clone
 
@@ -20,6 +19,7 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset, LabelledImage
+from dca.datasets.draws import draw_training_part
 from dca.methods.registry import get_method
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset
@@ -416,7 +416,7 @@ def test_a_model_that_was_read_is_fitted_again_with_the_settings_it_was_given(
     first.save_pretrained(tmp_path / "m.dca")
     loaded = Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip)
     assert loaded.shots is None
-    assert loaded.settings == {"epochs": 1}
+    assert loaded.method_options == {"epochs": 1}
     again = loaded.fit(sample)
     given = [item.image for item in sample.test[:4]]
     assert again.predict_proba(given).tobytes() == first.predict_proba(given).tobytes()

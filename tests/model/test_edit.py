@@ -107,7 +107,7 @@ def test_the_lineage_says_what_was_done_to_which_weights(sample: Dataset, tiny: 
     assert [image.sha256 for image in done.images] == [image.sha256 for image in model.training_images_[:4]]
     assert done.before == ModelBefore(weights, model.results_, None)
     assert added.results_ == {"dataset": "animals"}, "its accuracy is not known"
-    card = model_card(added.record())
+    card = model_card(added._to_record())
     assert "accuracy has not been measured since" in card
     assert "- added 'sea_lion' with 4 images" in card
     assert "90.0 %" not in card
@@ -124,7 +124,7 @@ def test_another_label_keeps_probabilities_and_figures(sample: Dataset, tiny: CL
     (change,) = renamed.lineage_
     assert isinstance(change, ClassRenamed)
     assert (change.new_label, change.new_name) == (1671, sample.names[1])
-    assert "measured since" not in model_card(renamed.record())
+    assert "measured since" not in model_card(renamed._to_record())
     with pytest.raises(UserError, match="cannot read another name"):
         model.rename_class(sample.labels[1], "zebra")
 
@@ -216,14 +216,14 @@ def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLI
     assert np.array_equal(other.predict_proba(images), fresh.predict_proba(images))
     assert not np.array_equal(other.predict_proba(images), model.predict_proba(images))
     assert other.estimate_ is None
-    assert other.settings == {**SHORT, "gamma1": 300.0, "gamma2": 20.0}
+    assert other.method_options == {**SHORT, "gamma1": 300.0, "gamma2": 20.0}
     other.save_pretrained(tmp_path / "m.dca")
     again = Classifier.from_pretrained(tmp_path / "m.dca", backbone=tiny)
     assert np.array_equal(again.predict_proba(images), other.predict_proba(images))
     assert again.lineage_[-1] == other.lineage_[-1]
     assert isinstance(again.lineage_[-1], OptionsChanged)
     assert again.lineage_[-1].options == {"gamma1": (100.0, 300.0), "gamma2": (50.0, 20.0)}
-    assert "set gamma1=300.0 (was 100.0), gamma2=20.0 (was 50.0)" in model_card(again.record())
+    assert "set gamma1=300.0 (was 100.0), gamma2=20.0 (was 50.0)" in model_card(again._to_record())
     assert model.with_options(gamma1=100) is model
 
 

@@ -64,7 +64,7 @@ def test_nothing_is_estimated_unless_asked_for_or_for_free(sample: Dataset, clip
     assert plain.estimate_ is None
     assert plain.method_.temperature == 1.0
     assert not any(image.held_out for image in plain.training_images_)
-    assert plain.record().estimate is None
+    assert plain._to_record().estimate is None
     free = fitted(sample, clip, session, "zero_shot")
     assert free.estimate_ is not None
     assert free.estimate_.how == "zero-shot predictions"

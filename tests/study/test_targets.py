@@ -46,7 +46,7 @@ def short(name: str, **options: object) -> Classifier:
 
 
 def learned(name: str, task: Task, **options: object) -> Classifier:
-    return short(name, **options).learn(task.source, Session(device="cpu"), rules=task.rules)
+    return short(name, **options)._fit_drawn(task.source, Session(device="cpu"), rules=task.rules)
 
 
 def measured(name: str, task: Task, **options: object) -> tuple[TargetEvaluation, ...]:

@@ -121,7 +121,7 @@ def change_model(
         old = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
         with showing(quiet=quiet) as progress:
             new = change(old, progress)
-        checkpoint.save_model(target, new.method_, new.record(), new.gallery(), keep_others=in_place)
+        checkpoint.save_model(target, new.method_, new._to_record(), new.gallery(), keep_others=in_place)
     print_change(new, model if in_place else target, as_json=as_json)
 
 
@@ -138,7 +138,7 @@ def print_change(model: Classifier, folder: Path, *, as_json: bool) -> None:
     """Print the last change, and how to measure the changed model."""
     from dca.model.records import ClassAdded
 
-    change, labels = model.lineage_[-1], model.record().labels
+    change, labels = model.lineage_[-1], model._to_record().labels
     if as_json:
         emit({"model": str(folder), **change.to_dict(), "classes": labels})
         return

@@ -139,7 +139,7 @@ def export_onnx(
     require_onnx()
     require_free(target := Path(folder), overwrite=overwrite)
     classifier = model if isinstance(model, Classifier) else Classifier.from_pretrained(model, device="cpu")
-    description = describe_model(classifier.record())
+    description = describe_model(classifier._to_record())
     require_cpu(classifier)
     runtime = fetch_runtime_for(description.preprocess, progress) if web else None
     comparison = load_comparison_images(classifier, data)

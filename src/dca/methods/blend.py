@@ -156,7 +156,7 @@ class Blend(Method):
     def _fit_weights(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, BlendWeights]:
         """Fit the weights to held-out predictions of both methods; returns them and the predictions of the blend."""
         if support.fitter is None:
-            raise ValueError("a blend needs the engine to fit the trained method: Support.fitter")
+            raise ValueError("a blend needs Support.fitter to fit the trained method")
         other = support.fitter.predict_held_out(*self.options.inner(), self.options.folds)
         weights = fit_blend_weights(own.probabilities, other.probabilities, support.labels.cpu().numpy())
         if not weights.second:

@@ -130,7 +130,7 @@ class Classifier:
             up to six times as long for methods that are trained in steps; methods that need no time always do it.
         calibrate: Fit a temperature on these predictions, where there are any, so that probabilities agree with how
             often predictions are right. It changes no prediction.
-        **settings: Options of the method; `dca methods show NAME` lists them. `fit` checks all arguments.
+        **method_options: Options of the method; `dca methods show NAME` lists them. `fit` checks all arguments.
 
     Attributes:
         classes_: After `fit`, the label of each class in the order of the columns of `predict_proba`: labels as they
@@ -153,7 +153,7 @@ class Classifier:
     """
 
     _estimator_type = "classifier"  # what scikit-learn before 1.6 asks for
-    settings: dict[str, Any]
+    method_options: dict[str, Any]
     method_: Method
     classes_: NDArray[Any]
     history_: list[dict[str, float]]
@@ -176,7 +176,7 @@ class Classifier:
         precision: str = "auto",
         estimate: bool = False,
         calibrate: bool = True,
-        **settings: Any,
+        **method_options: Any,
     ) -> None:
         self.method = method
         self.shots = shots
@@ -186,7 +186,7 @@ class Classifier:
         self.precision = precision
         self.estimate = estimate
         self.calibrate = calibrate
-        self.settings = settings
+        self.method_options = method_options
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of the constructor, as scikit-learn expects it.
@@ -202,7 +202,7 @@ class Classifier:
             >>> Classifier("gda", shots=4, views=0).get_params()["views"]
             0
         """
-        return {**{name: getattr(self, name) for name in CLASSIFIER_PARAMETERS}, **self.settings}
+        return {**{name: getattr(self, name) for name in CLASSIFIER_PARAMETERS}, **self.method_options}
 
     def set_params(self, **params: Any) -> Self:
         """Change arguments of the constructor; takes effect at the next `fit`.
@@ -228,7 +228,7 @@ class Classifier:
             if name in CLASSIFIER_PARAMETERS:
                 setattr(self, name, value)
             else:
-                self.settings[name] = value
+                self.method_options[name] = value
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -273,20 +273,20 @@ class Classifier:
             The classifier itself.
 
         Raises:
-            UserError: If settings or data cannot be used.
+            UserError: If options or data cannot be used.
         """
         kind, seed = get_method(self.method), require_whole_number("seed", self.seed, 0)
         shots = None if self.shots is None else require_whole_number("shots", self.shots, 1)
         dataset = as_dataset(X, y)
         require_learnable(dataset)
         require_shots(dataset, shots)
-        options = kind.parse_options(self.settings)
+        options = kind.parse_options(self.method_options)
         source, _ = draw_training_part(dataset, shots, seed, validation=kind.validation_for(options))
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
-            return self.learn(source, session, options=options, folder=None if folder is None else Path(folder))
+            return self._fit_drawn(source, session, options=options, folder=None if folder is None else Path(folder))
 
-    def learn(
+    def _fit_drawn(
         self,
         source: Dataset,
         session: Session,
@@ -311,11 +311,11 @@ class Classifier:
             The classifier itself.
 
         Raises:
-            UserError: If settings or data cannot be used.
+            UserError: If options or data cannot be used.
         """
         require_learnable(source)
         kind = get_method(self.method)
-        options = kind.parse_options(self.settings) if options is None else options
+        options = kind.parse_options(self.method_options) if options is None else options
         estimate = bool(self.estimate)
         own, session = session, session.for_dataset(source.public, rules)
         clip = session.load_backbone(self.backbone, self.precision)
@@ -458,7 +458,27 @@ class Classifier:
             >>> model.predict_details([item.image for item in sample.test]).probabilities.shape
             (10, 10)
         """
-        return self._predict_features(self._encode(X, progress), coverage)
+        return self.predict_features(self._encode(X, progress), coverage=coverage)
+
+    def predict_features(self, features: Tensor, *, coverage: float | None = None) -> Predictions:
+        """Everything that the model says of images that are encoded already.
+
+        Args:
+            features: Features (n, D) of `method_.encode`.
+            coverage: Of the prediction sets; None for no sets.
+
+        Returns:
+            Probabilities; p-values where the model has any; sets where they are asked for.
+
+        Raises:
+            UserError: As for `prediction_sets`.
+        """
+        probs = classify_features(self._require_fitted(), features)
+        return Predictions(
+            probs,
+            self._p_values(features, probs) if self.has_p_values else None,
+            None if coverage is None else self._sets(features, probs, coverage),
+        )
 
     @property
     def has_p_values(self) -> bool:
@@ -683,7 +703,7 @@ class Classifier:
             return self
         change = partial(OptionsChanged, options=different)
         other = self._copy_with(changed, self.classes_.tolist(), self.training_images_, change)
-        other.settings |= {name: after[name] for name in different}
+        other.method_options |= {name: after[name] for name in different}
         return other
 
     def gallery(self) -> Gallery | None:
@@ -700,7 +720,7 @@ class Classifier:
             self.gallery_ = Gallery.make(self._training, self.training_images_, self._session, method.clip)
         return self.gallery_
 
-    def record(self) -> ModelRecord:
+    def _to_record(self) -> ModelRecord:
         """Everything that is saved beside the tensors; the classifier must be fitted."""
         method = self._require_fitted()
         module = type(method).__module__.partition(".")[0]
@@ -711,7 +731,9 @@ class Classifier:
             problem=method.problem,
             labels=tuple(map(to_stored_label, self.classes_.tolist())),
             backbone=BackboneRecord.from_backbone(method.clip),
-            fit_arguments=FitArguments(shots, _to_plain(self.settings), bool(self.estimate), bool(self.calibrate)),
+            fit_arguments=FitArguments(
+                shots, _to_plain(self.method_options), bool(self.estimate), bool(self.calibrate)
+            ),
             training_images=self.training_images_,
             results=self.results_,
             lineage=self.lineage_,
@@ -745,7 +767,7 @@ class Classifier:
             UserError: If the classifier is not fitted, the folder cannot be written, or the hub does not take it.
         """
         method, folder = self._require_fitted(), Path(save_directory)
-        checkpoint.save_model(folder, method, self.record(), self.gallery() if gallery else None)
+        checkpoint.save_model(folder, method, self._to_record(), self.gallery() if gallery else None)
         return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs) if push_to_hub else None
 
     def push_to_hub(
@@ -761,7 +783,7 @@ class Classifier:
     ) -> str:
         """Send the model to the Hugging Face hub, in one commit, with a card that names its figures.
 
-        Weights, settings and classes are sent, with the file names of the training images but not the images.
+        Weights, options and classes are sent, with the file names of the training images but not the images.
 
         Args:
             repo_id: The repository, "user/name"; it is made if it does not exist.
@@ -820,7 +842,7 @@ class Classifier:
             token, cache_dir, local_files_only, force_download: As in `huggingface_hub.snapshot_download`.
 
         Returns:
-            A fitted classifier with the settings of the original one: `fit` uses them again.
+            A fitted classifier with the arguments of the original one: `fit` uses them again.
 
         Raises:
             UserError: If the folder holds no complete model, or the backbone cannot be loaded or is a different one.
@@ -900,7 +922,7 @@ class Classifier:
         head; keep_figures: it predicts as before, so that they hold.
         """
         other, gallery = copy.copy(self), self.gallery()
-        other.settings = dict(self.settings)
+        other.method_options = dict(self.method_options)
         other._adopt(method, self._session, labels)
         other.gallery_ = None if gallery is None else gallery.select(images)
         other._training, other.training_images_ = (), images
@@ -950,15 +972,6 @@ class Classifier:
         """How many of the images the model was trained on, compared by content."""
         known = {image.sha256 for image in self.training_images_}
         return sum(sha256 in known for sha256 in self._session.hash_images(images)) if known else 0
-
-    def _predict_features(self, features: Tensor, coverage: float | None = None) -> Predictions:
-        """Everything that the model says of encoded images; features: (n, D) of `method_.encode`."""
-        probs = classify_features(self._require_fitted(), features)
-        return Predictions(
-            probs,
-            self._p_values(features, probs) if self.has_p_values else None,
-            None if coverage is None else self._sets(features, probs, coverage),
-        )
 
     def _require_p_values(self, predictions: Predictions) -> NDArray[np.float64]:
         """The p-values; raises if the model was fitted without held-out predictions."""
@@ -1040,7 +1053,7 @@ def _restrict_probabilities(probs: NDArray[np.float64], classes: Sequence[int]) 
     return np.where(total > 0, kept / np.where(total > 0, total, 1), 1 / len(classes))
 
 
-def _to_plain(settings: dict[str, Any]) -> dict[str, Any]:
+def _to_plain(options: dict[str, Any]) -> dict[str, Any]:
     """Settings for JSON: NumPy numbers become Python numbers, and options objects their changed values."""
 
     def to_plain(value: Any) -> Any:
@@ -1048,7 +1061,7 @@ def _to_plain(settings: dict[str, Any]) -> dict[str, Any]:
             return changed_values(value)
         return value.item() if isinstance(value, np.generic) else value
 
-    return {name: to_plain(value) for name, value in settings.items()}
+    return {name: to_plain(value) for name, value in options.items()}
 
 
 def _short_repr(value: Any) -> str:

@@ -218,7 +218,7 @@ def check_labels(
         20
     """
     source = dataclasses.replace(dataset, val=(), test=())
-    model = Classifier(backbone=backbone, precision=precision).learn(source, session)
+    model = Classifier(backbone=backbone, precision=precision)._fit_drawn(source, session)
     if model.estimate_ is None:
         raise UserError(
             "no label can be checked: every class has one training image, or copies of one",

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, exclusive_lock, json_digest
@@ -66,7 +65,7 @@ def predict_stream(
     listed, sources = tee(images)
     batches = encode_batches(
         (Source(image, method.clip.preprocess.crop) for image in sources),
-        lambda pixels: predict_features(model, method.encode(pixels), coverage=coverage),
+        lambda pixels: model.predict_features(method.encode(pixels), coverage=coverage),
         method.clip,
         size=batch,
     )
@@ -78,23 +77,7 @@ def predict_stream(
         ]
 
 
-def predict_features(model: Classifier, features: Tensor, *, coverage: float | None = None) -> Predictions:
-    """Everything that a model says of encoded images.
-
-    Args:
-        model: A fitted classifier.
-        features: Features (n, D) of `model.method_.encode`.
-        coverage: Of the prediction sets; None for no sets.
-
-    Returns:
-        Probabilities; p-values where the model has any; sets where they are asked for.
-
-    Raises:
-        UserError: As for `Classifier.prediction_sets`.
-    """
-    return model._predict_features(features, coverage)
-
-
+# Probabilities, p-value and set of one image.
 _ImageParts = tuple[NDArray[np.float64], float | None, list[Any] | None]
 
 

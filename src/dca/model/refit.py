@@ -74,9 +74,9 @@ class Refitter:
             precision=model.precision,
             estimate=model.estimate,
             calibrate=model.calibrate,
-            **model.settings,
+            **model.method_options,
         )
-        other.learn(self._source(examples), self._session, rules=method.problem.rules)
+        other._fit_drawn(self._source(examples), self._session, rules=method.problem.rules)
         other.gallery_ = self._gallery(examples).select(other.training_images_)
         return other
 

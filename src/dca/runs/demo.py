@@ -84,7 +84,7 @@ def fit_default(spec: FitSpec, task: Task, session: Session) -> tuple[Evaluation
     model = Classifier(DEFAULT_METHOD, seed=spec.seed, backbone=spec.backbone, precision=spec.precision)
     session.load_backbone(spec.backbone, spec.precision)  # loading it does not count
     start = time.monotonic()
-    model.learn(task.source, session)
+    model._fit_drawn(task.source, session)
     seconds = time.monotonic() - start
     (target,) = evaluate(model.method_, task.targets, session)
     return target.adapted, seconds

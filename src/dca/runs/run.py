@@ -339,7 +339,7 @@ def _fit(
     before, began = folder.seconds_before(), time.monotonic()
     model = spec.classifier()
     try:
-        model.learn(
+        model._fit_drawn(
             task.source, session, options=spec.options, rules=spec.rules, folder=partial_folder,
             on_epoch=callbacks.on_epoch,
         )  # fmt: skip
@@ -361,7 +361,7 @@ def _fit(
         plots = plot_run(partial_folder, model, task, both, session.progress)
     result = complete(dataclasses.replace(result, plots=tuple(plots)))
     model.results_ = result.to_dict()
-    checkpoint.write(partial_folder, model.method_, model.record(), model.gallery() if outputs.gallery else None)
+    checkpoint.write(partial_folder, model.method_, model._to_record(), model.gallery() if outputs.gallery else None)
     size = (partial_folder / checkpoint.WEIGHTS).stat().st_size
     result = dataclasses.replace(result, checkpoint_bytes=size)
     write_json(partial_folder / checkpoint.RESULT, result.to_dict())

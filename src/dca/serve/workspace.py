@@ -22,7 +22,6 @@ from dca.datasets.corrections import Correction, label_to_folder, remove_correct
 from dca.images.decode import StoredImage
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
-from dca.model.predict import predict_features
 from dca.model.records import unreadable_names
 from dca.model.refit import LabelledFeatures, Refitter
 from dca.serve.encoder import ImageFeatures
@@ -89,7 +88,7 @@ class ServedModel:
         if not images:
             return []
         features = _method_features(self.model.method_, images)
-        predictions = predict_features(self.model, features)
+        predictions = self.model.predict_features(features)
         p_values = [None] * len(images) if predictions.p_values is None else predictions.p_values.tolist()
         nearest = self._find_nearest(torch.stack([image.frozen for image in images]))
         rows = zip(predictions.probabilities, p_values, nearest, strict=True)
@@ -473,7 +472,7 @@ class Workspace:
     def fit_command(self) -> str:
         """The command line that fits the model with its corrections, where the training images are."""
         model = self.current.model
-        options = [f"--set {name}={value}" for name, value in model.settings.items()]
+        options = [f"--set {name}={value}" for name, value in model.method_options.items()]
         words = ["dca fit PHOTOS/", f"-o {shlex.quote(self.folder.name)}", f"--method {model.method}", *options]
         return " ".join([*words, "--overwrite"])
 

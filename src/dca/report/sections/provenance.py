@@ -26,7 +26,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     model, folder = reported.model, reported.folder
     spec = read_json(folder / SPEC).get("spec", {}) if folder is not None and (folder / SPEC).is_file() else {}
     version = read_json(folder / CONFIG).get("version", "") if folder is not None else dca.__version__
-    clip, options = model.method_.clip, model.record().fit_arguments.options
+    clip, options = model.method_.clip, model._to_record().fit_arguments.options
     facts = [
         ("seed", str(model.method_.problem.seed)),
         ("images per class", str(spec.get("shots") or model.shots or "all")),
