@@ -202,7 +202,7 @@ def make_files(image: Image.Image, folder: Path) -> dict[Path, float]:
 
 
 def require_same(found: tuple[list[str], list[float]], exported: Finished, path: Path, tolerance: float) -> None:
-    (expected,) = exported.model.predict_proba(path)
+    expected = exported.model.predict_proba(path)
     order = np.argsort(expected)[::-1][:5]
     np.testing.assert_allclose(found[1], expected[order], atol=tolerance)
     assert tolerance > 1e-3 or found[0] == exported.model.classes_[order].tolist()
