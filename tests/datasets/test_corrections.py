@@ -135,10 +135,10 @@ def test_corrections_that_are_asked_for_must_be_there(photos: Path, tiny_folder:
 
 
 def test_a_draw_and_corrections_exclude_each_other():
-    from dca.runs.spec import FitSpec
+    from dca.study.experiment import Experiment
 
     with pytest.raises(UserError, match="draw and corrections"):
-        FitSpec(data="x", draw="d.json", corrections="m.dca")
+        Experiment(data="x", draw="d.json", corrections="m.dca")
 
 
 def test_a_saved_model_keeps_the_corrections_of_the_one_before(fitted: Path, tmp_path: Path):

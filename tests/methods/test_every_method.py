@@ -14,7 +14,6 @@ import torch
 from conftest import make_clip, short_recipe
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.model import compute_digest
-from dca.core import options
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Method, TrainedMethod, TrainsOn, ValidationUse
 from dca.methods.registry import all_methods, get_method
@@ -123,7 +122,7 @@ def test_interrupted_and_resumed_equals_a_straight_run(fitted: Classifier, sampl
 def test_options_survive_json(fitted: Classifier) -> None:
     chosen = fitted.method_.options
     text = json.dumps(dataclasses.asdict(chosen))
-    assert options.from_dict(type(chosen), json.loads(text)) == chosen
+    assert fitted.method_.parse_options(json.loads(text)) == chosen
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -83,7 +83,7 @@ def test_a_warm_run_decodes_nothing_and_hashes_the_backbone_at_most_once(
     again = fitted(method, photos, tiny_folder, tmp_path / "warm", warm, options=options)
     assert (counted["decoded"], counted["encoded"]) == (0, 0)
     assert counted["backbone hashed"] <= 1
-    assert again["accuracy"] == first["accuracy"]
+    assert again.accuracy == first.accuracy
 
 
 def test_a_second_run_in_the_same_session_reloads_nothing(
