@@ -42,9 +42,9 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
 
 
 def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
-    from dca.runs.demo import demo
+    from dca.runs.demo import run_demo
 
-    outcome = demo(tmp_path / "demo", device="cpu")
+    outcome = run_demo(tmp_path / "demo", device="cpu")
     assert outcome.result.accuracy >= outcome.result.zero_shot_accuracy + 0.15
     zero_shot, default, _ = outcome.result.comparison
     assert default["accuracy"] >= zero_shot["accuracy"] + 0.15
@@ -57,4 +57,4 @@ def test_a_real_folder_learns_through_run(tmp_path: Path) -> None:
         data=str(shared("data", "images", "eurosat")), method="dca", shots=4, backbone="mini", options={"epochs": 20}
     )
     result = run(spec, tmp_path / "eurosat.dca", device="cpu").result
-    assert result["accuracy"] > result["zero_shot_accuracy"]
+    assert result.accuracy > result.zero_shot_accuracy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dca.datasets.classes import label_to_name, match_keys, match_labels, read_class_list, why_odd
+from dca.datasets.classes import find_key_positions, label_to_name, match_labels, read_class_list, why_odd
 
 
 def test_lists_have_a_key_and_a_name_of_every_class() -> None:
@@ -65,4 +65,4 @@ def test_a_class_is_matched_once():
 
 
 def test_keys_match_exactly():
-    assert match_keys(("n2", "N1", "n1"), ("n1", "n2")) == (1, None, 0)
+    assert find_key_positions(("n2", "N1", "n1"), ("n1", "n2")) == (1, None, 0)

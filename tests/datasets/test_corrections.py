@@ -15,7 +15,7 @@ from dca.core.errors import UserError
 from dca.datasets.corrections import (
     CORRECTIONS,
     add_corrections,
-    copy_corrections,
+    carry_over_corrections,
     extend_classes,
     folder_to_label,
     label_to_folder,
@@ -79,7 +79,7 @@ def test_the_newest_of_two_labels_counts(tmp_path: Path):
 
 def test_a_folder_without_corrections_has_none(tmp_path: Path):
     assert read_corrections(tmp_path) == []
-    copy_corrections(tmp_path, tmp_path / "other")
+    carry_over_corrections(tmp_path, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 

@@ -49,7 +49,7 @@ def test_the_structured_floor_equals_dense_eigenvalues(
 def test_any_gammas_give_positive_distances(R: int, D: int, gamma1: float, gamma2: float, floor: float, seed: int):
     U = units(R, D, seed=seed)
     form = floored_precision(U, gamma1, gamma2, floor)
-    inverse = metric.precision_times(form.map(lambda t: t.expand(D, *t.shape)), torch.eye(D, dtype=U.dtype))
+    inverse = metric.precision_times(form.map_tensors(lambda t: t.expand(D, *t.shape)), torch.eye(D, dtype=U.dtype))
     assert torch.linalg.eigvalsh(inverse).min() > 0
     assert torch.allclose(form.log_det, -torch.logdet(inverse), atol=1e-6)
 

@@ -236,12 +236,12 @@ def test_classes_without_test_images_are_left_out_of_the_bars(tmp_path):
 
 
 def test_class_results_count_what_each_model_got_right():
-    found = plots.count_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"])
+    found = plots.count_correct_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"])
     assert found == [ClassResult("cat", 2, 1, 2), ClassResult("dog", 1, 0, 1)]
 
 
 def test_class_results_count_a_second_model():
-    found = plots.count_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
+    found = plots.count_correct_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
     assert found == [ClassResult("cat", 2, 1, 2, 1), ClassResult("dog", 1, 0, 1, 1)]
     assert class_bars.sum_classes(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
 

@@ -13,7 +13,7 @@ import pytest
 
 from dca.core.errors import UserError
 from dca.methods.registry import all_methods, get_method
-from dca.study.selection import RULE, Setting, choose_setting, find_disagreements, select_options
+from dca.study.selection import RULE, Setting, choose_setting, list_choices_unlike_defaults, select_options
 from dca.study.specification import Cell, Specification, parse_specification
 from dca.study.sweep import record_failure
 
@@ -189,7 +189,7 @@ def chosen(**methods: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_defaults_are_those_of_the_committed_selection():
-    assert find_disagreements(json.loads(COMMITTED.read_text(encoding="utf-8"))) == []
+    assert list_choices_unlike_defaults(json.loads(COMMITTED.read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize(
@@ -204,15 +204,15 @@ def test_the_defaults_are_those_of_the_committed_selection():
     ],
 )
 def test_a_chosen_option_that_is_no_default_is_named(found: dict[str, Any], lines: int):
-    assert len(find_disagreements(found)) == lines
+    assert len(list_choices_unlike_defaults(found)) == lines
 
 
 def test_a_method_may_say_why_a_default_is_another(monkeypatch: pytest.MonkeyPatch):
     found = chosen(clap={"recipe": "paper"})
-    (line,) = find_disagreements(found)
+    (line,) = list_choices_unlike_defaults(found)
     assert line == "clap: recipe='paper' was chosen, the default is 'scaled'"
     monkeypatch.setattr(get_method("clap"), "kept_defaults", {"recipe": "it depends on the size of the features"})
-    assert find_disagreements(found) == []
+    assert list_choices_unlike_defaults(found) == []
     lines = get_method("clap").explain_options()["defaults that are not those chosen on validation images"]
     assert lines == ["recipe: it depends on the size of the features"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dca.training.schedule import Stage, optimizer_step, stage_at
+from dca.training.schedule import Stage, stage_at, update_parameters
 
 
 def trained(kind: type[torch.optim.Optimizer], ours: bool, **options: Any) -> tuple[list[torch.Tensor], Any]:
@@ -18,7 +18,7 @@ def trained(kind: type[torch.optim.Optimizer], ours: bool, **options: Any) -> tu
         parameters[0].grad = torch.randn(7, 5, generator=generator)
         parameters[1].grad = torch.randn(3, generator=generator) if step % 3 else None
         if ours:
-            optimizer_step(optimizer, rate)
+            update_parameters(optimizer, rate)
             continue
         for group in optimizer.param_groups:
             group["lr"] = rate

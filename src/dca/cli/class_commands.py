@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, overwrite_flag, quiet_flag, running, showing
+from dca.cli.common import backbone_of_model, device_flags, emit, json_flag, overwrite_flag, quiet_flag, showing
 from dca.core.errors import UserError
 from dca.core.hints import allow_overwrite, choose_output
 from dca.core.text import pluralize
@@ -25,7 +25,7 @@ Change = Callable[["Classifier", "Progress"], "Classifier"]
 
 def change_options(function: F) -> F:
     """Add the argument MODEL, -o, and the options of commands that load a model."""
-    for option in (json_flag, quiet_flag, running, backbone_of_model, overwrite_flag):
+    for option in (json_flag, quiet_flag, device_flags, backbone_of_model, overwrite_flag):
         function = option(function)
     output = click.option(
         "-o",

@@ -101,7 +101,7 @@ def _limit_pixels(ctx: click.Context, _: click.Parameter, millions: float | None
         ctx.with_resource(pixel_limit(millions))
 
 
-def running(function: F) -> F:
+def device_flags(function: F) -> F:
     """Add --device, --precision and --max-megapixels."""
     function = click.option(
         "--max-megapixels",
@@ -155,7 +155,7 @@ def format_plots(plots: Sequence[str]) -> str:
     return f"plots  {folder}/: {', '.join(os.path.relpath(path, folder) for path in plots)}"
 
 
-def say_how_to_draw() -> None:
+def say_how_to_plot() -> None:
     """Say what is needed for plots, if it is not installed."""
     from dca.plots.style import can_draw
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import emit, json_flag, quiet_flag, running, showing
+from dca.cli.common import device_flags, emit, json_flag, quiet_flag, showing
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import format_seconds, percent, pluralize, to_printable
@@ -30,7 +30,7 @@ MOST = 10
     help="Also write an HTML page with the images on which the models disagree.",
 )
 @click.option("--backbone", default=None, help="Where the backbone of all these models is now, if it was moved.")
-@running
+@device_flags
 @quiet_flag
 @json_flag
 def command(

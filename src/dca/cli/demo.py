@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running, showing
+from dca.cli.common import device_flags, emit, json_flag, overwrite_flag, quiet_flag, showing
 
 
 @click.command()
@@ -27,7 +27,7 @@ from dca.cli.common import emit, json_flag, overwrite_flag, quiet_flag, running,
 )
 @click.option("--backbone", default="mini", show_default=True, help="Backbone, as for dca fit.")
 @overwrite_flag
-@running
+@device_flags
 @quiet_flag
 @json_flag
 def command(

@@ -10,13 +10,13 @@ import click
 
 from dca.cli.common import (
     backbone_of_model,
+    device_flags,
     emit,
     format_plots,
     json_flag,
     plots_flag,
     quiet_flag,
-    running,
-    say_how_to_draw,
+    say_how_to_plot,
     showing,
 )
 from dca.cli.tables import format_table
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 )
 @plots_flag
 @backbone_of_model
-@running
+@device_flags
 @quiet_flag
 @json_flag
 def command(
@@ -108,7 +108,7 @@ def command(
     drawn = draw(evaluation, dataset, model, output) if plots or output is not None else []
     print_evaluation(evaluation, drawn, classes=len(classifier.classes_), as_json=as_json)
     if plots and not as_json:
-        say_how_to_draw()
+        say_how_to_plot()
     if min_accuracy is not None and evaluation.accuracy < min_accuracy:
         click.echo(f"below the required {percent(min_accuracy)}", err=True)
         raise click.exceptions.Exit(3)

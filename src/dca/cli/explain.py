@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, running
+from dca.cli.common import backbone_of_model, device_flags, emit, json_flag
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import percent, pluralize, to_printable
@@ -38,7 +38,7 @@ TOP, NEAREST = 5, 5
     help="Write the heat map to this .png or .svg file.  [default: IMAGE.explain.png in the working folder]",
 )
 @backbone_of_model
-@running
+@device_flags
 @json_flag
 def command(
     model: Path,

@@ -12,14 +12,14 @@ import click
 
 from dca.cli.common import (
     F,
+    device_flags,
     emit,
     format_plots,
     json_flag,
     overwrite_flag,
     plots_flag,
     quiet_flag,
-    running,
-    say_how_to_draw,
+    say_how_to_plot,
     showing,
 )
 from dca.cli.completion import complete_method
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from dca.runs.run import FittedRun
     from dca.runs.spec import FitSpec
 
-MOST_LABELS = 5
+MOST_LISTED_LABELS = 5
 # Below this size a backbone sees too little for real photos.
-REAL_WORK = 200
+MIN_REAL_IMAGE_SIZE = 200
 
 
-def require_pages(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+def require_page_package(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
     """Raise before the fit if a page is asked for and cannot be made."""
     if value:
         from dca.report.page import require_jinja
@@ -105,7 +105,7 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=None,
         metavar="MODEL",
         help="Also learn from the images that were corrected in `dca serve MODEL`; none leaves them out. "
-        "[of the output]",
+        "[default: those of the output model]",
     ),
     click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="Model folder. [DATA.dca]"),
     overwrite_flag,
@@ -116,7 +116,7 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Keep a thumbnail of each training image in the model, to show the nearest ones, or not. [on]",
     ),
     plots_flag,
-    running,
+    device_flags,
     quiet_flag,
     json_flag,
 )
@@ -129,7 +129,7 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     "--open",
     "open_it",
     is_flag=True,
-    callback=require_pages,
+    callback=require_page_package,
     help="Also write report.html into the model folder and open it; see: dca report.",
 )
 def command(
@@ -236,7 +236,7 @@ def print_result(fitted: FittedRun, data: str = "DATA", plots: bool = False, ext
         click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(format_result(fitted.result, str(fitted.folder), data, extra)))
     if plots:
-        say_how_to_draw()
+        say_how_to_plot()
 
 
 def _print_skipped(fitted: FittedRun) -> None:
@@ -272,7 +272,7 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
 def _format_backbone(result: RunResult) -> str:
     """The backbone and its size, and a better one if it is small."""
     line = f"{result.backbone}, {result.image_size} px"
-    if result.image_size >= REAL_WORK:
+    if result.image_size >= MIN_REAL_IMAGE_SIZE:
         return line
     return f"{line}: for trying things out; for real work: --backbone vit-b-16"
 
@@ -340,7 +340,7 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
         lines.append(f"labels to check: {pluralize(len(doubtful), 'image')}; all of them: {command}")
         lines += [
             f"  {one.image}: is it {one.suggested}? (probability {one.probability:.2f}; {one.label} {one.own:.2f})"
-            for one in doubtful[:MOST_LABELS]
+            for one in doubtful[:MOST_LISTED_LABELS]
         ]
     return lines
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, only_results_on_stdout, quiet_flag, running, showing
+from dca.cli.common import backbone_of_model, device_flags, emit, json_flag, only_results_on_stdout, quiet_flag, showing
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
 from dca.core.text import NONE_OF_THESE, format_seconds, pluralize
@@ -118,7 +118,7 @@ class OutputOptions:
     help="Images per file that --backend ray writes; at most these are repeated if a worker is lost.  [default: 1024]",
 )
 @backbone_of_model
-@running
+@device_flags
 @quiet_flag
 @json_flag
 def command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import backbone_of_model, quiet_flag, running, showing
+from dca.cli.common import backbone_of_model, device_flags, quiet_flag, showing
 from dca.core.progress import Progress, silent
 from dca.core.text import format_bytes
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
 @backbone_of_model
-@running
+@device_flags
 @quiet_flag
 def command(
     model: Path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, running
+from dca.cli.common import backbone_of_model, device_flags
 from dca.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Millions(click.FloatRange):
 )
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @backbone_of_model
-@running
+@device_flags
 def command(
     model: Path,
     tray: Path | None,

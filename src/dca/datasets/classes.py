@@ -189,10 +189,10 @@ def match_labels(
     return tuple(matches)
 
 
-def match_keys(keys: Sequence[str], known: Sequence[str]) -> tuple[int | None, ...]:
+def find_key_positions(keys: Sequence[str], known: Sequence[str]) -> tuple[int | None, ...]:
     """For each key its index among the known ones, or None.
 
-    >>> match_keys(("n2", "n9"), ("n1", "n2"))
+    >>> find_key_positions(("n2", "n9"), ("n1", "n2"))
     (1, None)
     """
     index = _index_of_unique(known)

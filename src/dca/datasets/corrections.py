@@ -116,7 +116,7 @@ def _list_files(root: Path, sha256: str) -> list[Path]:
     return [file for folder in folders for file in list_images(folder) if file.stem == sha256]
 
 
-def copy_corrections(old: Path, new: Path) -> None:
+def carry_over_corrections(old: Path, new: Path) -> None:
     """Copy the corrections of the model folder `old` into `new`, which is to replace it."""
     if (old / CORRECTIONS).is_dir():
         with explain_write_errors(new):

@@ -8,7 +8,7 @@ from typing import Any
 from dca.core.choices import Rules
 from dca.core.errors import UserError
 from dca.core.hints import hold_out
-from dca.datasets.classes import match_keys, match_labels
+from dca.datasets.classes import find_key_positions, match_labels
 from dca.datasets.dataset import Dataset, LabelledImage
 
 
@@ -81,7 +81,7 @@ def make_target(source: Dataset, target: Dataset, name: str = "", *, by_key: boo
     if not target.test:
         raise UserError(f"{target.name} has no test images.", hint=["add a test/ folder", hold_out(0.2)])
     if by_key and source.keys and target.keys:
-        matched = match_keys(target.keys, source.keys)
+        matched = find_key_positions(target.keys, source.keys)
     else:
         matched = match_labels(target.labels, target.names, source.labels, source.names)
     return Target(

@@ -898,7 +898,7 @@ class Method(nn.Module, ABC):
     # Saved state.
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load a saved `state_dict` and build_head the method.
+        """Load a saved `state_dict` and build the head.
 
         Args:
             state: Tensors by name.

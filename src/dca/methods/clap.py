@@ -46,7 +46,7 @@ from dca.methods.shared.frozen_features import (
     encode_views,
 )
 from dca.methods.shared.heads import LinearHead
-from dca.methods.shared.prompts import CLIP_TEXT_NORM, UnitRecipe, clip_unit
+from dca.methods.shared.prompts import CLIP_TEXT_NORM, UnitRecipe, clip_scale
 
 # Public datasets whose split files have underscores in class names, which CLAP's code reads; all else here reads words.
 UNDERSCORED = {"caltech101", "food101", "oxford_pets", "sun397", "ucf101"}
@@ -168,7 +168,7 @@ class CLAP(FrozenMethod, TrainedMethod):
         """Initial prototypes, and λ."""
         self._text = self.texts().mean(dim=0)
         if self.options.recipe == "scaled":
-            self._text = self._text / clip_unit(self._text, CLIP_TEXT_NORM, self.clip.tau)
+            self._text = self._text / clip_scale(self._text, CLIP_TEXT_NORM, self.clip.tau)
         with torch.no_grad():
             self.weight.copy_(self._text)
         views = F.normalize(self._views, dim=-1)

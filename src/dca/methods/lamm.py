@@ -40,9 +40,9 @@ from dca.methods.shared.prompts import (
     CLIP_TOKEN_NORM,
     UnitRecipe,
     check_name_lengths,
-    clip_unit,
+    clip_scale,
+    scale_of_one,
     tokenize_names,
-    unit_of_one,
 )
 from dca.methods.shared.text_feature_methods import TextFeatureMethod, TextFeatureOptions
 
@@ -92,9 +92,9 @@ class LAMM(TextFeatureMethod):
         check_name_lengths(clip, problem.names, ids, len(clip.tokenizer.encode(options.phrase)))
         self.rest = [own[length:] for own in ids]
         table = clip.text.embedding.weight
-        self._unit = unit_of_one(table)
+        self._unit = scale_of_one(table)
         if options.recipe == "scaled":
-            self._unit = clip_unit(table, CLIP_TOKEN_NORM, clip.logit_scale.detach().exp())
+            self._unit = clip_scale(table, CLIP_TOKEN_NORM, clip.logit_scale.detach().exp())
         self._start = torch.stack([clip.text.embed(own[:length]) for own in ids]).detach() / self._unit
         self.labels = nn.Parameter(self._start.clone())
 

@@ -30,7 +30,7 @@ from dca.core.files import (
     write_json,
 )
 from dca.core.hints import choose_backbone, choose_output, fit_first, list_methods, resume_fit
-from dca.datasets.corrections import CORRECTIONS, copy_corrections
+from dca.datasets.corrections import CORRECTIONS, carry_over_corrections
 from dca.methods.base import Method
 from dca.methods.registry import get_method
 from dca.model.card import model_card
@@ -85,7 +85,7 @@ def save_model(
     require_replaceable(target)
     with atomic_folder(target) as folder:
         write(folder, method, record, gallery)
-        copy_corrections(target, folder)
+        carry_over_corrections(target, folder)
         if keep_others and target.is_dir():
             _copy_others(target, folder)
 

@@ -89,7 +89,7 @@ CLASSIFIER_PARAMETERS = ("method", "shots", "seed", "backbone", "device", "preci
 
 
 # What several copies may share: it is never changed.
-_SHARED = ("method_", "_session", "backbone")
+_NOT_DEEP_COPIED = ("method_", "_session", "backbone")
 
 
 @dataclass(frozen=True)
@@ -362,13 +362,13 @@ class Classifier:
 
         Args:
             X: As for `predict_proba`.
-            reject: Answer "none of these" for images whose p-value is below this; see `conformal_p_values`.
+            reject: Answer "none of these" for images whose p-value is below this; see `p_values`.
 
         Returns:
             One label for one image, an array (n,) for several.
 
         Raises:
-            UserError: As for `predict_proba`, and for `conformal_p_values` if `reject` is given.
+            UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
         """
         if reject is None:
             probabilities = classify_features(self._require_fitted(), self._encode(X, None))
@@ -420,7 +420,7 @@ class Classifier:
             One list of labels per image, the most probable first; never empty. For a single image its list.
 
         Raises:
-            UserError: As for `conformal_p_values`, or if there are too few training images for this coverage.
+            UserError: As for `p_values`, or if there are too few training images for this coverage.
 
         Example:
             >>> from dca import Classifier
@@ -830,7 +830,7 @@ class Classifier:
         local_files_only: bool = False,
         force_download: bool = False,
     ) -> Self:
-        """Read a model that `save_pretrained` or an experiment wrote, or one from the Hugging Face hub.
+        """Read a model that `save_pretrained` or a run wrote, or one from the Hugging Face hub.
 
         Args:
             pretrained_model_name_or_path: The model folder, or a hub repository, "user/name".
@@ -893,7 +893,7 @@ class Classifier:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = self.__copy__()
-        own = {name: value for name, value in self.__dict__.items() if name not in _SHARED}
+        own = {name: value for name, value in self.__dict__.items() if name not in _NOT_DEEP_COPIED}
         new.__dict__.update(copy.deepcopy(own, memo))
         return new
 

@@ -22,7 +22,7 @@ from dca.core.hints import set_shots
 from dca.core.text import normalize_name, pluralize
 from dca.datasets import load_dataset
 from dca.datasets.catalog import class_list_of
-from dca.datasets.classes import match_keys, match_labels, wordnet_ids
+from dca.datasets.classes import find_key_positions, match_labels, wordnet_ids
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import short_classes
 from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
@@ -137,7 +137,7 @@ def match_classes(dataset: Dataset, labels: Sequence[Any], names: Sequence[str],
     ids = wordnet_ids(labels, classes=class_list_of(public))
     other_ids = wordnet_ids(dataset.labels, dataset.keys)
     by_id = bool(ids and other_ids)
-    index = match_keys(other_ids, ids) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
+    index = find_key_positions(other_ids, ids) if by_id else match_labels(dataset.labels, dataset.names, labels, names)
     used = Counter(item.label for item in items)
     if unknown := [
         f"{_describe_class(dataset.labels[y], dataset.names[y])}: {pluralize(n, 'image')}"

@@ -38,7 +38,7 @@ class ClassResult(NamedTuple):
     second_model: int | None = None
 
 
-def count_by_class(
+def count_correct_by_class(
     labels: ArrayLike,
     zero_shot: ArrayLike | None,
     adapted: ArrayLike,
@@ -95,7 +95,7 @@ def plot_accuracies(
     Zero-shot CLIP is drawn beside it where the rows have its counts.
 
     Args:
-        per_class: Counts per class, as `count_by_class` gives them.
+        per_class: Counts per class, as `count_correct_by_class` gives them.
         path: Where to write the chart, a .png or .svg file.
         label: Name of the model.
         what: What the images are.

@@ -118,7 +118,7 @@ def plot_results(
     """
     truth = adapted.truth
     by_zero_shot, by_default, predicted = (one.probabilities.argmax(axis=1) for one in (zero_shot, default, adapted))
-    rows = plots.count_by_class(truth, by_zero_shot, predicted, dataset.names, by_default)
+    rows = plots.count_correct_by_class(truth, by_zero_shot, predicted, dataset.names, by_default)
     images = [open_image(item.image) for item in dataset.test]
     truths, answers = _name_labels(truth, dataset.names), _name_labels(predicted, dataset.names)
     confidence = adapted.probabilities.max(axis=1).tolist()

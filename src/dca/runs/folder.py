@@ -19,7 +19,7 @@ from dca.core.errors import UserError
 from dca.core.files import atomic_replace, explain_write_errors, json_digest, read_json, write_json
 from dca.core.hints import Hint, allow_overwrite, choose_output
 from dca.core.options import as_json
-from dca.datasets.corrections import copy_corrections
+from dca.datasets.corrections import carry_over_corrections
 from dca.datasets.dataset import LabelledImage
 from dca.datasets.task import Task
 from dca.images.decode import ImageLike
@@ -205,7 +205,7 @@ class RunFolder:
 
     def finish(self) -> None:
         """Rename the partial folder to the target; corrections of a model that is there are kept."""
-        copy_corrections(self.target, self.partial)
+        carry_over_corrections(self.target, self.partial)
         atomic_replace(self.partial, self.target)
         # Only now: until the folder is in its place, an interrupted run still needs its state.
         self._drop_state()

@@ -84,7 +84,7 @@ def plot_evaluation(predictions: EvaluatedImages, folder: Path, model: str) -> l
     matrix = np.zeros((size, size), dtype=int)
     np.add.at(matrix, (predictions.truth, predictions.predicted), 1)
     right = predictions.predicted == predictions.truth
-    results = plots.count_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, names)
+    results = plots.count_correct_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, names)
     confusion, mistakes, reliability, classes = (folder / name for name in PLOT_FILES)
     return [
         plots.plot_confusion(matrix, names, confusion),

@@ -54,10 +54,10 @@ class RunCallbacks:
     def on_epoch(self, metrics: EpochMetrics) -> None:
         """An epoch has ended."""
 
-    def on_finish(self, result: RunResult) -> None:
+    def on_success(self, result: RunResult) -> None:
         """The run is finished and in its folder."""
 
-    def on_end(self) -> None:
+    def on_exit(self) -> None:
         """The run has ended, finished or not."""
 
 
@@ -78,7 +78,7 @@ class FittedRun:
         result: Its figures, as `result.json` holds them.
         evaluations: Evaluations on each target; empty if the run was finished before.
         classifier: The fitted model; None if the run was finished before.
-        features: Features of the test images by target, for for_evaluation other heads of the model (`runs.evaluate`);
+        features: Features of the test images by target, for testing other heads of the model (`runs.evaluate`);
             empty if its head has no options, or the run was finished before.
     """
 
@@ -261,10 +261,10 @@ def run_task(
             return FittedRun(folder.target, complete(result))
         try:
             callbacks.on_start(spec, folder.target)
-            fitted = _fit(spec, task, folder, session, identity, skipped, outputs, callbacks, complete)
-            callbacks.on_finish(fitted.result)
+            fitted = _fit_and_record(spec, task, folder, session, identity, skipped, outputs, callbacks, complete)
+            callbacks.on_success(fitted.result)
         finally:
-            callbacks.on_end()
+            callbacks.on_exit()
         return fitted
 
 
@@ -319,7 +319,7 @@ def _without_images(dataset: Dataset, faults: Sequence[Unreadable]) -> Dataset:
     )
 
 
-def _fit(
+def _fit_and_record(
     spec: FitSpec,
     task: Task,
     folder: RunFolder,

@@ -51,7 +51,7 @@ from dca.methods.zero_shot import ZeroShot
 from dca.model.inputs import as_dataset
 from dca.training.evaluate import predict_probabilities
 from dca.training.loop import StepRunner, compute_gradients
-from dca.training.schedule import make_optimizer, optimizer_step
+from dca.training.schedule import make_optimizer, update_parameters
 from dca.training.session import Session
 
 # Multiplications and additions per second that an H200 was measured to do in a large bfloat16 product.
@@ -319,7 +319,7 @@ def measure_step(clip: CLIP, classes: int, size: int, *, compare: bool) -> Resul
 
     def ours() -> None:
         gradients(batch)
-        optimizer_step(optimizer, 1e-9)
+        update_parameters(optimizer, 1e-9)
 
     for _ in range(2):  # the first step finds out what can be recorded, the second records it
         ours()

@@ -109,7 +109,7 @@ def select_options(study: Specification, runs: Path) -> dict[str, Any]:
     }
 
 
-def find_disagreements(found: Mapping[str, Any]) -> list[str]:
+def list_choices_unlike_defaults(found: Mapping[str, Any]) -> list[str]:
     """Chosen options that are not the defaults of their methods, of those whose defaults are ours.
 
     What authors publish stays the default: they chose it with larger backbones. A method may say why it does not take

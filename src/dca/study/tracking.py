@@ -184,11 +184,11 @@ class TrackRun(RunCallbacks):
         """Show the metrics of an epoch."""
         self._tracker.log(metrics)
 
-    def on_finish(self, result: RunResult) -> None:
+    def on_success(self, result: RunResult) -> None:
         """Show the figures."""
         self._tracker.finish(result.to_dict())
 
-    def on_end(self) -> None:
+    def on_exit(self) -> None:
         """Write what is not written yet."""
         self._tracker.close()
 

@@ -39,7 +39,7 @@ def fit(
     selects = support.validation is not None and issubclass(kind, TrainedMethod)
     candidates = kind.candidate_options(options, problem) if selects else [options]  # type: ignore[attr-defined]
     if len(candidates) == 1:
-        return _fit(kind.build(context.clip, problem, candidates[0]), support, context)
+        return _train_and_finish(kind.build(context.clip, problem, candidates[0]), support, context)
     methods = (kind.build(context.clip, problem, candidate) for candidate in candidates)
     method, metrics = _fit_best(methods, len(candidates), support, context)
     if context.on_epoch:
@@ -57,7 +57,7 @@ def _fit_best(
         assert isinstance(method, TrainedMethod)
         own = context.part(f"candidate-{number}-of-{count}", fits=context.fits * (count + 1 - number))
         own = own.with_progress(partial(prefix_progress, name=f"candidate {number}/{count}"))
-        _, metrics = _fit(method, support, own)
+        _, metrics = _train_and_finish(method, support, own)
         if best is None or method.validation_accuracy > best[0]:
             best = method.validation_accuracy, method, metrics
     assert best is not None
@@ -66,7 +66,7 @@ def _fit_best(
     return best[1:]
 
 
-def _fit(method: Method, support: ImageSupport, context: FitContext) -> tuple[Method, list[EpochMetrics]]:
+def _train_and_finish(method: Method, support: ImageSupport, context: FitContext) -> tuple[Method, list[EpochMetrics]]:
     """Train one method and finish it."""
     metrics = _train(method, support, context)
     context.progress("fitting", 0, 1, method.name)

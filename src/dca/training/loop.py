@@ -27,8 +27,8 @@ from dca.core.device import limit_threads, to_device, wait_for_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.hints import set_option, show_method
 from dca.methods.base import AnalyticSteps, Batch, Step, TrainedMethod, TrainingOptions
-from dca.training.resume import EpochCallback, EpochMetrics, TrainingState, restore
-from dca.training.schedule import Stage, draw_batches, learning_rate_at, make_optimizer, optimizer_step, stage_at
+from dca.training.resume import EpochCallback, EpochMetrics, TrainingState, restore_training
+from dca.training.schedule import Stage, draw_batches, learning_rate_at, make_optimizer, stage_at, update_parameters
 from dca.training.support import ImageSupport
 
 # Steps run as written before the recording: they fill caches and settle which kernels are used.
@@ -274,7 +274,7 @@ class Trainer:
 
     def _restore(self, folder: Path) -> int:
         """Continue from the state in `folder`; returns the number of epochs that are done."""
-        saved, self.rows = restore(folder, self.method, self.optimizer, self.epochs)
+        saved, self.rows = restore_training(folder, self.method, self.optimizer, self.epochs)
         if saved.epochs_done:
             self.rate = saved.rate
             log.warning("%s: continuing after epoch %d of %d", folder, saved.epochs_done, self.epochs)
@@ -334,7 +334,7 @@ class Trainer:
         step = self._gradients(batch)
         right = (step.probabilities.argmax(dim=-1) == batch.labels).sum()
         metrics = torch.stack([value.double() for value in (*step.terms.values(), right)])
-        optimizer_step(self.optimizer, rate)
+        update_parameters(self.optimizer, rate)
         return list(step.terms), metrics[None]
 
     def _analytic_updates(self, steps: AnalyticSteps, rates: Sequence[float]) -> Metrics:
@@ -343,7 +343,7 @@ class Trainer:
         for number, rate in enumerate(rates):
             for parameter, gradient in zip(parameters, steps.gradients(number), strict=True):
                 parameter.grad = gradient
-            optimizer_step(self.optimizer, rate)
+            update_parameters(self.optimizer, rate)
         terms, right = steps.summarize()
         return list(terms), torch.stack([value.double() for value in (*terms.values(), right)], dim=1)
 

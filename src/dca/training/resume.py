@@ -76,10 +76,10 @@ class TrainingState:
                     optimizer.state[parameter][key] = saved if key == "step" else _match_parameter(parameter, saved)
 
 
-def restore(
+def restore_training(
     folder: Path, method: Method, optimizer: torch.optim.Optimizer, epochs: int
 ) -> tuple[TrainingState, list[EpochMetrics]]:
-    """Load the state in `folder` into a method and its optimiser; a snapshot of 0 epochs where there is none.
+    """Load the state in `folder` into a method and its optimiser; a state of 0 epochs where there is none.
 
     Raises:
         UserError: If the state is damaged or belongs to another run.

@@ -63,7 +63,7 @@ def make_optimizer(method: Method, options: TrainingOptions, rate: float) -> tor
 
 
 @torch.no_grad()
-def optimizer_step(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def update_parameters(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """`optimizer.step()` with this learning rate: the same operations on the same state, in fewer calls.
 
     `step` itself imports torch's compiler, and for small tensors spends more time around the arithmetic than on it.

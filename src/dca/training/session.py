@@ -67,15 +67,15 @@ class TimeNotice:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.given = clock, False
 
-    def start_timer(self, progress: Progress, fits: int = 1) -> StepTimer:
+    def start_timer(self, progress: Progress, fits: int = 1) -> PaceWatcher:
         """Watches the steps of one fit.
 
         progress: where it is silent, nothing is said. fits: fits of this length to come, this one included.
         """
-        return StepTimer(self, fits, quiet=progress is silent)
+        return PaceWatcher(self, fits, quiet=progress is silent)
 
 
-class StepTimer:
+class PaceWatcher:
     """Measures the steps of one fit until their pace is known; see `TimeNotice.start_timer`."""
 
     def __init__(self, notice: TimeNotice, fits: int, *, quiet: bool) -> None:

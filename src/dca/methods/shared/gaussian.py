@@ -209,7 +209,7 @@ def shrink(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
         return metric.precision(U, gaussian.gamma1, gaussian.gamma2, normalize=gaussian.normalize)
     form = metric.precision(U, rho / (1 - rho), 0.0, normalize=gaussian.normalize)
     # Correlations do not see the factor of a convex shrinkage.
-    return form if gaussian.normalize else form.for_scaled(1 - rho)
+    return form if gaussian.normalize else form.for_scaled_covariance(1 - rho)
 
 
 def estimate_rho(gaussian: Gaussian, centred: Tensor | None = None) -> float:
@@ -239,7 +239,7 @@ def precisions(
     """
     if gaussian.shared:
         common = shared_precision(shots, gaussian)
-        yield torch.arange(len(shots.counts), device=shots.counts.device), common.map(lambda t: t[None])
+        yield torch.arange(len(shots.counts), device=shots.counts.device), common.map_tensors(lambda t: t[None])
         return
     n, rho, pooled = len(shots.features), estimate_rho(gaussian), None
     single = (shots.counts < 2).nonzero().flatten()

@@ -364,9 +364,9 @@ def _iterate_parts(u: Tensor, features: ClassFeatures, family: Gaussian, centers
     for classes, form in gaussian.precisions(features, family, centers):
         text = u[:, classes].double()
         v = metric.precision_times(form, text)
-        batch = form.map(lambda tensor: tensor[None]) if form.sign.dim() == 1 else form
+        batch = form.map_tensors(lambda tensor: tensor[None]) if form.sign.dim() == 1 else form
         constant = (text * v).sum(dim=-1).to(u.dtype)
-        yield _Part(classes, batch.map(lambda tensor: tensor.to(u.dtype)), v.to(u.dtype), constant)
+        yield _Part(classes, batch.map_tensors(lambda tensor: tensor.to(u.dtype)), v.to(u.dtype), constant)
 
 
 def _merge_parts(parts: list[_Part]) -> ClassGroup:

@@ -45,12 +45,12 @@ class Precision:
     rows: Tensor
     log_det: Tensor
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Precision:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Precision:
         """Apply `change` to each tensor."""
         parts = (self.diagonal, self.ones, self.sign, self.rows, self.log_det)
         return Precision(*(change(part) for part in parts))
 
-    def for_scaled(self, factor: float) -> Precision:
+    def for_scaled_covariance(self, factor: float) -> Precision:
         """The inverses of `factor` · Σ̂, factor > 0."""
         root, D = math.sqrt(factor), self.diagonal.shape[-1]
         log_det = self.log_det + D * math.log(factor)

@@ -165,12 +165,12 @@ class VisualTokens(nn.Module):
         return ExtraTokens({0: self.tokens}) if len(self.tokens) else ExtraTokens()
 
 
-def clip_unit(vectors: Tensor, reference: float, tau: float | Tensor) -> Tensor:
+def clip_scale(vectors: Tensor, reference: float, tau: float | Tensor) -> Tensor:
     """The unit s, a tensor (), of vectors (..., D) whose mean length in CLIP is `reference`. tau: of the backbone."""
     length: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1).mean()
     return length / reference * (CLIP_TAU / tau)
 
 
-def unit_of_one(like: Tensor) -> Tensor:
+def scale_of_one(like: Tensor) -> Tensor:
     """The unit 1, which changes no bit: for the published recipe as it is."""
     return torch.ones((), dtype=like.dtype, device=like.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dca.plots.class_bars import ClassResult, count_by_class
+from dca.plots.class_bars import ClassResult, count_correct_by_class
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel
 from dca.stats.intervals import wilson_interval
@@ -18,7 +18,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     predictions = reported.predictions
     if predictions is None:
         return "No predictions for images that the model has not seen."
-    results = count_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, reported.labels)
+    results = count_correct_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, reported.labels)
     tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
     rows = [_describe_bar(row) for row in tested]
     return {

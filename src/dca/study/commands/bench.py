@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import Group, emit, json_flag, running
+from dca.cli.common import Group, device_flags, emit, json_flag
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def parse_numbers(text: str) -> list[int]:
 @click.option("--batch", "batches", default="32", show_default=True, help="Batch sizes.")
 @click.option("--reference/--no-reference", default=True, help="Also run the usual step.  [on]")
 @backbone_option
-@running
+@device_flags
 @json_flag
 def step(
     classes: str, batches: str, reference: bool, backbone: str, device: str, precision: str, as_json: bool
@@ -71,7 +71,7 @@ def step(
 @command.command()
 @click.option("--classes", default=100, show_default=True, help="Number of classes.")
 @backbone_option
-@running
+@device_flags
 @json_flag
 def text(classes: int, backbone: str, device: str, precision: str, as_json: bool) -> None:
     """The text side of a training step, beside 77 tokens for every class and prompt.
@@ -89,7 +89,7 @@ def text(classes: int, backbone: str, device: str, precision: str, as_json: bool
 @click.option("--classes", default=1000, show_default=True, help="Number of classes.")
 @click.option("--shots", default=16, show_default=True, help="Training images per class.")
 @click.option("--images", default=32, show_default=True, help="Images that are classified.")
-@running
+@device_flags
 @json_flag
 def head(classes: int, shots: int, images: int, device: str, precision: str, as_json: bool) -> None:
     """Distances of DCA's head, beside whole inverse covariance matrices; memory is that of the head.
@@ -108,7 +108,7 @@ def head(classes: int, shots: int, images: int, device: str, precision: str, as_
 @click.argument("data")
 @click.option("--images", default=2000, show_default=True, help="Images at most.")
 @click.option("--backbone", default="mini", show_default=True, help="A backbone.")
-@running
+@device_flags
 @json_flag
 def evaluate(data: str, images: int, backbone: str, device: str, precision: str, as_json: bool) -> None:
     """Images of DATA from files to probabilities, beside opening them one after the other.
@@ -127,7 +127,7 @@ def evaluate(data: str, images: int, backbone: str, device: str, precision: str,
 @click.option("--epochs", default=None, type=int, help="Epochs; the method's own if not given.")
 @click.option("--shots", default=16, show_default=True, help="Training images per class.")
 @click.option("--backbone", default="mini", show_default=True, help="A backbone.")
-@running
+@device_flags
 @json_flag
 def fit(data: str, epochs: int | None, shots: int, backbone: str, device: str, precision: str, as_json: bool) -> None:
     """`dca fit DATA --method dca`, from the command to the printed accuracy.
@@ -144,7 +144,7 @@ def fit(data: str, epochs: int | None, shots: int, backbone: str, device: str, p
 @command.command()
 @click.argument("data")
 @click.option("--backbone", default="mini", show_default=True, help="A backbone.")
-@running
+@device_flags
 @json_flag
 def startup(data: str, backbone: str, device: str, precision: str, as_json: bool) -> None:
     """What a user waits for before the first step: `dca --help`, and a fit of one epoch.
