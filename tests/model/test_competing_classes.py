@@ -17,7 +17,7 @@ from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.task import make_target
 from dca.model.classifier import Classifier, _restrict_probabilities
 from dca.model.inputs import match_classes
-from dca.runs.evaluate import retargeted
+from dca.runs.evaluate import retarget_method
 from dca.training.evaluate import predict_probabilities
 
 SHORT = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8}
@@ -60,7 +60,7 @@ def test_a_shifted_dataset_is_measured_as_in_the_protocol(name: str, source: Dat
     target = make_target(source, shifted)
     assert target.from_source == SHIFTED
     images = [item.image for item in shifted.test]
-    (expected,) = predict_probabilities([retargeted(model.method_, target)], images, model._session)
+    (expected,) = predict_probabilities([retarget_method(model.method_, target)], images, model._session)
     np.testing.assert_allclose(report.probabilities, expected, atol=1e-6)
     assert report.truth.tolist() == [item.label for item in shifted.test]
     assert report.labels == ("sunglasses (n04356056)", "missile (n04008634)", "tench")

@@ -23,7 +23,7 @@ from dca.methods.base import Problem
 from dca.methods.dca import DCA
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
-from dca.runs.evaluate import TargetEvaluation, evaluate, retargeted
+from dca.runs.evaluate import TargetEvaluation, evaluate, retarget_method
 from dca.runs.folder import partial_folder
 from dca.study import protocols
 from dca.study.experiment import Experiment, ExperimentResult
@@ -90,7 +90,7 @@ def test_covariances_follow_their_classes(sample: Dataset) -> None:
     test = tuple(dataclasses.replace(i, label=chosen.index(i.label)) for i in sample.test if i.label in chosen)
     names = tuple(sample.names[c] for c in chosen)
     target = Target("part", "", names, names, sample.template, test, tuple(chosen))
-    other = retargeted(method, target)
+    other = retarget_method(method, target)
     f = F.normalize(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
     logits = method.head.logits(f)[..., chosen]  # type: ignore[attr-defined]
     torch.testing.assert_close(other.classify(f), logits.softmax(-1).mean(1), atol=1e-5, rtol=1e-4)
@@ -121,7 +121,7 @@ def test_half_of_a_dataset_is_learned_with_its_recipe(sample: Dataset, rules: Ru
     tip: Any = learned("tip_adapter", task, views=0).method_
     assert tip.alpha_beta.tolist() == ([10.0, 1.0] if rules == "paper" else [2.0, 1.0])
     assert learned("dapt", task).method_.options.learning_rate == 0.002
-    new = retargeted(learned("coop", task).method_, task.targets[1])
+    new = retarget_method(learned("coop", task).method_, task.targets[1])
     assert new.problem.dataset == "oxford_flowers"
 
 

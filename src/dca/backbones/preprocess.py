@@ -91,8 +91,8 @@ class Preprocess:
             size=size,
             resize=shortest,
             resample=int(raw["resample"]),
-            mean=_three(raw["image_mean"]),
-            std=_three(raw["image_std"]),
+            mean=_to_rgb(raw["image_mean"]),
+            std=_to_rgb(raw["image_std"]),
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Preprocess:
             size=size,
             resize=size if mode == "shortest" else None,
             resample=RESAMPLING[raw.get("interpolation", "bicubic")],
-            mean=_three(raw["mean"]),
-            std=_three(raw["std"]),
+            mean=_to_rgb(raw["mean"]),
+            std=_to_rgb(raw["std"]),
         )
 
 
@@ -162,6 +162,6 @@ def _hf_side(size: Any) -> int | None:
     return int(size["height"]) if size.get("height") == size.get("width") else None
 
 
-def _three(values: Sequence[float]) -> tuple[float, float, float]:
+def _to_rgb(values: Sequence[float]) -> tuple[float, float, float]:
     r, g, b = (float(v) for v in values)
     return r, g, b

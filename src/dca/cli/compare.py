@@ -94,7 +94,7 @@ def format_comparison(comparison: Comparison) -> list[str]:
     images, disagreements = comparison.images, comparison.disagreements
     return [
         f"accuracy on {pluralize(len(images), 'image')} of {to_printable(comparison.data)} (95 % interval)",
-        *format_table([[model.name, _accuracy(model), _cost(model)] for model in comparison.models], indent=2),
+        *format_table([[model.name, _accuracy(model), _describe_cost(model)] for model in comparison.models], indent=2),
         f"difference to {first.name} on the same images (95 % interval, Tango; p: McNemar, exact)",
         *format_table([[model.name, _difference(model)] for model in others], indent=2),
         f"different answers for {pluralize(len(disagreements), 'image', of=len(images))}",
@@ -110,7 +110,7 @@ def _accuracy(model: ModelResult) -> str:
     return f"{percent(model.evaluation.accuracy):>7} ({100 * model.low:.1f} to {100 * model.high:.1f})"
 
 
-def _cost(model: ModelResult) -> str:
+def _describe_cost(model: ModelResult) -> str:
     seconds = model.cost.fit_seconds
     fit = "time of the fit not recorded" if seconds is None else f"fitted in {format_seconds(seconds)}"
     return f"{model.cost.milliseconds:.2f} ms per image, {pluralize(model.cost.parameters, 'trained value')}, {fit}"

@@ -90,7 +90,7 @@ def unknown_option(error: click.NoSuchOption, args: Sequence[str]) -> UserError 
             f"{problem}, and {method.name} has no {name}: it is not trained in steps",
             hint=["leave it out", f"choose a trained method: --method dca --set {setting}"],
         )
-    if name not in _options(method) and (others := _having(name)):
+    if name not in _options(method) and (others := _list_methods_with(name)):
         problem += f"; {name} is an option of {', '.join(others)}, not of {method.name}"
         return UserError(problem, hint=show_method(method.name))
     flags = {flag.lstrip("-").replace("-", "_") for flag in _flags(context)}
@@ -115,7 +115,7 @@ def _flags(context: click.Context) -> list[str]:
     return [flag for parameter in context.command.get_params(context) for flag in parameter.opts if flag[0] == "-"]
 
 
-def _having(option: str) -> list[str]:
+def _list_methods_with(option: str) -> list[str]:
     """Names of the methods that have this option."""
     from dca.methods.registry import all_methods
 

@@ -306,12 +306,12 @@ def _wrong_counts(entry: CatalogEntry, dataset: Dataset) -> list[Finding]:
     ]
     if not wrong:
         return []
-    wrong += _uneven(entry, dataset)
+    wrong += _list_classes_of_wrong_size(entry, dataset)
     advice = f"this is not the official split of {entry.title}; accuracies will not compare with papers"
     return [Finding("warning", "the split sizes differ from the official ones", len(wrong), tuple(wrong), advice)]
 
 
-def _uneven(entry: CatalogEntry, dataset: Dataset) -> list[str]:
+def _list_classes_of_wrong_size(entry: CatalogEntry, dataset: Dataset) -> list[str]:
     """The first classes whose test images are not as many as they should be."""
     if not entry.test_per_class:
         return []

@@ -64,7 +64,7 @@ def _weight(x, last, centre, stretch):
 
 
 @triton.jit
-def _rounded(values):
+def _round_to_byte(values):
     return tl.minimum(tl.maximum(tl.floor(values + 0.5), 0.0), 255.0)
 
 
@@ -90,7 +90,7 @@ def _across(PIXELS, TABLE, OUT, tallest, size, TAPS: tl.constexpr, ROWS: tl.cons
         seen = tl.load(base + x.to(tl.int64)[None, :], inside & (x < last)[None, :], 0)
         found += weight[None, :] * seen.to(tl.float32)
     at = (tl.program_id(0).to(tl.int64) * tallest + row)[:, None] * size + column[None, :]
-    tl.store(OUT + at, _rounded(found).to(tl.uint8), inside)
+    tl.store(OUT + at, _round_to_byte(found).to(tl.uint8), inside)
 
 
 @triton.jit
@@ -111,4 +111,4 @@ def _down(ACROSS, TABLE, OUT, tallest, size, TAPS: tl.constexpr, ROWS: tl.conste
         seen = tl.load(base + y.to(tl.int64)[:, None] * size, inside & (y < last)[:, None], 0)
         found += weight[:, None] * seen.to(tl.float32)
     at = (tl.program_id(0).to(tl.int64) * size + row)[:, None] * size + column[None, :]
-    tl.store(OUT + at, _rounded(found), inside)
+    tl.store(OUT + at, _round_to_byte(found), inside)

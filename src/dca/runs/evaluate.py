@@ -74,7 +74,7 @@ def evaluate(
 def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetEvaluation:
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
-    moved = retargeted(method, target)
+    moved = retarget_method(method, target)
     session = session.for_dataset(target.dataset, method.problem.rules)
     zero_shot = ZeroShot.for_problem(moved.clip, moved.problem)
     if features is None or moved.has_frozen_image_tower:
@@ -93,7 +93,7 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
     )
 
 
-def retargeted(method: Method, target: Target) -> Method:
+def retarget_method(method: Method, target: Target) -> Method:
     """The finished method for the target's classes; the method itself if it was trained on exactly these."""
     if target.from_source == tuple(range(len(method.problem.names))):
         return method

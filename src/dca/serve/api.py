@@ -53,9 +53,9 @@ class Api:
             ("GET", "/api/images/{image}", self.image),
             ("GET", "/metrics", self.metrics),
         ]
-        return [Route(path, self._measured(path, endpoint), methods=[method]) for method, path, endpoint in table]
+        return [Route(path, self._wrap_endpoint(path, endpoint), methods=[method]) for method, path, endpoint in table]
 
-    def _measured(self, path: str, endpoint: Endpoint) -> Endpoint:
+    def _wrap_endpoint(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Wrap an endpoint: count its requests and their time, and turn user errors into responses."""
         metrics = self._service.metrics
 

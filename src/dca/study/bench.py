@@ -326,7 +326,7 @@ def measure_step(clip: CLIP, classes: int, size: int, *, compare: bool) -> Resul
     # Of the recording, too: what it computed in stays reserved, but does not count as allocated afterwards.
     memory = torch.cuda.max_memory_allocated(clip.device) if clip.device.type == "cuda" else None
     cost, found = measure(ours, clip.device), _gradients(method)
-    usual, wanted = _usual(method, batch) if compare else (None, None)
+    usual, wanted = _run_usual_step(method, batch) if compare else (None, None)
     return Result(
         name=f"step, {classes} classes, batch {size}",
         ours_ms=cost.ms,
@@ -338,7 +338,7 @@ def measure_step(clip: CLIP, classes: int, size: int, *, compare: bool) -> Resul
     )
 
 
-def _usual(method: DCA, batch: Batch) -> tuple[Cost | None, list[Tensor] | None]:
+def _run_usual_step(method: DCA, batch: Batch) -> tuple[Cost | None, list[Tensor] | None]:
     """Cost and gradients of the usual step; None where it does not fit in memory."""
     usual = usual_method(method)
     try:

@@ -197,11 +197,11 @@ def match_rows(rows: Iterable[PaperRow], block: Block) -> dict[PaperRow, tuple[V
         by_method.setdefault(row.method, []).append(row)
     found: dict[PaperRow, tuple[Variant, ...]] = {}
     for method, own in by_method.items():
-        found.update(_resolved(own, block, method))
+        found.update(_resolve_rows(own, block, method))
     return found
 
 
-def _resolved(rows: Sequence[PaperRow], block: Block, method: str) -> dict[PaperRow, tuple[Variant, ...]]:
+def _resolve_rows(rows: Sequence[PaperRow], block: Block, method: str) -> dict[PaperRow, tuple[Variant, ...]]:
     main = block.main.get(method)
     variants = [variant for variant in block.variants if variant.method == method]
     best: dict[PaperRow, tuple[Variant, ...]] = dict.fromkeys(rows, ())
@@ -406,11 +406,11 @@ def evaluate_claim(claim: Claim, blocks: Sequence[Block]) -> JudgedClaim:
     own = [block for block in blocks if block.protocol == claim.protocol]
     if not own:
         return JudgedClaim(claim, "not measured", ())
-    found = tuple(_comparisons(claim, own[0] if len(own) == 1 and not own[0].source else merged(own)))
+    found = tuple(_comparisons(claim, own[0] if len(own) == 1 and not own[0].source else merge_blocks(own)))
     return JudgedClaim(claim, _outcome([one.outcome for one in found]), found)
 
 
-def merged(blocks: Sequence[Block]) -> Block:
+def merge_blocks(blocks: Sequence[Block]) -> Block:
     """Blocks with several sources as one, with the targets that are not the source itself.
 
     Of several sources the targets of each are called "source → target".
@@ -450,7 +450,7 @@ def _by_shots(claim: Claim, block: Block, one: Variant, other: Variant, words: s
         pairs = pairs_of(
             block, one, other, shots, quantity=claim.quantity, datasets=claim.datasets, less_shots=claim.less_shots
         )
-        found.append(_compared(claim, _by_source(pairs), f"{words}{when}"))
+        found.append(_compare_pairs(claim, _by_source(pairs), f"{words}{when}"))
     measured = [comparison for comparison in found if comparison.difference is not None]
     yield from found if isinstance(claim.shots, tuple) else measured or found[:1]
 
@@ -472,7 +472,7 @@ def _shots(claim: Claim, block: Block) -> list[tuple[Sequence[Shots], str]]:
     return [([k], f", {'all images' if k is None else f'K = {k}'}{less}") for k in wanted]
 
 
-def _compared(claim: Claim, pairs: Pairs, words: str) -> ClaimComparison:
+def _compare_pairs(claim: Claim, pairs: Pairs, words: str) -> ClaimComparison:
     found = pairs.difference()
     if found is None:
         return ClaimComparison(words, None, "not measured", ())

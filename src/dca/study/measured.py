@@ -44,7 +44,7 @@ def measured_accuracies(study: Specification, runs: Path, *, shots: int = 16) ->
     for cell in cells:
         row = rows[cell.id]
         found.setdefault(row.method, {}).setdefault(catalog.title_of(row.dataset), []).append(row)
-    accuracy = {method: {name: _percent(of) for name, of in by_data.items()} for method, by_data in found.items()}
+    accuracy = {method: {name: _mean_percent(of) for name, of in by_data.items()} for method, by_data in found.items()}
     best_first = sorted(accuracy.items(), key=lambda item: (-statistics.mean(item[1].values()), item[0]))
     return {
         "command": f"dca study sweep {study.name}",
@@ -80,7 +80,7 @@ def _first_settings(cells: Iterable[Cell], shots: int) -> list[Cell]:
     ]
 
 
-def _percent(rows: Sequence[RunRecord]) -> float:
+def _mean_percent(rows: Sequence[RunRecord]) -> float:
     """Mean accuracy in percent, to one decimal."""
     return round(100 * statistics.fmean(row.accuracy or 0.0 for row in rows), 1)
 

@@ -75,7 +75,8 @@ class TensorBoard(Tracker):
         for name, value in figures.items():
             self.writer.add_scalar(name, value, 0)
         values = {
-            name: v if isinstance(v, bool | int | float | str) else json.dumps(v) for name, v in flat(self.config)
+            name: v if isinstance(v, bool | int | float | str) else json.dumps(v)
+            for name, v in flatten_config(self.config)
         }
         for summary in hparams(values, figures):  # type: ignore[no-untyped-call]
             self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
@@ -209,10 +210,10 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def flat(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def flatten_config(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Names and values of a description, those of its tables with the name of the table in front.
 
-    >>> flat({"shots": 4, "options": {"epochs": 2}, "targets": []})
+    >>> flatten_config({"shots": 4, "options": {"epochs": 2}, "targets": []})
     [('shots', 4), ('options.epochs', 2), ('targets', [])]
     """
     found: list[tuple[str, Any]] = []

@@ -114,7 +114,7 @@ class StepRunner:
     def __call__(self, batch: Batch) -> Step:
         """Terms and probabilities of a batch; they may be overwritten by the next call."""
         if self._recordable is None:
-            return self._first(batch)
+            return self._run_first_step(batch)
         if not self._recordable:
             return compute_gradients(self.method, batch)
         shape = tuple(batch.inputs.shape)
@@ -122,7 +122,7 @@ class StepRunner:
             self._recordings[shape] = RecordedStep(self.method, batch, self._noisy)
         return self._recordings[shape](batch)
 
-    def _first(self, batch: Batch) -> Step:
+    def _run_first_step(self, batch: Batch) -> Step:
         """The first step without recording; finds out which random numbers the step draws."""
         quiet = torch.Generator().set_state(batch.generator.get_state())
         step = compute_gradients(self.method, batch)

@@ -47,12 +47,12 @@ class Tokenizer:
     def __init__(self, bpe: BPETokenizer, context_length: int) -> None:
         self.bpe = bpe
         self.context_length = context_length
-        self.sot_id = self._special(SOT)
-        self.eot_id = self._special(EOT)
+        self.sot_id = self._find_special_token(SOT)
+        self.eot_id = self._find_special_token(EOT)
         bpe.no_padding()
         bpe.no_truncation()
 
-    def _special(self, token: str) -> int:
+    def _find_special_token(self, token: str) -> int:
         index = self.bpe.token_to_id(token)
         if index is None:
             raise UserError(f"the tokenizer has no {token} token: it is not a CLIP tokenizer")

@@ -83,14 +83,14 @@ def _tile(X, first, count, stride, head, BLOCK: tl.constexpr, SIZE: tl.constexpr
 
 
 @triton.jit
-def _put(X, values, first, count, stride, head, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+def _store_rows(X, values, first, count, stride, head, BLOCK: tl.constexpr, SIZE: tl.constexpr):
     row = tl.arange(0, BLOCK)
     at = (first + row).to(tl.int64)[:, None] * stride + head * SIZE + tl.arange(0, SIZE)[None, :]
     tl.store(X + at, values.to(X.dtype.element_ty), (row < count)[:, None])
 
 
 @triton.jit
-def _seen(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES: tl.constexpr, ROWS: tl.constexpr):
+def _find_attended_row(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES: tl.constexpr, ROWS: tl.constexpr):
     """Which row of the block each query attends to: (QUERIES, ROWS)."""
     query, row = tl.arange(0, QUERIES), tl.arange(0, ROWS)
     own = tl.load(ROW_OF + q0 + query, query < qn, 0)
@@ -111,7 +111,7 @@ def _forward(
     p0, pn = tl.load(BLOCKS + block * 6 + 4), tl.load(BLOCKS + block * 6 + 5)
     q = _tile(Q, q0, qn, q_stride, head, QUERIES, SIZE)
     k = _tile(K, k0, kn, k_stride, head, ROWS, SIZE)
-    seen = _seen(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES, ROWS)
+    seen = _find_attended_row(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES, ROWS)
     own = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=EXACT) * scale, NEVER)
     top = tl.max(own, 1)
     if SHARED:
@@ -129,7 +129,7 @@ def _forward(
         mixed += tl.dot(weights.to(Q.dtype.element_ty), values, input_precision=EXACT)
     query = tl.arange(0, QUERIES)
     total = tl.where(query < qn, total, 1.0)
-    _put(OUT, mixed / total[:, None], q0, qn, out_stride, head, QUERIES, SIZE)
+    _store_rows(OUT, mixed / total[:, None], q0, qn, out_stride, head, QUERIES, SIZE)
     tl.store(SUMS + head * count + q0 + query, top + tl.log(total), query < qn)
 
 
@@ -150,14 +150,14 @@ def _backward(
     total = tl.load(SUMS + head * count + q0 + query, query < qn, 0.0)
     k = _tile(K, k0, kn, k_stride, head, ROWS, SIZE)
     v = _tile(V, k0, kn, k_stride, head, ROWS, SIZE)
-    seen = _seen(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES, ROWS)
+    seen = _find_attended_row(ROW_OF, SEQUENCE_OF, q0, qn, k0, kn, QUERIES, ROWS)
     scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=EXACT) * scale, NEVER)
     weights = tl.exp(scores - total[:, None])
     along = tl.dot(g, tl.trans(v), input_precision=EXACT)
     # The gradient along a query's own mixture, Σ_j w_j g·v_j: so the mixture itself need not be kept.
     centre = tl.sum(weights * along, 1)
     to_v = tl.dot(tl.trans(weights.to(Q.dtype.element_ty)), g, input_precision=EXACT)
-    _put(TO_V, to_v, k0, kn, to_k_stride, head, ROWS, SIZE)
+    _store_rows(TO_V, to_v, k0, kn, to_k_stride, head, ROWS, SIZE)
     if SHARED:
         before = _tile(K, p0, pn, k_stride, head, PREFIX, SIZE)
         inside = (tl.arange(0, PREFIX)[None, :] < pn) & (query < qn)[:, None]
@@ -167,15 +167,15 @@ def _backward(
         centre += tl.sum(shared * across, 1)
         own = PARTS + (block.to(tl.int64) * heads + head) * 2 * PREFIX * SIZE
         to_v = tl.dot(tl.trans(shared.to(Q.dtype.element_ty)), g, input_precision=EXACT)
-        _put(own + PREFIX * SIZE, to_v, 0, PREFIX, SIZE, 0, PREFIX, SIZE)
+        _store_rows(own + PREFIX * SIZE, to_v, 0, PREFIX, SIZE, 0, PREFIX, SIZE)
     change = (weights * (along - centre[:, None]) * scale).to(Q.dtype.element_ty)
     to_q = tl.dot(change, k, input_precision=EXACT)
-    _put(TO_K, tl.dot(tl.trans(change), q, input_precision=EXACT), k0, kn, to_k_stride, head, ROWS, SIZE)
+    _store_rows(TO_K, tl.dot(tl.trans(change), q, input_precision=EXACT), k0, kn, to_k_stride, head, ROWS, SIZE)
     if SHARED:
         change = (shared * (across - centre[:, None]) * scale).to(Q.dtype.element_ty)
         to_q += tl.dot(change, before, input_precision=EXACT)
-        _put(own, tl.dot(tl.trans(change), q, input_precision=EXACT), 0, PREFIX, SIZE, 0, PREFIX, SIZE)
-    _put(TO_Q, to_q, q0, qn, to_q_stride, head, QUERIES, SIZE)
+        _store_rows(own, tl.dot(tl.trans(change), q, input_precision=EXACT), 0, PREFIX, SIZE, 0, PREFIX, SIZE)
+    _store_rows(TO_Q, to_q, q0, qn, to_q_stride, head, QUERIES, SIZE)
 
 
 @triton.jit

@@ -85,7 +85,7 @@ class Logistic:
 
     def _solve(self, c: float, tolerance: float, iterations: int) -> Tensor:
         ridge = self.penalised / (c * len(self.Z))
-        point = min((self._at(A, ridge) for A in self._starts(math.log(c))), key=lambda p: float(p.value))
+        point = min((self._evaluate_at(A, ridge) for A in self._starts(math.log(c))), key=lambda p: float(p.value))
         while iterations > 0:
             gradient, step, used = self._newton(point, ridge, iterations)
             decrement = (gradient * step).sum()
@@ -121,7 +121,7 @@ class Logistic:
         share = (log_c - nearest[0]) / (nearest[1] - nearest[0])
         return [first, torch.lerp(first, self._known[nearest[1]], share)]
 
-    def _at(self, A: Tensor, ridge: Tensor) -> Point:
+    def _evaluate_at(self, A: Tensor, ridge: Tensor) -> Point:
         """The objective at A."""
         gaps = self.Z @ A.T
         gaps = (gaps - gaps.gather(1, self.labels)).scatter_(1, self.labels, -math.inf)
@@ -154,7 +154,7 @@ class Logistic:
         """The point after a step, halved until the objective falls, and whether it fell."""
         size = 1.0
         while size > ROUNDING and bool(decrement > 0):
-            lower = self._at(point.A - size * step, ridge)
+            lower = self._evaluate_at(point.A - size * step, ridge)
             if bool(lower.value <= (1 + ROUNDING) * point.value - 1e-4 * size * decrement):
                 return lower, True
             size /= 2

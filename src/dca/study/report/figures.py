@@ -48,7 +48,7 @@ def anchor(runs: Sequence[str]) -> str:
     return f"runs-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:12]}"
 
 
-def linked(mark: Markup, runs: Sequence[str]) -> Markup:
+def link_to_runs(mark: Markup, runs: Sequence[str]) -> Markup:
     """A mark of a drawing that leads to the list of its runs."""
     return element("a", mark, href=f"#{anchor(runs)}") if runs else mark
 
@@ -97,7 +97,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _padded(values: Sequence[float]) -> tuple[float, float]:
+def _range_with_margin(values: Sequence[float]) -> tuple[float, float]:
     """The range of some values with a margin; never empty."""
     low, high = min(values), max(values)
     margin = max(0.06 * (high - low), 0.5 if high == low else 0.0)
@@ -135,7 +135,7 @@ def line_chart(series: Sequence[Series], places: Sequence[str], x_title: str, ti
     points = [point for one in series for point in one.points if point is not None]
     whiskers = len(series) <= MOST_WITH_WHISKERS
     ends = [end for p in points for end in ((p.low, p.high) if whiskers else (p.y, p.y))]
-    y = Scale(*_padded(ends), BOTTOM, TOP)
+    y = Scale(*_range_with_margin(ends), BOTTOM, TOP)
     x = Scale(0, max(len(places) - 1, 1), LEFT + 18, RIGHT - 18)
     parts = _axis(y) + [label(x(n), BOTTOM + 18, name, "middle") for n, name in enumerate(places)]
     parts.append(label((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle"))
@@ -164,13 +164,13 @@ def _polyline(points: Sequence[tuple[float, float]], colour: str) -> Markup:
 
 def _dot(x: float, y: float, point: Point, class_: str, radius: float) -> Markup:
     dot = element("circle", element("title", point.said), cx=x, cy=y, r=radius, class_=class_)
-    return linked(dot, point.runs)
+    return link_to_runs(dot, point.runs)
 
 
 def bar_chart(rows: Sequence[tuple[str, Point]], title: str, unit: str = "points") -> Markup:
     """Bars from zero with whiskers, one per row, its name above it."""
     ends = [0.0, *(end for _, p in rows for end in (p.y, p.low, p.high))]
-    low, high = _padded(ends)
+    low, high = _range_with_margin(ends)
     x = Scale(low if min(ends) < 0 else 0.0, high if max(ends) > 0 else 0.0, 10, WIDTH - 10)
     step, height = 40.0, 8.0 + 40.0 * len(rows)
     parts = [line(x(value), 4, x(value), height, "grid") for value in ticks(x.low, x.high)]
@@ -183,7 +183,7 @@ def bar_chart(rows: Sequence[tuple[str, Point]], title: str, unit: str = "points
         bar = rect(
             start, y + 17, max(end - start, 1), 13, "good" if point.y >= 0 else "bad", element("title", point.said)
         )
-        parts.append(linked(bar, point.runs))
+        parts.append(link_to_runs(bar, point.runs))
         if point.high > point.low:
             parts.append(line(x(point.low), y + 23.5, x(point.high), y + 23.5, "whisker"))
     return drawing(WIDTH, height + 42, title, *parts)
@@ -220,7 +220,10 @@ def heat_map(
                 "rect", element("title", point.said), x=at + 1, y=y, width=size - 2, height=28.0, class_="heat",
                 fill_opacity=shade(point.y) if len(set(known)) > 1 else 0.3,
             )  # fmt: skip
-            parts += [linked(box, point.runs), label(at + size / 2, y + 19, f"{point.y:.1f}", "middle strong inside")]
+            parts += [
+                link_to_runs(box, point.runs),
+                label(at + size / 2, y + 19, f"{point.y:.1f}", "middle strong inside"),
+            ]
     return drawing(WIDTH, 44 + 30.0 * len(cells), title, *parts)
 
 
@@ -232,7 +235,7 @@ def scatter(marks: Sequence[tuple[str, Point | None]], x_title: str, title: str)
     points = [(number, name, point) for number, (name, point) in enumerate(marks) if point is not None]
     positive = [point.x for _, _, point in points if point.x > 0] or [1.0]
     x = LogScale(min(positive) / 1.6, max(positive) * 1.6, LEFT + 40, RIGHT - 8)
-    y = Scale(*_padded([point.y for _, _, point in points]), BOTTOM, TOP)
+    y = Scale(*_range_with_margin([point.y for _, _, point in points]), BOTTOM, TOP)
     parts = [*_axis(y), label((LEFT + RIGHT) / 2, BOTTOM + 36, x_title, "middle")]
     zeros = any(point.x <= 0 for _, _, point in points)
     parts += [label(LEFT + 14, BOTTOM + 18, "0", "middle")] if zeros else []
@@ -242,7 +245,7 @@ def scatter(marks: Sequence[tuple[str, Point | None]], x_title: str, title: str)
     samples = []
     for number, _, point in points:
         at = x(point.x) if point.x > 0 else LEFT + 14
-        parts.append(linked(_shape(at, y(point.y), number, element("title", point.said)), point.runs))
+        parts.append(link_to_runs(_shape(at, y(point.y), number, element("title", point.said)), point.runs))
         samples.append(_shape(10, 0, number))
     named = [f"{name} ({point.said.partition(':')[0]})" for _, name, point in points]
     legend, end = _legend(named, BOTTOM + 60, samples)

@@ -162,7 +162,7 @@ def mean_entry(values: Sequence[float], runs: Sequence[str]) -> TableCell | None
     return TableCell(statistics.fmean(values), std=std, n=len(values), runs=tuple(runs))
 
 
-def ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
+def mark_best(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Mark the best and the second of every column among measured lines; equal as shown is equal."""
     if sum(line.kind == "measured" for line in lines) < 2:
         return tuple(lines)
@@ -245,10 +245,10 @@ _MATH = {
 }
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Text for LaTeX; letters that plain LaTeX lacks lose their accents or become "?".
 
-    >>> escaped("a_b & γ1 < 5 %"), escaped("naïve 図")
+    >>> escape_latex("a_b & γ1 < 5 %"), escape_latex("naïve 図")
     ('a\\_b \\& $\\gamma$1 $<$ 5 \\%', 'naive ?')
     """
     return "".join(_MATH.get(letter) or _ascii(letter) for letter in text)
@@ -268,9 +268,9 @@ def latex_table(table: Table) -> str:
 
 
 def _latex_part(table: Table, lines: Sequence[Line], number: int) -> str:
-    caption = escaped(table.title) + (" (continued)" if number else "") + _n(table)
+    caption = escape_latex(table.title) + (" (continued)" if number else "") + _n(table)
     body = [f"    {_line(line, table.usual_n)} \\\\" for line in lines]
-    head = " & ".join(escaped(text) for text in (*table.heads, *table.columns))
+    head = " & ".join(escape_latex(text) for text in (*table.heads, *table.columns))
     return "\n".join(
         [
             r"\begin{table}[htbp]",
@@ -305,16 +305,16 @@ def _columns(table: Table) -> str:
 
 
 def _line(line: Line, usual: int) -> str:
-    return " & ".join([*map(escaped, line.heads), *(_latex_entry(entry, usual) for entry in line.entries)])
+    return " & ".join([*map(escape_latex, line.heads), *(_latex_entry(entry, usual) for entry in line.entries)])
 
 
 def _latex_entry(entry: TableCell | None, usual: int) -> str:
     if entry is None:
         return "--"
-    main = escaped(entry.main)
+    main = escape_latex(entry.main)
     main = {"best": f"\\textbf{{{main}}}", "second": f"\\underline{{{main}}}", "": main}[entry.mark]
     if entry.low is not None:
-        return f"{main} ({escaped(entry.spread)})"
+        return f"{main} ({escape_latex(entry.spread)})"
     std = "" if entry.std is None else f"\\,$\\pm$\\,{entry.std:.2f}"
     n = f"\\,($n={entry.n}$)" if entry.n and entry.n != usual else ""
     return f"{main}{{\\tiny{std}{n}}}" if std or n else main

@@ -9,7 +9,7 @@ from dca.study.published_numbers import AVERAGE
 from dca.study.report.means import build_lines, mean_over_datasets, mean_over_seeds, shots_title
 from dca.study.report.published import Find, find_record, has_number, with_published
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, ranked
+from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, mark_best
 from dca.study.results import BASE, HARMONIC, NEW, Block, Shots, Variant
 
 QUANTITIES = (BASE, NEW, HARMONIC)
@@ -50,7 +50,7 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
     folded = bool(dataset) and len(block.datasets) > 1
-    return Table(name, title, ("method",), QUANTITIES, ranked(lines), folded=folded)
+    return Table(name, title, ("method",), QUANTITIES, mark_best(lines), folded=folded)
 
 
 def _finder(block: Block, method: str, shots: Shots, dataset: str) -> Find:

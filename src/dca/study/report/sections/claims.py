@@ -46,7 +46,7 @@ def _claims(judged: tuple[JudgedClaim, ...], context: Context, where: str, slug:
 def _entries(one: JudgedClaim) -> tuple[TableCell | None, ...]:
     runs = tuple(dict.fromkeys(id for compared in one.measured for id in compared.runs))
     weakest = one.weakest
-    effect = None if weakest is None else _effect(weakest, UNITS.get(one.claim.quantity, ""))
+    effect = None if weakest is None else _difference_cell(weakest, UNITS.get(one.claim.quantity, ""))
     pairs = words = None
     if weakest is not None and weakest.difference is not None:
         pairs = TableCell(weakest.difference.pairs, text=str(weakest.difference.pairs), runs=weakest.runs)
@@ -63,7 +63,7 @@ def _entries(one: JudgedClaim) -> tuple[TableCell | None, ...]:
     )
 
 
-def _effect(one: ClaimComparison, unit: str) -> TableCell:
+def _difference_cell(one: ClaimComparison, unit: str) -> TableCell:
     found = one.difference
     assert found is not None
     note = f"{found.pairs} pairs of {found.groups} datasets"
@@ -75,13 +75,13 @@ def _effect(one: ClaimComparison, unit: str) -> TableCell:
 
 
 def _comparisons(judged: tuple[JudgedClaim, ...], where: str, slug: str) -> Table:
-    lines = tuple(line for one in judged for line in _compared(one))
+    lines = tuple(line for one in judged for line in _comparison_lines(one))
     columns = ("outcome", "difference", "pairs", "datasets")
     heads = ("claim", "comparison")
     return Table(f"comparisons{slug}", f"All comparisons behind the claims{where}", heads, columns, lines, folded=True)
 
 
-def _compared(one: JudgedClaim) -> Iterator[Line]:
+def _comparison_lines(one: JudgedClaim) -> Iterator[Line]:
     unit = UNITS.get(one.claim.quantity, "")
     for compared in one.comparisons:
         found, outcome = compared.difference, TableCell(None, text=compared.outcome)
@@ -89,7 +89,7 @@ def _compared(one: JudgedClaim) -> Iterator[Line]:
             yield Line((one.claim.name, compared.words), (outcome, None, None, None))
             continue
         counts = [TableCell(n, text=str(n), runs=compared.runs) for n in (found.pairs, found.groups)]
-        yield Line((one.claim.name, compared.words), (outcome, _effect(compared, unit), *counts))
+        yield Line((one.claim.name, compared.words), (outcome, _difference_cell(compared, unit), *counts))
 
 
 SECTION = RunsSection("claims", "Claims of the paper", build)

@@ -8,7 +8,7 @@ from functools import partial
 from dca.datasets.catalog import title_of
 from dca.study.report.means import build_lines, dataset_entries, shots_title, with_average
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Part, RunsSection, Table, ranked
+from dca.study.report.tables import Part, RunsSection, Table, mark_best
 from dca.study.results import Block
 
 NOTE = (
@@ -35,7 +35,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
         name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
-        yield Table(name, title, ("method",), with_average(datasets), ranked(lines), notes)
+        yield Table(name, title, ("method",), with_average(datasets), mark_best(lines), notes)
 
 
 SECTION = RunsSection("few_shot", "Few-shot accuracy", build)

@@ -32,7 +32,7 @@ def build(subject: Subject) -> Part | str:
 
 
 def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
-    failed = _failed(subject, block)
+    failed = _errors_by_gamma(subject, block)
     for number, (grid, variants) in enumerate(_grids(block).items()):
         words = ", ".join([grid[0], *(f"{name}={short_value(value)}" for name, value in grid[1])])
         for dataset in block.datasets:
@@ -59,12 +59,12 @@ def _grids(block: Block) -> dict[Grid, dict[Place, Variant]]:
     found: dict[Grid, dict[Place, Variant]] = defaultdict(dict)
     for variant in block.variants:
         if has_both_gammas(variant):
-            grid, place = _parted(variant)
+            grid, place = _split_gammas(variant)
             found[grid].setdefault(place, variant)
     return found
 
 
-def _failed(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Shots], dict[Place, str]]:
+def _errors_by_gamma(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Shots], dict[Place, str]]:
     """Errors of failed cells with both γ, by method, further settings, dataset and shots, then by γ1 and γ2."""
     found: dict[tuple[str, Settings, str, Shots], dict[Place, str]] = defaultdict(dict)
     for one in subject.failed:
@@ -72,12 +72,12 @@ def _failed(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Sh
         where = one.spec["protocol"], one.spec["backbone"], one.spec["rules"]
         own = where == (block.protocol, block.context.backbone, block.context.rules)
         if own and has_both_gammas(variant):
-            grid, place = _parted(variant)
+            grid, place = _split_gammas(variant)
             found[(*grid, one.spec["data"], one.spec["shots"])][place] = one.error
     return found
 
 
-def _parted(variant: Variant) -> tuple[Grid, Place]:
+def _split_gammas(variant: Variant) -> tuple[Grid, Place]:
     """Method and further settings of a variant, and its γ1 and γ2."""
     settings = variant.settings
     rest = tuple((name, value) for name, value in settings.items() if name not in AXES)

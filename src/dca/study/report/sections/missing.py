@@ -23,7 +23,7 @@ COUNTS = ("cells", "finished", "failed", "not run")
 def build(subject: Subject) -> Part | str:
     """How much of each specification is finished, then what was not run, then what failed."""
     studies = dict(_studies(subject))
-    tables = [*_counts(subject, studies), *_not_run(subject, studies), *_failed(subject)]
+    tables = [*_counts(subject, studies), *_not_run(subject, studies), *_failure_tables(subject)]
     return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "No cell failed, and no specification was given."
 
 
@@ -60,14 +60,15 @@ def _not_run(subject: Subject, studies: Mapping[str, Sequence[Cell]]) -> Iterato
                     subject.names(Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head))
                 ].append(cell)
         lines += [
-            Line((name, row), tuple(TableCell(None, text=text) for text in _where(own))) for row, own in rows.items()
+            Line((name, row), tuple(TableCell(None, text=text) for text in _describe_cells(own)))
+            for row, own in rows.items()
         ]
     if lines:
         columns = ("cells", "datasets", "shots", "seeds")
         yield Table("not-run", "Cells that were not run", ("specification", "row"), columns, tuple(lines), folded=True)
 
 
-def _where(cells: Sequence[Cell]) -> Iterator[str]:
+def _describe_cells(cells: Sequence[Cell]) -> Iterator[str]:
     """Number of cells, their datasets, shots and seeds, in words."""
     yield str(len(cells))
     yield ", ".join(dict.fromkeys(title_of(cell.experiment.data) for cell in cells))
@@ -75,7 +76,7 @@ def _where(cells: Sequence[Cell]) -> Iterator[str]:
     yield ", ".join(map(str, sorted({cell.experiment.seed for cell in cells})))
 
 
-def _failed(subject: Subject) -> Iterator[Table]:
+def _failure_tables(subject: Subject) -> Iterator[Table]:
     """Every cell that failed, with its error."""
     if subject.failed:
         lines = tuple(Line((one.label,), (TableCell(None, text=one.error),)) for one in subject.failed)

@@ -17,7 +17,7 @@ from dca.study.report.means import (
 )
 from dca.study.report.published import describe_agreement, find_by_label, find_by_method, has_number, with_published
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, ranked
+from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, mark_best
 from dca.study.results import Block, Shots, Variant
 
 # What Table 2 is trained on; shifts of other datasets have a section of their own.
@@ -50,10 +50,10 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
                 (subject.names(variant),), tuple(_entry(block, variant, dataset, shots) for shots in block.shots)
             )
             find = _finder(block, variant.method, table, "Table 7")
-            lines += _compared(block, line, find, [(dataset, shots) for shots in block.shots])
+            lines += _add_published_numbers(block, line, find, [(dataset, shots) for shots in block.shots])
         title = f"{table} of the paper: {_title(dataset, block)}{subject.where(block)}"
         stem = f"{table.lower().replace(' ', '-')}-{dataset}{subject.slug(block)}"
-        yield Table(stem, title, ("method",), columns, ranked(lines), folded=dataset != AVERAGE)
+        yield Table(stem, title, ("method",), columns, mark_best(lines), folded=dataset != AVERAGE)
 
 
 def _title(dataset: str, block: Block) -> str:
@@ -70,11 +70,11 @@ def _finder(block: Block, method: str, *tables: str) -> Find:
     return lambda dataset, shots: find_by_method(block, tables, method, dataset, shots)
 
 
-def _labelled(block: Block, number: int, label: str) -> Find:
+def _find_with_label(block: Block, number: int, label: str) -> Find:
     return lambda dataset, shots: find_by_label(block, f"Table {number}", label, dataset, shots)
 
 
-def _compared(block: Block, line: Line, find: Find, places: Sequence[Place]) -> list[Line]:
+def _add_published_numbers(block: Block, line: Line, find: Find, places: Sequence[Place]) -> list[Line]:
     """The line with the published numbers, where they are for such runs; nothing for a line without entries."""
     if all(entry is None for entry in line.entries):
         return []
@@ -97,7 +97,7 @@ def _ablations(subject: Subject, block: Block) -> Iterator[Table]:
             yield from make(subject, block, number, own)
 
 
-def _ran(block: Block, own: dict[str, Variant], dataset: str, shots: Shots) -> bool:
+def _was_run_here(block: Block, own: dict[str, Variant], dataset: str, shots: Shots) -> bool:
     """Whether most rows of a table were run here; some rows are also rows of other tables."""
     return 2 * sum(bool(block.runs(variant, dataset, shots)) for variant in own.values()) > len(own)
 
@@ -105,27 +105,29 @@ def _ran(block: Block, own: dict[str, Variant], dataset: str, shots: Shots) -> b
 def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Variant]) -> Iterator[Table]:
     """One table per number of shots: rows by datasets, with the average."""
     for shots in block.shots:
-        datasets = [name for name in block.datasets if _ran(block, own, name, shots)]
+        datasets = [name for name in block.datasets if _was_run_here(block, own, name, shots)]
         lines, columns = [], with_average(datasets)
         places = [(name, shots) for name in (*datasets, AVERAGE)][: len(columns)]
         for name, variant in own.items():
             line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets, datasets)))
-            lines += _compared(block, line, _labelled(block, number, name), places)
+            lines += _add_published_numbers(block, line, _find_with_label(block, number, name), places)
         title = f"Table {number} of the paper: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
-        yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, ranked(lines))
+        yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, mark_best(lines))
 
 
 def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Variant]) -> Iterator[Table]:
     """One table per dataset: rows by shots."""
     for dataset in block.datasets:
-        ran = [k for k in block.shots if _ran(block, own, dataset, k)]
+        ran = [k for k in block.shots if _was_run_here(block, own, dataset, k)]
         lines = []
         for name, variant in own.items():
             line = Line((name,), tuple(mean_over_seeds(block, variant, dataset, shots) for shots in ran))
-            lines += _compared(block, line, _labelled(block, number, name), [(dataset, shots) for shots in ran])
+            lines += _add_published_numbers(
+                block, line, _find_with_label(block, number, name), [(dataset, shots) for shots in ran]
+            )
         title = f"Table {number} of the paper: {TITLES[number]}, {title_of(dataset)}{subject.where(block)}"
         stem = f"table-{number}-{dataset}{subject.slug(block)}"
-        yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), ranked(lines))
+        yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), mark_best(lines))
 
 
 def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
@@ -137,11 +139,13 @@ def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
             for variant in variants:
                 entries = tuple(mean_over_seeds(block, variant, name, shots) for name in block.datasets)
                 places = [(name, shots) for name in block.datasets]
-                lines += _compared(block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places)
+                lines += _add_published_numbers(
+                    block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places
+                )
         source, columns = title_of(block.source), tuple(map(title_of, block.datasets))
         title = f"Table 2 of the paper: domain shift from {source}, {shots_title(shots)}{subject.where(block)}"
         stem = f"table-2-{block.source}-{shots}{subject.slug(block)}"
-        yield Table(stem, title, ("method",), columns, ranked(lines))
+        yield Table(stem, title, ("method",), columns, mark_best(lines))
 
 
 TITLES = {3: "components of DCA", 4: "cosine against Mahalanobis distance", 5: "forms of the intra-class loss"}

@@ -9,7 +9,7 @@ from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
 from dca.study.report.means import build_lines, mean_of_cells, mean_over_datasets, mean_over_seeds, shots_title
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Part, RunsSection, Table, TableCell, ranked
+from dca.study.report.tables import Part, RunsSection, Table, TableCell, mark_best
 from dca.study.results import Block, Context, Shots, Variant
 
 NOTE = "Test accuracy in percent on each target; mean ± standard deviation over seeds. The average is over the targets."
@@ -41,7 +41,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         title = f"{TITLES[block.protocol]} from {title_of(block.source)}, {shots_title(shots)}{subject.where(block)}"
         columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
         name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
-        yield Table(name, title, ("method",), columns, ranked(lines))
+        yield Table(name, title, ("method",), columns, mark_best(lines))
 
 
 def _with_equal_changes(subject: Subject) -> Iterator[list[Block]]:
@@ -76,7 +76,7 @@ def _average(subject: Subject, blocks: Sequence[Block], shots: Shots) -> Table:
     title = f"Domain shift, average over {len(blocks)} datasets, {shots_title(shots)}{subject.where(first)}"
     name = f"domain-shift-average-{shots}{subject.slug(first)}"
     lines = build_lines(subject.methods(first), subject.names, entries)
-    return Table(name, title, ("method",), (*own, *changes, AVERAGE), ranked(lines))
+    return Table(name, title, ("method",), (*own, *changes, AVERAGE), mark_best(lines))
 
 
 def _target_title(target: str, block: Block) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from dca.study.report.means import build_lines, dataset_entries, shots_title, with_average
 from dca.study.report.sections.gamma import has_both_gammas
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Part, RunsSection, Table, ranked
+from dca.study.report.tables import Part, RunsSection, Table, mark_best
 from dca.study.results import Block, Variant
 
 NOTE = (
@@ -39,7 +39,7 @@ def _of_method(subject: Subject, block: Block, method: str, variants: list[Varia
         if len(lines) > 1:
             name = f"variants-{method}-{shots}{subject.slug(block)}"
             title = f"Variants of {method}, {shots_title(shots)}{subject.where(block)}"
-            yield Table(name, title, ("settings",), with_average(datasets), ranked(lines), folded=True)
+            yield Table(name, title, ("settings",), with_average(datasets), mark_best(lines), folded=True)
 
 
 SECTION = RunsSection("variants", "Variants", build)
