@@ -16,11 +16,11 @@ from dca.datasets.corrections import (
     CORRECTIONS,
     add_corrections,
     carry_over_corrections,
+    escape_label,
     extend_classes,
-    folder_to_label,
-    label_to_folder,
     read_corrections,
     remove_correction,
+    unescape_label,
     write_correction,
 )
 from dca.datasets.folder import load_folder
@@ -39,8 +39,8 @@ def sha256(data: bytes) -> str:
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40))
 def test_folder_names_lead_back_to_the_label_and_nowhere_else(label: str):
-    name = label_to_folder(label)
-    assert folder_to_label(name) == label
+    name = escape_label(label)
+    assert unescape_label(name) == label
     assert "/" not in name
     assert "\\" not in name
     assert name not in (".", "..")
@@ -49,7 +49,7 @@ def test_folder_names_lead_back_to_the_label_and_nowhere_else(label: str):
 
 @pytest.mark.parametrize("label", ["cat", "hot air balloon", "Ünïcode", "名前", "-1", "a.b"])
 def test_usual_labels_are_their_own_folder_names(label: str):
-    assert label_to_folder(label) == label
+    assert escape_label(label) == label
 
 
 def test_written_corrections_are_read_again(tmp_path: Path):

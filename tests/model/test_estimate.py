@@ -14,7 +14,7 @@ from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
 from dca.model.classifier import Classifier
-from dca.model.estimate import estimate_accuracy, held_out_predictions
+from dca.model.estimate import calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import log_loss
 from dca.stats.intervals import macro_accuracy, wilson_interval
@@ -41,10 +41,10 @@ def test_an_estimate_is_said_in_one_line():
 
 
 def test_rows_say_what_is_predicted_and_what_is_thought_of_the_own_class():
-    rows = held_out_predictions(HELD, LABELS, 1.0)
+    rows = calibrate_held_out(HELD, LABELS, 1.0)
     assert rows[1] == HeldOutPrediction(1, pytest.approx(0.8), pytest.approx(0.2))  # type: ignore[arg-type]
     assert rows[2] is None
-    milder = held_out_predictions(HELD, LABELS, 2.0)[1]
+    milder = calibrate_held_out(HELD, LABELS, 2.0)[1]
     assert milder is not None
     assert milder.own == pytest.approx(1 / 3)
 

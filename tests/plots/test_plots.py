@@ -60,7 +60,7 @@ def draw_all(folder: Path, count: int, said_right: bool = True, suffix: str = "p
         plots.plot_confusion(matrix, classes, folder / f"confusion.{suffix}"),
         plots.plot_reliability(sure, said == labels, folder / f"reliability.{suffix}"),
         plots.plot_training(metrics(count), folder / f"training.{suffix}"),
-        plots.plot_predictions(images, truths, answers, sure, folder / f"grid.{suffix}"),
+        plots.plot_selected_predictions(images, truths, answers, sure, folder / f"grid.{suffix}"),
         plots.plot_demo(results(count), images, truths, answers, sure, folder / f"demo.{suffix}", shots=4),
     ]
 
@@ -171,7 +171,7 @@ def test_no_curve_writes_into_its_neighbour(monkeypatch, epochs):
 def test_grid_says_the_surest_mistakes_and_the_least_sure_right_answers(monkeypatch):
     truths, said = ["cat", "cat", "fish", "fish", "cat"], ["cat", "fish", "fish", "hot air balloon", "cat"]
     sure = [0.9, 0.5, 0.99, 0.97, 0.4]
-    figure = figure_of(monkeypatch, lambda: plots.plot_predictions(pictures(5), truths, said, sure, "x.png"))
+    figure = figure_of(monkeypatch, lambda: plots.plot_selected_predictions(pictures(5), truths, said, sure, "x.png"))
     found = [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts_of(figure)]
     assert found[:2] == ["Predictions", "2 of 5 wrong"]
     spoken = " ".join(found[2:])
@@ -194,7 +194,9 @@ def test_the_images_worth_a_look_leave_room_for_right_answers():
 def test_no_caption_of_the_grid_is_cut_or_overlaps(monkeypatch, count):
     classes = [f"red-breasted merganser (Mergus serrator) {k}" for k in range(count)]
     truths, said = [classes[k % count] for k in range(40)], [classes[(k + k % 3) % count] for k in range(40)]
-    figure = figure_of(monkeypatch, lambda: plots.plot_predictions(pictures(40), truths, said, [0.97] * 40, "x.png"))
+    figure = figure_of(
+        monkeypatch, lambda: plots.plot_selected_predictions(pictures(40), truths, said, [0.97] * 40, "x.png")
+    )
     boxes = [text.get_window_extent() for text in figure.texts]
     assert not [(a, b) for k, a in enumerate(boxes) for b in boxes[k + 1 :] if a.overlaps(b)]
     assert all(figure.bbox.contains(box.x0, box.y0) and figure.bbox.contains(box.x1, box.y1) for box in boxes)
@@ -218,14 +220,14 @@ def test_a_long_name_keeps_its_end():
 
 def test_lists_of_different_length_are_a_bug_of_the_caller(tmp_path):
     with pytest.raises(ValueError, match="length"):
-        plots.plot_predictions(pictures(2), ["a"], ["a", "b"], [1, 1], tmp_path / "grid.png")
+        plots.plot_selected_predictions(pictures(2), ["a"], ["a", "b"], [1, 1], tmp_path / "grid.png")
     with pytest.raises(ValueError, match="classes"):
         plots.plot_confusion(np.eye(3), ["a", "b"], tmp_path / "confusion.png")
 
 
 def test_grey_and_alpha_images_are_shown(tmp_path):
     images = [Image.new("L", (9, 5)), Image.new("RGBA", (5, 9)), np.zeros((4, 4)), np.zeros((4, 4, 4))]
-    path = plots.plot_predictions(images, ["a"] * 4, ["a"] * 4, [0.5] * 4, tmp_path / "grid.png")
+    path = plots.plot_selected_predictions(images, ["a"] * 4, ["a"] * 4, [0.5] * 4, tmp_path / "grid.png")
     assert Image.open(io.BytesIO(path.read_bytes())).size[0] > 400
 
 

@@ -8,7 +8,7 @@ import torch
 from dca.report.reported_model import ReportedModel
 from dca.report.sections.feature_map import (
     REACH,
-    Cloud,
+    CentredFeatures,
     draw_plane,
     find_confused_pair,
     find_main_directions,
@@ -17,14 +17,14 @@ from dca.report.sections.feature_map import (
 )
 
 
-def cloud(seed: int = 0, n: int = 40, D: int = 6) -> Cloud:
+def cloud(seed: int = 0, n: int = 40, D: int = 6) -> CentredFeatures:
     rng = torch.Generator().manual_seed(seed)
     classes = torch.arange(3).repeat_interleave(n)
     centres = torch.zeros(3, D, dtype=torch.float64)
     centres[0, 0], centres[1, 0], centres[2, 3] = 2, -2, 9
     spread = torch.tensor([0.3, 1.5, 0.2, 0.2, 0.2, 0.2])[:D].double()
     images = centres[classes] + spread * torch.randn(len(classes), D, dtype=torch.float64, generator=rng)
-    return Cloud(images, classes, centres[None], ["a", "b", "c"])
+    return CentredFeatures(images, classes, centres[None], ["a", "b", "c"])
 
 
 def test_the_pair_plane_leads_from_one_mean_to_the_other() -> None:
@@ -73,7 +73,7 @@ def test_everything_is_drawn_inside_the_frame() -> None:
 
 def test_the_most_confused_classes_are_taken(tested: ReportedModel) -> None:
     names = list(map(str, tested.model.classes_.tolist()))
-    a, b = find_confused_pair(tested, Cloud(*cloud_of_ten(), names))
+    a, b = find_confused_pair(tested, CentredFeatures(*cloud_of_ten(), names))
     assert tested.predictions is not None
     counts = tested.predictions.confusion(10)
     both = counts + counts.T

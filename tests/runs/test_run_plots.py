@@ -25,7 +25,7 @@ def items(count: int) -> list[LabelledImage]:
 
 def test_plots_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
-    for name in ("plot_confusion", "plot_reliability", "plot_accuracies", "plot_predictions"):
+    for name in ("plot_confusion", "plot_reliability", "plot_accuracies", "plot_selected_predictions"):
         monkeypatch.setattr(plots, name, lambda *args, _name=name, **_: given.update({_name: args}) or tmp_path)
     probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
     report = evaluate_predictions(probabilities, np.array([0, 1, 2]), ["a", "b", "c"])
@@ -36,7 +36,7 @@ def test_plots_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sure.tolist() == [0.7, 0.6, 0.8]
     assert right.tolist() == [True, False, True]
     assert given["plot_accuracies"][0] == [("a", 1, 1, 1, None), ("b", 1, 1, 0, None), ("c", 1, 0, 1, None)]
-    images, truths, said, sure = given["plot_predictions"][:4]
+    images, truths, said, sure = given["plot_selected_predictions"][:4]
     assert (truths, said, sure) == (["b", "a", "c"], ["a", "a", "c"], [0.6, 0.7, 0.8])
     assert [int(image[0, 0, 0]) for image in images] == [20, 0, 40]
 

@@ -95,7 +95,7 @@ def command(
     from dca.model.inputs import as_dataset
 
     if output is not None:
-        require_writable(output)
+        prepare_plot_folder(output)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     if options:
         classifier = classifier.with_options(*options)
@@ -136,7 +136,7 @@ def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
     return [head, *format_table([[label, f"{percent(value):>7}"] for label, value in rows], indent=2)]
 
 
-def require_writable(folder: Path) -> None:
+def prepare_plot_folder(folder: Path) -> None:
     """Raise, before any image is read, if plots cannot be drawn or written."""
     from dca.core.files import explain_write_errors
     from dca.plots.style import require_matplotlib

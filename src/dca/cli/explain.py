@@ -72,7 +72,7 @@ def command(
         require_drawable(output)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     if image is None:
-        print_prompts(classifier, as_json=as_json)
+        print_learned_prompts(classifier, as_json=as_json)
         return
     assert output is not None
     explain_image(classifier, image, target, output, as_json=as_json)
@@ -134,7 +134,7 @@ def format_explanation(explanation: Explanation) -> list[str]:
     return [*format_table(top), "nearest training images", *format_table(nearest, indent=2)]
 
 
-def print_prompts(classifier: Classifier, *, as_json: bool) -> None:
+def print_learned_prompts(classifier: Classifier, *, as_json: bool) -> None:
     """Print the learned prompts in words."""
     from dca.model.prompt_words import describe_prompts
 

@@ -161,7 +161,7 @@ def show_method(name: str) -> Action:
     )
 
 
-def show_specification() -> Action:
+def list_specification_keys() -> Action:
     """Show what a sweep specification may hold."""
     return Action("see its keys with `dca study sweep --help`", "see its keys with `help(dca.study.specification)`")
 

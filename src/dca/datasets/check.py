@@ -20,7 +20,7 @@ from dca.core.hints import Audience, Hint, render_hint
 from dca.core.text import pluralize
 from dca.datasets import catalog
 from dca.datasets.catalog import NOT_THE_PUBLIC_SPLIT, CatalogEntry
-from dca.datasets.classes import CLASS_NAMES_FILE, find_odd_names, name_advice, unused_names
+from dca.datasets.classes import CLASS_NAMES_FILE, explain_renaming, find_odd_names, unused_names
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_few_shot
 from dca.datasets.folder import class_link_filter, load_folder, split_folders
@@ -455,7 +455,7 @@ def _odd_names(dataset: Dataset) -> list[Finding]:
         return []
     text = f"{pluralize(len(odd), 'class name', 'are', of=len(dataset.names))} not words CLIP knows"
     lines = tuple(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
-    return [Finding("warning", text, len(odd), lines, name_advice(odd[0].label))]
+    return [Finding("warning", text, len(odd), lines, explain_renaming(odd[0].label))]
 
 
 def _unused_names(dataset: Dataset) -> list[Finding]:

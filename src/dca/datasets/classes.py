@@ -62,7 +62,7 @@ def distinct_labels(names: Sequence[str], keys: Sequence[str]) -> tuple[str, ...
 # classnames.json
 
 
-def read_class_names(path: Path) -> Mapping[str, str]:
+def read_names_by_label(path: Path) -> Mapping[str, str]:
     """Label -> name, as a `classnames.json` file says; empty if there is no such file.
 
     Raises UserError if it holds anything but a JSON object of texts.
@@ -89,7 +89,7 @@ def unused_names(dataset: Dataset) -> tuple[list[str], bool]:
     """
     if dataset.root is None:
         return [], False
-    known = [to_printable(label) for label in read_class_names(dataset.root / CLASS_NAMES_FILE)]
+    known = [to_printable(label) for label in read_names_by_label(dataset.root / CLASS_NAMES_FILE)]
     missing = [label for label in dataset.labels if label not in known]
     unused = []
     for label in known:
@@ -116,7 +116,7 @@ def find_odd_names(dataset: Dataset) -> list[OddName]:
     return [OddName(label, name, reason) for label, name in pairs if (reason := why_odd(name))]
 
 
-def name_advice(label: Any) -> str:
+def explain_renaming(label: Any) -> str:
     """How to tell CLIP what a class is, with its label as the example."""
     example = json.dumps({str(label): "bike rack"}, ensure_ascii=False)
     return f"say what it is in English in {CLASS_NAMES_FILE}, e.g. {example}"
@@ -129,7 +129,7 @@ def name_warnings(dataset: Dataset) -> list[str]:
         return []
     examples = ", ".join(f"'{name}' ({reason})" for _, name, reason in odd[:MOST_EXAMPLES])
     count = pluralize(len(odd), "class name", "are", of=len(dataset.names))
-    return [f"{count} not words CLIP knows: {examples}; {name_advice(odd[0].label)}"]
+    return [f"{count} not words CLIP knows: {examples}; {explain_renaming(odd[0].label)}"]
 
 
 def why_odd(name: str) -> str:

@@ -34,10 +34,10 @@ class Correction:
     sha256: str
 
 
-def label_to_folder(label: str) -> str:
+def escape_label(label: str) -> str:
     r"""The name of the folder of a label: the label itself, with characters escaped that are no part of a safe name.
 
-    >>> label_to_folder("hot air balloon"), label_to_folder("../cat"), label_to_folder("50 %")
+    >>> escape_label("hot air balloon"), escape_label("../cat"), escape_label("50 %")
     ('hot air balloon', '%2E.%2Fcat', '50 %25')
     """
     escaped = "".join(_escape(c) if c in _RESERVED or ord(c) < 32 else c for c in label)
@@ -50,10 +50,10 @@ def _escape(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
 
 
-def folder_to_label(name: str) -> str:
-    """The label of a folder that `label_to_folder` named, or that a user made.
+def unescape_label(name: str) -> str:
+    """The label of a folder that `escape_label` named, or that a user made.
 
-    >>> folder_to_label(label_to_folder("../cat")), folder_to_label("polar bear")
+    >>> unescape_label(escape_label("../cat")), unescape_label("polar bear")
     ('../cat', 'polar bear')
     """
     return unquote(name)
@@ -68,9 +68,7 @@ def read_corrections(model: Path) -> list[Correction]:
     root = model / CORRECTIONS
     if not root.is_dir():
         return []
-    files = [
-        (file, folder_to_label(folder.name)) for folder in list_class_folders(root) for file in list_images(folder)
-    ]
+    files = [(file, unescape_label(folder.name)) for folder in list_class_folders(root) for file in list_images(folder)]
     corrections: dict[str, Correction] = {}
     for file, label in sorted(files, key=lambda pair: (pair[0].stat().st_mtime_ns, str(pair[0]))):
         sha256 = sha256_of(file)
@@ -92,7 +90,7 @@ def write_correction(model: Path, label: str, data: bytes, sha256: str, suffix: 
     Raises:
         UserError: If it cannot be written.
     """
-    path = model / CORRECTIONS / label_to_folder(label) / f"{sha256}{suffix}"
+    path = model / CORRECTIONS / escape_label(label) / f"{sha256}{suffix}"
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, data)

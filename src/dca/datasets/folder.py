@@ -16,7 +16,7 @@ from typing import Any
 
 from dca.core.errors import UserError, nearest
 from dca.core.text import normalize_name, pluralize, to_printable
-from dca.datasets.classes import CLASS_NAMES_FILE, label_to_name, read_class_names
+from dca.datasets.classes import CLASS_NAMES_FILE, label_to_name, read_names_by_label
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.walk import (
     IMAGE_SUFFIXES,
@@ -186,7 +186,7 @@ def _make_dataset(path: Path, images: _Images, split: str, for_evaluation: bool,
     root, name = (path.parent, path.stem) if path.is_file() else (path, path.resolve().name or "images")
     classes = tuple(next(iter(images.values())))
     hint = "give one class one label in the list" if from_list else "rename or merge the folders"
-    names = _class_names(path, read_class_names(root / CLASS_NAMES_FILE), classes, hint)
+    names = _class_names(path, read_names_by_label(root / CLASS_NAMES_FILE), classes, hint)
     labels = tuple(map(to_printable, classes))
 
     def items(part: str) -> tuple[LabelledImage, ...]:

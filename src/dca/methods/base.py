@@ -887,7 +887,7 @@ class Method(nn.Module, ABC):
         """
         return None
 
-    def training_features(self) -> tuple[Tensor, Tensor] | None:
+    def stored_training_features(self) -> tuple[Tensor, Tensor] | None:
         """Features of the training images that the method stores, from its own image tower.
 
         Returns:

@@ -91,11 +91,11 @@ def assess(
         (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
     context.progress("estimating", 1, 1, held.how)
     return Assessment(
-        estimate_accuracy(held, labels, plain), held_out_predictions(held, labels, temperature), temperature
+        estimate_accuracy(held, labels, plain), calibrate_held_out(held, labels, temperature), temperature
     )
 
 
-def held_out_predictions(
+def calibrate_held_out(
     held: HeldOutPredictions, labels: NDArray[np.int64], temperature: float
 ) -> tuple[HeldOutPrediction | None, ...]:
     """The calibrated prediction of each image with label (N,); None for images without one."""

@@ -185,7 +185,7 @@ def predict_to_file(
             progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
         seconds = time.monotonic() - began
         tally = _write_output(
-            journal, set(paths), output, kind, table_columns(model, options, copies=copy_to is not None)
+            journal, set(paths), output, kind, choose_columns(model, options, copies=copy_to is not None)
         )
     return tally.summarize(tally.rows - before, seconds)
 
@@ -198,7 +198,7 @@ def _require_writable_output(output: Path, overwrite: bool) -> str:
     return kind
 
 
-def table_columns(model: Classifier, options: PredictionOptions, *, copies: bool = False) -> Columns:
+def choose_columns(model: Classifier, options: PredictionOptions, *, copies: bool = False) -> Columns:
     """The columns of a table with these options."""
     return Columns(min(options.top, len(model.classes_)), model.has_p_values, options.coverage is not None, copies)
 

@@ -34,10 +34,10 @@ from dca.model.predict import (
     PredictionOptions,
     PredictionSummary,
     Tally,
+    choose_columns,
     predict_rows,
     prediction_identity,
     require_p_values,
-    table_columns,
 )
 from dca.model.prediction_files import WRITERS, require_writer_package
 
@@ -331,7 +331,7 @@ def predict_shard(model: Classifier, images: Sequence[str], output: Path, option
     tally = Tally()
     rows = chain.from_iterable(predict_rows(model, images, options))
     with atomic_write(output) as unfinished:
-        WRITERS[output.suffix](tally.count(rows), table_columns(model, options), unfinished)
+        WRITERS[output.suffix](tally.count(rows), choose_columns(model, options), unfinished)
     return tally
 
 

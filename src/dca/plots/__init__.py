@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dca.plots.charts import plot_confusion, plot_reliability, plot_training
 from dca.plots.class_bars import ClassResult, count_correct_by_class, plot_accuracies
-from dca.plots.image_grid import plot_demo, plot_doubtful_labels, plot_predictions, select_informative
+from dca.plots.image_grid import plot_demo, plot_doubtful_labels, plot_selected_predictions, select_informative
 
 __all__ = [
     "ClassResult",
@@ -17,7 +17,7 @@ __all__ = [
     "plot_confusion",
     "plot_demo",
     "plot_doubtful_labels",
-    "plot_predictions",
+    "plot_selected_predictions",
     "plot_reliability",
     "plot_training",
     "select_informative",

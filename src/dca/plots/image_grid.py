@@ -66,7 +66,7 @@ def select_informative(truths: Sequence[str], predictions: Sequence[str], probab
     return [*kept, *right[: min(MOST_TILES - len(kept), max(MOST_TILES // 5, len(kept)))]]
 
 
-def plot_predictions(
+def plot_selected_predictions(
     images: Sequence[Any],
     truths: Sequence[str],
     predictions: Sequence[str],
@@ -247,7 +247,7 @@ def plot_demo(
 ) -> Path:
     """Draw one page with the gain over zero-shot CLIP and predictions of the adapted model.
 
-    Arguments as in `plot_accuracies` and `plot_predictions`. The images are taken in turn from all
+    Arguments as in `plot_accuracies` and `plot_selected_predictions`. The images are taken in turn from all
     classes in the order given, right or wrong, so that the page shows no selection.
 
     labels: names of the models but zero-shot CLIP, in the order of their bars; the last one is the adapted one.

@@ -252,5 +252,5 @@ def collect_training_features(reported: ReportedModel) -> tuple[Tensor, list[int
         with torch.no_grad():
             features = method.adapt_features(gallery.features.to(method.clip.device)).cpu()
         return features[:, : method.clip.config.embed_dim], list(gallery.labels)
-    kept = method.training_features()
+    kept = method.stored_training_features()
     return None if kept is None else (kept[0].cpu(), kept[1].tolist())

@@ -126,7 +126,7 @@ def plot_results(
     plots.plot_demo(
         rows, images, truths, answers, confidence, folder / COMPARISON, labels=labels, seconds=seconds, shots=SHOTS
     )
-    plots.plot_predictions(images, truths, answers, confidence, folder / GRID)
+    plots.plot_selected_predictions(images, truths, answers, confidence, folder / GRID)
     plots.plot_training(read_metrics(folder), folder / CURVES, term_titles=term_titles)
 
 

@@ -100,7 +100,7 @@ def _mistakes(predictions: EvaluatedImages, names: Sequence[str], path: Path) ->
     places = plots.select_informative(truths, said, predictions.probability.tolist())
     opened = try_decode_all([predictions.images[k] for k in places], _small)
     shown = [(k, image) for k, image in zip(places, opened, strict=True) if not isinstance(image, Unreadable)]
-    return plots.plot_predictions(
+    return plots.plot_selected_predictions(
         [image for _, image in shown],
         [truths[k] for k, _ in shown],
         [said[k] for k, _ in shown],

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import dca
 from dca.core.text import normalize_name, pluralize
-from dca.datasets.corrections import Correction, label_to_folder, remove_correction, write_correction
+from dca.datasets.corrections import Correction, escape_label, remove_correction, write_correction
 from dca.images.decode import StoredImage
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
@@ -378,7 +378,7 @@ class Workspace:
         if not isinstance(label, str) or unreadable_names([label]) or not normalize_name(label):
             raise RequestError(422, "a label must be readable text")
         text = " ".join(label.split())
-        if len(text) > LABEL_LENGTH or len(label_to_folder(text).encode()) > NAME_BYTES:
+        if len(text) > LABEL_LENGTH or len(escape_label(text).encode()) > NAME_BYTES:
             raise RequestError(422, f"a label may have at most {LABEL_LENGTH} characters")
         known = {normalize_name(name): name for name in (*self.corrections.values(), *self.current.labels)}
         return known.get(normalize_name(text), text)

@@ -39,7 +39,7 @@ from typing import Any, get_origin
 
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import json_digest, read_json
-from dca.core.hints import Hint, list_methods, show_specification
+from dca.core.hints import Hint, list_methods, list_specification_keys
 from dca.core.options import option_types, read_none
 from dca.core.text import pluralize
 from dca.methods.base import Method
@@ -216,7 +216,7 @@ def parse_specification(
 
 
 def _specification_error(name: str, problems: Sequence[str]) -> UserError:
-    hint: Hint = [show_specification(), list_methods()]
+    hint: Hint = [list_specification_keys(), list_methods()]
     return UserError(f"{name}: {pluralize(len(problems), 'problem')}", details=problems, hint=hint)
 
 

@@ -384,7 +384,7 @@ class Trainer:
         if self._features is not None:
             yield from (self._batch(rows, generator) for rows in steps)
             return
-        per_read = self.images.steps_per_read(len(steps[0]))
+        per_read = self.images.steps_per_pixel_call(len(steps[0]))
         for start in range(0, len(steps), per_read):
             some = steps[start : start + per_read]
             rows, options = to_device(torch.cat(list(some)), self._labels.device), self.options

@@ -75,7 +75,7 @@ class ImageSupport:
             crops = self.store.crops[torch.cat(list(steps)).to(device)]
         return torch.split(preprocess.normalize(crops), [len(rows) for rows in steps])
 
-    def steps_per_read(self, batch_size: int) -> int:
+    def steps_per_pixel_call(self, batch_size: int) -> int:
         """Steps whose pixels are made together, since each call has a cost; the same on every device."""
         return max(min(STEPS, PIXELS // (batch_size * self.clip.preprocess.size**2)), 1)
 

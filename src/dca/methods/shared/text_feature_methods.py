@@ -84,7 +84,7 @@ class ClassFeatureMethod(TrainedMethod):
         """The stored text features."""
         return self.text_features if self.text_features.dim() == 3 else self.text_features[None]
 
-    def training_features(self) -> tuple[Tensor, Tensor] | None:
+    def stored_training_features(self) -> tuple[Tensor, Tensor] | None:
         """The stored features and their classes."""
         return (self.train_features, self.class_features.labels()) if len(self.train_features) else None
 

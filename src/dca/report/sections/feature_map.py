@@ -32,7 +32,7 @@ WIDTH, HEIGHT, EDGE = 620.0, 440.0, 14.0
 
 
 @dataclass(frozen=True)
-class Cloud:
+class CentredFeatures:
     """Centred features.
 
     images: (N, D). classes: (N,). texts: (M, C, D). names: label of each class.
@@ -50,7 +50,7 @@ class Cloud:
 
 def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """Both planes."""
-    cloud = make_cloud(reported)
+    cloud = centre_features(reported)
     if cloud is None:
         return "The model has kept no features of its training images (--no-gallery)."
     a, b = find_confused_pair(reported, cloud)
@@ -73,7 +73,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     }
 
 
-def make_cloud(reported: ReportedModel) -> Cloud | None:
+def centre_features(reported: ReportedModel) -> CentredFeatures | None:
     """Features of the training images and of the texts, each about the mean of the classes."""
     known = collect_training_features(reported)
     if known is None:
@@ -87,10 +87,10 @@ def make_cloud(reported: ReportedModel) -> Cloud | None:
     names = list(map(str, reported.model.classes_.tolist()))
     means = torch.stack([images[classes == c].mean(dim=0) for c in sorted(set(known[1]))])
     # CLIP keeps texts and images apart: each is drawn about its own mean.
-    return Cloud(images - means.mean(dim=0), classes, texts - texts.mean(dim=(0, 1)), names)
+    return CentredFeatures(images - means.mean(dim=0), classes, texts - texts.mean(dim=(0, 1)), names)
 
 
-def find_confused_pair(reported: ReportedModel, cloud: Cloud) -> tuple[int, int]:
+def find_confused_pair(reported: ReportedModel, cloud: CentredFeatures) -> tuple[int, int]:
     """The two classes that are confused most often; if none are, those whose means are nearest."""
     found, index = reported.predictions, {name: c for c, name in enumerate(cloud.names)}
     present = sorted(set(cloud.classes.tolist()))
@@ -107,7 +107,7 @@ def find_confused_pair(reported: ReportedModel, cloud: Cloud) -> tuple[int, int]
     return present[first], present[second]
 
 
-def find_pair_plane(cloud: Cloud, a: int, b: int) -> Tensor:
+def find_pair_plane(cloud: CentredFeatures, a: int, b: int) -> Tensor:
     """Orthonormal axes (2, D): from the mean of b to that of a, and the main spread within both across it."""
     step = F.normalize(cloud.of_class(a).mean(dim=0) - cloud.of_class(b).mean(dim=0), dim=0)
     within = torch.cat([cloud.of_class(c) - cloud.of_class(c).mean(dim=0) for c in (a, b)])
@@ -115,7 +115,7 @@ def find_pair_plane(cloud: Cloud, a: int, b: int) -> Tensor:
     return torch.stack([step, find_main_directions(across, 1, step)[0]])
 
 
-def find_main_plane(cloud: Cloud) -> Tensor:
+def find_main_plane(cloud: CentredFeatures) -> Tensor:
     """Orthonormal axes (2, D) of the largest variance of all images."""
     return find_main_directions(cloud.images - cloud.images.mean(dim=0), 2)
 
@@ -135,7 +135,7 @@ def find_main_directions(rows: Tensor, k: int, besides: Tensor | None = None) ->
     return torch.stack(found)
 
 
-def _choose_coloured(reported: ReportedModel, cloud: Cloud, first: Sequence[int]) -> list[int]:
+def _choose_coloured(reported: ReportedModel, cloud: CentredFeatures, first: Sequence[int]) -> list[int]:
     """Classes of the second plane: the two of the first, then those with the highest share of errors."""
     order: list[int] = []
     if reported.predictions is not None:
@@ -148,7 +148,7 @@ def _choose_coloured(reported: ReportedModel, cloud: Cloud, first: Sequence[int]
     return [c for c in ranked if c in present][:COLOURED]
 
 
-def draw_plane(cloud: Cloud, axes: Tensor, coloured: Sequence[int], title: str) -> Markup:
+def draw_plane(cloud: CentredFeatures, axes: Tensor, coloured: Sequence[int], title: str) -> Markup:
     """All images in a plane (2, D): the coloured classes with shapes and ellipses, the others pale behind them."""
     points, texts = cloud.images @ axes.T, cloud.texts @ axes.T
     ellipses = {c: make_ellipse(points[cloud.classes == c]) for c in coloured}
@@ -228,7 +228,7 @@ def draw_star(x: float, y: float, size: float) -> Markup:
     return element("polygon", points=" ".join(corners), class_="text-mark")
 
 
-def make_legend(cloud: Cloud, coloured: Sequence[int]) -> list[tuple[Markup, str]]:
+def make_legend(cloud: CentredFeatures, coloured: Sequence[int]) -> list[tuple[Markup, str]]:
     """Mark and label of each coloured class."""
     return [
         (drawing(16, 16, "", draw_mark(order, 8, 8, 5.5), class_=f"k{order}"), cloud.names[c])

@@ -72,7 +72,7 @@ class Subject:
         """The backbone and rules of a block, for titles; empty if all blocks share them."""
         return "" if len(self.contexts) == 1 else f", {block.context.label}"
 
-    def slug(self, block: Block) -> str:
+    def file_suffix(self, block: Block) -> str:
         """What to add to the file names of a block; empty if all blocks share its backbone and rules."""
         return "" if len(self.contexts) == 1 else f"-{block.context.slug}"
 

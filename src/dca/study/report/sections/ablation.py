@@ -67,7 +67,9 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
             if bars:
                 words = f"{title}, {shots_title(shots)}{subject.where(block)}"
                 groups = tuple(point.runs for _, point in bars)
-                yield Figure(f"ablation-{name}-{shots}{subject.slug(block)}", words, bar_chart(bars, words), groups)
+                yield Figure(
+                    f"ablation-{name}-{shots}{subject.file_suffix(block)}", words, bar_chart(bars, words), groups
+                )
 
 
 def _bar(block: Block, name: str, one: Variant, other: Variant, shots: Shots) -> list[tuple[str, Point]]:

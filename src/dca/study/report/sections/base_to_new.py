@@ -47,7 +47,7 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
         for line in build_lines((variant,), subject.names, entries):
             lines += with_published(line, _finder(block, variant.method, shots, dataset or AVERAGE))
     where = title_of(dataset) if dataset else f"average over {len(block.averaged)} datasets"
-    name = f"base-to-new-{shots}-{dataset or 'average'}{subject.slug(block)}"
+    name = f"base-to-new-{shots}-{dataset or 'average'}{subject.file_suffix(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
     folded = bool(dataset) and len(block.datasets) > 1
     return Table(name, title, ("method",), QUANTITIES, mark_best(lines), folded=folded)

@@ -56,7 +56,7 @@ def _figures(
         if not known:
             continue
         title = f"Accuracy against {words}, {shots_title(shots)}{subject.where(block)}"
-        stem = f"cost-{quantity.replace(' ', '-')}{subject.slug(block)}"
+        stem = f"cost-{quantity.replace(' ', '-')}{subject.file_suffix(block)}"
         yield Figure(stem, title, scatter(points, words, title), tuple(point.runs for point in known))
 
 
@@ -72,7 +72,7 @@ def _table(subject: Subject, block: Block, lines: dict[Variant, dict[str, TableC
         shown = replace(parameters, text=f"{parameters.value:,.0f}", std=None)
         made.append(Line((subject.names(variant),), (entries[ACCURACY], entries.get(SECONDS), shown)))
     title = f"Accuracy and cost, {shots_title(shots)}{subject.where(block)}"
-    return Table(f"costs{subject.slug(block)}", title, ("method",), _QUANTITIES, tuple(made), folded=True)
+    return Table(f"costs{subject.file_suffix(block)}", title, ("method",), _QUANTITIES, tuple(made), folded=True)
 
 
 SECTION = RunsSection("costs", "Accuracy against cost", build)

@@ -44,7 +44,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
             title = f"Accuracy over shots, {where}{subject.where(block)}"
             svg = line_chart(shown, [shots_column(k) for k in block.shots], "training images per class", title)
             groups = tuple(point.runs for one in shown for point in one.points if point)
-            yield Figure(f"curves-{dataset}{subject.slug(block)}", title, svg, groups)
+            yield Figure(f"curves-{dataset}{subject.file_suffix(block)}", title, svg, groups)
 
 
 def _in_colour(subject: Subject, block: Block) -> set[Variant]:

@@ -42,7 +42,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         name = subject.names(reference)
         title = f"Differences to {name}, {shots_title(shots)}{subject.where(block)}"
         columns = ("difference", "pairs", "datasets", "p", "p, Holm")
-        stem = f"differences-{shots if shots is not None else 'all'}{subject.slug(block)}"
+        stem = f"differences-{shots if shots is not None else 'all'}{subject.file_suffix(block)}"
         yield Table(stem, title, (f"method minus {name}",), columns, tuple(lines), folded=shots != block.shots[-1])
 
 

@@ -33,7 +33,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
         lines = build_lines(variants, subject.names, entries)
         notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
-        name = f"few-shot-{shots if shots is not None else 'all'}{subject.slug(block)}"
+        name = f"few-shot-{shots if shots is not None else 'all'}{subject.file_suffix(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
         yield Table(name, title, ("method",), with_average(datasets), mark_best(lines), notes)
 

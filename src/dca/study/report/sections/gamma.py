@@ -41,7 +41,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
                 if sum(entry is not None for entry in entries.values()) < 4:
                     continue
                 title = f"γ of {words}: {title_of(dataset)}, {shots_title(shots)}{subject.where(block)}"
-                stem = f"gamma-{grid[0]}-{number}-{dataset}-{shots}{subject.slug(block)}"
+                stem = f"gamma-{grid[0]}-{number}-{dataset}-{shots}{subject.file_suffix(block)}"
                 yield _figure(entries, failed[(*grid, dataset, shots)], title, stem)
 
 

@@ -52,7 +52,7 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
             find = _finder(block, variant.method, table, "Table 7")
             lines += _add_published_numbers(block, line, find, [(dataset, shots) for shots in block.shots])
         title = f"{table} of the paper: {_title(dataset, block)}{subject.where(block)}"
-        stem = f"{table.lower().replace(' ', '-')}-{dataset}{subject.slug(block)}"
+        stem = f"{table.lower().replace(' ', '-')}-{dataset}{subject.file_suffix(block)}"
         yield Table(stem, title, ("method",), columns, mark_best(lines), folded=dataset != AVERAGE)
 
 
@@ -112,7 +112,7 @@ def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Vari
             line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets, datasets)))
             lines += _add_published_numbers(block, line, _find_with_label(block, number, name), places)
         title = f"Table {number} of the paper: {TITLES[number]}, {shots_title(shots)}{subject.where(block)}"
-        yield Table(f"table-{number}-{shots}{subject.slug(block)}", title, ("row",), columns, mark_best(lines))
+        yield Table(f"table-{number}-{shots}{subject.file_suffix(block)}", title, ("row",), columns, mark_best(lines))
 
 
 def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Variant]) -> Iterator[Table]:
@@ -126,7 +126,7 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
                 block, line, _find_with_label(block, number, name), [(dataset, shots) for shots in ran]
             )
         title = f"Table {number} of the paper: {TITLES[number]}, {title_of(dataset)}{subject.where(block)}"
-        stem = f"table-{number}-{dataset}{subject.slug(block)}"
+        stem = f"table-{number}-{dataset}{subject.file_suffix(block)}"
         yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), mark_best(lines))
 
 
@@ -144,7 +144,7 @@ def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
                 )
         source, columns = title_of(block.source), tuple(map(title_of, block.datasets))
         title = f"Table 2 of the paper: domain shift from {source}, {shots_title(shots)}{subject.where(block)}"
-        stem = f"table-2-{block.source}-{shots}{subject.slug(block)}"
+        stem = f"table-2-{block.source}-{shots}{subject.file_suffix(block)}"
         yield Table(stem, title, ("method",), columns, mark_best(lines))
 
 

@@ -44,9 +44,12 @@ def _block(subject: Subject, block: Block) -> Iterator[tuple[Figure, Table]]:
     if bars:
         title = f"Standard deviation over seeds{subject.where(block)}"
         groups = tuple(point.runs for _, point in bars)
-        figure = Figure(f"seeds{subject.slug(block)}", title, bar_chart(bars, title), groups)
+        figure = Figure(f"seeds{subject.file_suffix(block)}", title, bar_chart(bars, title), groups)
         columns = ("mean", "least", "greatest", "cells")
-        yield figure, Table(f"seeds{subject.slug(block)}", title, ("method",), columns, tuple(lines), folded=True)
+        yield (
+            figure,
+            Table(f"seeds{subject.file_suffix(block)}", title, ("method",), columns, tuple(lines), folded=True),
+        )
 
 
 SECTION = RunsSection("seeds", "Seeds", build)

@@ -58,7 +58,7 @@ def _figure(
         title = f"Accuracy over {symbol}, {title_of(dataset)}{subject.where(block)}"
         svg = line_chart(shown, [f"{value:g}" for value in varied], symbol, title)
         groups = tuple(point.runs for one in shown for point in one.points if point)
-        yield Figure(f"sensitivity-{_ascii(symbol)}-{dataset}{subject.slug(block)}", title, svg, groups)
+        yield Figure(f"sensitivity-{_ascii(symbol)}-{dataset}{subject.file_suffix(block)}", title, svg, groups)
 
 
 def _series(block: Block, dataset: str, shots: Shots, symbol: str, varied: Mapping[float, Variant]) -> Series:

@@ -40,7 +40,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         lines = build_lines(subject.methods(block), subject.names, entries)
         title = f"{TITLES[block.protocol]} from {title_of(block.source)}, {shots_title(shots)}{subject.where(block)}"
         columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
-        name = f"{block.protocol}-{block.source}-{shots}{subject.slug(block)}"
+        name = f"{block.protocol}-{block.source}-{shots}{subject.file_suffix(block)}"
         yield Table(name, title, ("method",), columns, mark_best(lines))
 
 
@@ -74,7 +74,7 @@ def _average(subject: Subject, blocks: Sequence[Block], shots: Shots) -> Table:
         return [*(mean(variant, [change]) for change in (*("" for _ in own), *changes)), mean(variant, changes)]
 
     title = f"Domain shift, average over {len(blocks)} datasets, {shots_title(shots)}{subject.where(first)}"
-    name = f"domain-shift-average-{shots}{subject.slug(first)}"
+    name = f"domain-shift-average-{shots}{subject.file_suffix(first)}"
     lines = build_lines(subject.methods(first), subject.names, entries)
     return Table(name, title, ("method",), (*own, *changes, AVERAGE), mark_best(lines))
 

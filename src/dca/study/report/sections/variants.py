@@ -37,7 +37,7 @@ def _of_method(subject: Subject, block: Block, method: str, variants: list[Varia
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=datasets)
         lines = build_lines(own, subject.names, entries)
         if len(lines) > 1:
-            name = f"variants-{method}-{shots}{subject.slug(block)}"
+            name = f"variants-{method}-{shots}{subject.file_suffix(block)}"
             title = f"Variants of {method}, {shots_title(shots)}{subject.where(block)}"
             yield Table(name, title, ("settings",), with_average(datasets), mark_best(lines), folded=True)
 
