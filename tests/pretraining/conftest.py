@@ -62,7 +62,7 @@ def small_config(tmp_path_factory, shapes_pack, lexicon_file):
         loss=LossConfig(lexicon_batch=2),
         train=TrainConfig(out=str(place / "out"), batch=8, steps=6, log_every=2, save_every=0, device="cpu"),
     )
-    bpe.save(bpe._fit_drawn(bpe.corpus_texts(config), 600), Path(data.tokenizer), 16)
+    bpe.save(bpe.learn(bpe.corpus_texts(config), 600), Path(data.tokenizer), 16)
     prepare(config)
     return config
 

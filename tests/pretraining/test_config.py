@@ -40,7 +40,7 @@ def test_shipped_recipes_are_readable(name: str):
 
 
 def test_no_text_is_unknown_to_the_tokenizer():
-    engine = bpe._fit_drawn(["a cat", "a dog", "cats and dogs"] * 5, 560)
+    engine = bpe.learn(["a cat", "a dog", "cats and dogs"] * 5, 560)
     assert engine.get_vocab_size() <= 560
     assert all(i < engine.get_vocab_size() for i in engine.encode("naïve café 日本 ~ÿ").ids)
 

@@ -546,7 +546,7 @@ def test_a_place_that_cannot_be_written_is_said_before_training(
     spec: FitSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("dca.model.classifier.Classifier.learn", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr("dca.model.classifier.Classifier._fit_drawn", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(UserError, match="cannot be written"):
         run(spec, tmp_path / "file" / "m.dca")
 

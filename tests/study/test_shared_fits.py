@@ -67,7 +67,7 @@ def test_a_finished_model_is_tested_without_another_fit(
     study: Specification, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     carry_out(study.cells[:2], tmp_path, root)
-    monkeypatch.setattr(Classifier, "learn", lambda *a, **k: pytest.fail("fitted again"))
+    monkeypatch.setattr(Classifier, "_fit_drawn", lambda *a, **k: pytest.fail("fitted again"))
     assert plan_sweep(study, tmp_path).new_fits == 0
     carry_out(study.cells[2:], tmp_path, root)
     assert plan_sweep(study, tmp_path).to_do == ()

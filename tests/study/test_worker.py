@@ -29,8 +29,10 @@ def test_cells_that_differ_in_the_head_share_one_fit(
     study: Specification, worker: Worker, photos: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fits: list[str] = []
-    learn = Classifier.learn
-    monkeypatch.setattr(Classifier, "learn", lambda self, *a, **k: fits.append(self.method) or learn(self, *a, **k))
+    learn = Classifier._fit_drawn
+    monkeypatch.setattr(
+        Classifier, "_fit_drawn", lambda self, *a, **k: fits.append(self.method) or learn(self, *a, **k)
+    )
     (job,) = group_jobs(heads_of(study))
     assert len(job.cells) == 3
     reports = list(worker.run(job))

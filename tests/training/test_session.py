@@ -240,8 +240,11 @@ def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_pat
     assert seen[2:] == [("hashing", n, 2) for n in (1, 2)]
 
 
-def test_images_that_were_checked_are_not_decoded_again(clip: CLIP, sample: Dataset, monkeypatch) -> None:
-    session, images = Session(device="cpu"), [item.image for item in sample.test[:4]]
+def test_images_that_were_checked_are_not_decoded_again(
+    clip: CLIP, sample: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(device="cpu", store=FeatureStore(tmp_path))  # with stored features nothing would be decoded
+    images = [item.image for item in sample.test[:4]]
     session.require_readable(clip, images)
     for module in ("dca.images.decode", "dca.training.pipeline"):
         monkeypatch.setattr(f"{module}.decode_image", lambda *_, **__: pytest.fail("decoded again"))

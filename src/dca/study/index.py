@@ -328,6 +328,8 @@ def read_results(source: Path) -> Results:
         Results(records=(), failures=())
     """
     if not is_results_file(source):
+        if not any(_result_files(source)):  # perhaps a model's folder, in which no index should be left
+            return Results((), read_failures(source))
         with RunIndex(source) as index:
             index.refresh()
             return Results(tuple(index.rows()), read_failures(source))

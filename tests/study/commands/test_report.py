@@ -42,6 +42,7 @@ def test_mistakes_of_the_user_are_named(dca: Callable[..., object], tmp_path: Pa
     done = dca("study", "report", fitted)
     assert done.code == 2
     assert "no finished runs to report" in done.err
+    assert not (fitted / "index.sqlite").exists(), "reading leaves nothing in the folder of a model"
     done = dca("study", "report", tmp_path / "runs", "--spec", "paper/nothing")
     assert done.code == 2
     assert "paper/nothing" in done.err
