@@ -32,7 +32,7 @@ def test_dca_learns_eurosat_from_16_images_per_class(tmp_path: Path) -> None:
     spec = FitSpec(data="eurosat", method="dca", shots=16, options={"epochs": 40})
     outcome = run(spec, tmp_path / "m.dca", dataset=dataset, device="cpu")
     assert outcome.classifier is not None
-    (target,) = outcome.targets
+    (target,) = outcome.evaluations
     method = outcome.classifier.method_
     method.options = dataclasses.replace(method.options, test_metric="euclidean")
     images, truth = [item.image for item in dataset.test], np.array([item.label for item in dataset.test])
@@ -47,7 +47,7 @@ def test_the_demonstration_shows_dca_clearly_ahead(tmp_path: Path) -> None:
     outcome = run_demo(tmp_path / "demo", device="cpu")
     assert outcome.result.accuracy >= outcome.result.zero_shot_accuracy + 0.15
     zero_shot, default, _ = outcome.result.comparison
-    assert default["accuracy"] >= zero_shot["accuracy"] + 0.15
+    assert default.accuracy >= zero_shot.accuracy + 0.15
     for name in ("comparison.png", "predictions.png", "training.png", "metrics.jsonl", "model.safetensors"):
         assert (tmp_path / "demo" / name).stat().st_size > 0
 

@@ -22,6 +22,7 @@ from dca.features.store import FeatureStore
 from dca.images import decode
 from dca.images.crops import view_crops
 from dca.model.classifier import Classifier
+from dca.runs.result import RunResult
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.training import features
@@ -64,7 +65,7 @@ def session(tmp_path: Path) -> Session:
     return Session(device="cpu", store=FeatureStore(tmp_path / "store"))
 
 
-def fitted(method: str, photos: Path, tiny_folder: Path, place: Path, session: Session, **spec: Any) -> dict[str, Any]:
+def fitted(method: str, photos: Path, tiny_folder: Path, place: Path, session: Session, **spec: Any) -> RunResult:
     chosen = FitSpec(data=str(photos), method=method, backbone=str(tiny_folder), **{"shots": 2, **spec})
     return run(chosen, place, session=session).result
 
