@@ -19,7 +19,7 @@ from dca.methods.registry import all_methods, get_method
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 # Commands that need a network, a public dataset, minutes or a package manager.
-# (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/data/test_data_docs.py.)
+# (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/datasets/test_data_docs.py.)
 NOT_HERE = re.compile(
     r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (demo|datasets|cache|push|serve))\b"
     r"|^python (benchmarks|scripts|study|tests)/"
@@ -130,7 +130,7 @@ def test_python_of_the_quickstart_runs(desk: Path, photos: Path) -> None:
 
 
 # Those of the README, the quickstart and the page about reports have tests of their own here, others in
-# tests/methods/test_outside.py and tests/data/test_data_docs.py; the code in the page about export needs the hub.
+# tests/methods/test_outside.py and tests/datasets/test_data_docs.py; the code in the page about export needs the hub.
 ELSEWHERE = {
     *("README.md", "docs/quickstart.md", "docs/add-a-method.md", "docs/datasets.md", "docs/protocols.md"),
     *("docs/your-own-images.md", "docs/export.md", "docs/report.md"),

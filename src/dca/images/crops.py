@@ -209,7 +209,7 @@ class DecodedImages:
     Pixels are stored with a short side of at most four times the model's image size. The smallest
     random crop (8 % of the area) then still has more pixels than the model takes, and what `augment`
     returns differs from a crop of the original by less than 2 of 255 levels, even on noise
-    (tests/data). Large sets of large images are stored smaller, see `stored_side`.
+    (tests/images/test_decoded_images.py). Large sets of large images are stored smaller, see `stored_side`.
 
     Args:
         images: files, or images in memory.
