@@ -36,7 +36,20 @@ head = {{gamma1 = [500, 600], test_metric = ["mahalanobis", "cosine"]}}
 
 def start(spec: Path, runs: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A sweep in a process of its own, with stored features of its own."""
-    arguments = ["sweep", str(spec), "--runs", str(runs), "--workers", "2", "--device", "cpu", "--retries", "3", "-q"]
+    arguments = [
+        "study",
+        "sweep",
+        str(spec),
+        "--runs",
+        str(runs),
+        "--workers",
+        "2",
+        "--device",
+        "cpu",
+        "--retries",
+        "3",
+        "-q",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DCA_CACHE": str(runs.with_suffix(".cache"))}
     return start_process([*DCA, *arguments], env=environment)
 

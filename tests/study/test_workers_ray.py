@@ -72,7 +72,7 @@ def test_a_cluster_that_loses_a_node_completes_the_sweep(tmp_path: Path, photos:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
     try:
-        arguments = ["sweep", str(spec), "--runs", str(runs), "--backend", "ray", "--retries", "2", "-q"]
+        arguments = ["study", "sweep", str(spec), "--runs", str(runs), "--backend", "ray", "--retries", "2", "-q"]
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}
         with start_process([*DCA, *arguments], env=environment) as process:
             wait_until(lambda: len(list(runs.glob("*/result.json"))) >= len(cells) // 2, process)
