@@ -171,7 +171,8 @@ def bar_chart(rows: Sequence[tuple[str, Point]], title: str, unit: str = "points
     """Bars from zero with whiskers, one per row, its name above it."""
     ends = [0.0, *(end for _, p in rows for end in (p.y, p.low, p.high))]
     low, high = _range_with_margin(ends)
-    x = Scale(low if min(ends) < 0 else 0.0, high if max(ends) > 0 else 0.0, 10, WIDTH - 10)
+    # 20: half the width of the number under the outermost grid line.
+    x = Scale(low if min(ends) < 0 else 0.0, high if max(ends) > 0 else 0.0, 20, WIDTH - 20)
     step, height = 40.0, 8.0 + 40.0 * len(rows)
     parts = [line(x(value), 4, x(value), height, "grid") for value in ticks(x.low, x.high)]
     parts += [label(x(v), height + 16, f"{v:g}".replace("-", "−"), "middle") for v in ticks(x.low, x.high)]
