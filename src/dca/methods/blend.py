@@ -165,7 +165,7 @@ class Blend(Method):
         return HeldOutPredictions(multiply_probabilities(own.probabilities, other.probabilities, weights), how), weights
 
     def _fit_trained(self, support: Support) -> Method:
-        """The trained method, fitted on all training images; the values that it settled become options."""
+        """The trained method, fitted on all training images; the values that it chose become options."""
         assert support.fitter is not None
         trained = support.fitter.fit(*self.options.inner())
         trained.zero_grad(set_to_none=True)

@@ -59,7 +59,7 @@ PEAK = 790e12
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Milliseconds, and bytes at the peak (None where they are not known, on a CPU)."""
 
     ms: float
@@ -94,7 +94,7 @@ class Result:
         return {**asdict(self), "ratio": ratio}
 
 
-def measure(work: Callable[[], object], device: torch.device, *, repeats: int = 20, warm_up: int = 3) -> Cost:
+def measure(work: Callable[[], object], device: torch.device, *, repeats: int = 20, warm_up: int = 3) -> StepCost:
     """The median time of `work` after a warm-up, and the most memory that it held.
 
     Args:
@@ -109,7 +109,7 @@ def measure(work: Callable[[], object], device: torch.device, *, repeats: int = 
     for _ in range(warm_up):
         work()
     if device.type != "cuda":
-        return Cost(statistics.median(_seconds(work) for _ in range(repeats)) * 1000)
+        return StepCost(statistics.median(_seconds(work) for _ in range(repeats)) * 1000)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     # In one go: the time of a step among others, as in training, without a wait after each.
@@ -118,7 +118,7 @@ def measure(work: Callable[[], object], device: torch.device, *, repeats: int = 
         work()
     torch.cuda.synchronize(device)
     took = (time.perf_counter() - began) / repeats * 1000
-    return Cost(took, torch.cuda.max_memory_allocated(device))
+    return StepCost(took, torch.cuda.max_memory_allocated(device))
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -269,7 +269,7 @@ def measure_text(clip: CLIP, classes: int) -> Result:
     method = method_of(clip, classes)
     found: list[list[Tensor]] = []
 
-    def run(usual: bool) -> Cost:
+    def run(usual: bool) -> StepCost:
         def work() -> None:
             method.zero_grad(set_to_none=True)
             u = (usual_method(method) if usual else method).encode_text()
@@ -338,8 +338,8 @@ def measure_step(clip: CLIP, classes: int, size: int, *, compare: bool) -> Resul
     )
 
 
-def _run_usual_step(method: DCA, batch: Batch) -> tuple[Cost | None, list[Tensor] | None]:
-    """Cost and gradients of the usual step; None where it does not fit in memory."""
+def _run_usual_step(method: DCA, batch: Batch) -> tuple[StepCost | None, list[Tensor] | None]:
+    """StepCost and gradients of the usual step; None where it does not fit in memory."""
     usual = usual_method(method)
     try:
         cost = measure(lambda: compute_gradients(usual, batch), method.clip.device, repeats=5, warm_up=2)

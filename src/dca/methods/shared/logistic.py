@@ -44,7 +44,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Point:
+class Iterate:
     """Coefficients A (C, R), their objective, and what its derivatives need.
 
     gaps (N, C): logits minus that of the label, where they are -inf. losses (N, 1): cross-entropies.
@@ -121,14 +121,14 @@ class Logistic:
         share = (log_c - nearest[0]) / (nearest[1] - nearest[0])
         return [first, torch.lerp(first, self._known[nearest[1]], share)]
 
-    def _evaluate_at(self, A: Tensor, ridge: Tensor) -> Point:
+    def _evaluate_at(self, A: Tensor, ridge: Tensor) -> Iterate:
         """The objective at A."""
         gaps = self.Z @ A.T
         gaps = (gaps - gaps.gather(1, self.labels)).scatter_(1, self.labels, -math.inf)
         losses = F.softplus(gaps.logsumexp(dim=1, keepdim=True), threshold=math.inf)
-        return Point(A, losses.mean() + (ridge * A.square()).sum() / 2, gaps, losses)
+        return Iterate(A, losses.mean() + (ridge * A.square()).sum() / 2, gaps, losses)
 
-    def _newton(self, point: Point, ridge: Tensor, most: int) -> tuple[Tensor, Tensor, int]:
+    def _newton(self, point: Iterate, ridge: Tensor, most: int) -> tuple[Tensor, Tensor, int]:
         """Gradient g, a solution of H step = g by preconditioned conjugate gradients, and the iterations it took."""
         N, y = len(self.Z), self.labels
         others = (point.gaps - point.losses).exp()  # probabilities, 0 at the label
@@ -150,7 +150,7 @@ class Logistic:
         step, used = conjugate_gradients(times_hessian, (gradient / size).float(), diagonal, most)
         return gradient, size * step.double(), used
 
-    def _descend(self, point: Point, step: Tensor, decrement: Tensor, ridge: Tensor) -> tuple[Point, bool]:
+    def _descend(self, point: Iterate, step: Tensor, decrement: Tensor, ridge: Tensor) -> tuple[Iterate, bool]:
         """The point after a step, halved until the objective falls, and whether it fell."""
         size = 1.0
         while size > ROUNDING and bool(decrement > 0):

@@ -22,7 +22,7 @@ NOTE = (
 )
 Settings = tuple[tuple[str, Any], ...]
 Grid = tuple[str, Settings]
-Place = tuple[float, float]
+GammaPair = tuple[float, float]
 
 
 def build(subject: Subject) -> Part | str:
@@ -45,7 +45,9 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
                 yield _figure(entries, failed[(*grid, dataset, shots)], title, stem)
 
 
-def _figure(entries: Mapping[Place, TableCell | None], failed: Mapping[Place, str], title: str, stem: str) -> Figure:
+def _figure(
+    entries: Mapping[GammaPair, TableCell | None], failed: Mapping[GammaPair, str], title: str, stem: str
+) -> Figure:
     rows, columns = (sorted({place[axis] for place in (*entries, *failed)}) for axis in (0, 1))
     cells = [[point_of(entries.get((r, c)), f"γ1 = {r:g}, γ2 = {c:g}") for c in columns] for r in rows]
     crosses = {(rows.index(r), columns.index(c)): error for (r, c), error in failed.items()}
@@ -54,9 +56,9 @@ def _figure(entries: Mapping[Place, TableCell | None], failed: Mapping[Place, st
     return Figure(stem, title, svg, tuple(point.runs for some in cells for point in some if point))
 
 
-def _grids(block: Block) -> dict[Grid, dict[Place, Variant]]:
+def _grids(block: Block) -> dict[Grid, dict[GammaPair, Variant]]:
     """Variants with both γ, by method and further settings, then by γ1 and γ2."""
-    found: dict[Grid, dict[Place, Variant]] = defaultdict(dict)
+    found: dict[Grid, dict[GammaPair, Variant]] = defaultdict(dict)
     for variant in block.variants:
         if has_both_gammas(variant):
             grid, place = _split_gammas(variant)
@@ -64,9 +66,9 @@ def _grids(block: Block) -> dict[Grid, dict[Place, Variant]]:
     return found
 
 
-def _errors_by_gamma(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Shots], dict[Place, str]]:
+def _errors_by_gamma(subject: Subject, block: Block) -> dict[tuple[str, Settings, str, Shots], dict[GammaPair, str]]:
     """Errors of failed cells with both γ, by method, further settings, dataset and shots, then by γ1 and γ2."""
-    found: dict[tuple[str, Settings, str, Shots], dict[Place, str]] = defaultdict(dict)
+    found: dict[tuple[str, Settings, str, Shots], dict[GammaPair, str]] = defaultdict(dict)
     for one in subject.failed:
         variant = Variant.of(one.spec["method"], one.spec["options"], one.head)
         where = one.spec["protocol"], one.spec["backbone"], one.spec["rules"]
@@ -77,7 +79,7 @@ def _errors_by_gamma(subject: Subject, block: Block) -> dict[tuple[str, Settings
     return found
 
 
-def _split_gammas(variant: Variant) -> tuple[Grid, Place]:
+def _split_gammas(variant: Variant) -> tuple[Grid, GammaPair]:
     """Method and further settings of a variant, and its γ1 and γ2."""
     settings = variant.settings
     rest = tuple((name, value) for name, value in settings.items() if name not in AXES)

@@ -22,7 +22,7 @@ from dca.study.results import Block, Shots, Variant
 
 # What Table 2 is trained on; shifts of other datasets have a section of their own.
 SHIFTED = "imagenet"
-Place = tuple[str, Shots]
+DatasetAndShots = tuple[str, Shots]
 Find = Callable[[str, Shots], PublishedNumber | None]
 
 
@@ -74,7 +74,7 @@ def _find_with_label(block: Block, number: int, label: str) -> Find:
     return lambda dataset, shots: find_by_label(block, f"Table {number}", label, dataset, shots)
 
 
-def _add_published_numbers(block: Block, line: Line, find: Find, places: Sequence[Place]) -> list[Line]:
+def _add_published_numbers(block: Block, line: Line, find: Find, places: Sequence[DatasetAndShots]) -> list[Line]:
     """The line with the published numbers, where they are for such runs; nothing for a line without entries."""
     if all(entry is None for entry in line.entries):
         return []
