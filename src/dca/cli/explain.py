@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,16 +92,14 @@ def explain_image(classifier: Classifier, image: Path, target: str | None, outpu
 
 def draw(explanation: Explanation, classifier: Classifier, output: Path) -> None:
     """Draw the heat map beside the probabilities and the nearest training images."""
-    from PIL import Image
-
+    from dca.images.decode import open_bytes
     from dca.plots.explanation import plot_explanation
 
     gallery = classifier.gallery()
     nearest: list[tuple[Any, str, float]] = []
     if gallery is not None:
         nearest = [
-            (Image.open(io.BytesIO(gallery.jpegs[near.index])), str(near.label), near.similarity)
-            for near in explanation.nearest
+            (open_bytes(gallery.jpegs[near.index]), str(near.label), near.similarity) for near in explanation.nearest
         ]
     top = [(str(label), probability) for label, probability in explanation.top(TOP)]
     target = str(explanation.labels[explanation.target])

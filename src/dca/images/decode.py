@@ -178,7 +178,7 @@ def center_crop(image: Image.Image, size: int, resize: int | None, resample: int
 
 def thumbnail_or_image(image: ImageLike) -> ImageLike:
     """The thumbnail of a stored image, any other image as it is: enough to recognise a copy."""
-    return Image.open(io.BytesIO(image.thumbnail)) if isinstance(image, StoredImage) else image
+    return open_bytes(image.thumbnail) if isinstance(image, StoredImage) else image
 
 
 def is_image(file: Path) -> bool:

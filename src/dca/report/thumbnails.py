@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 from functools import partial
 
 from PIL import Image
 
-from dca.images.decode import ImageLike, Unreadable, try_decode_all
+from dca.images.decode import ImageLike, Unreadable, open_bytes, try_decode_all
 from dca.images.reading import encode_jpeg
 
 
@@ -24,8 +23,7 @@ def image_url(image: Image.Image, side: int) -> str:
 
 def shrink_jpeg(jpeg: bytes, side: int) -> str:
     """The data URL of a JPEG file, made smaller."""
-    with Image.open(io.BytesIO(jpeg)) as image:
-        return image_url(image.convert("RGB"), side)
+    return image_url(open_bytes(jpeg), side)
 
 
 def thumbnail_urls(images: list[ImageLike], side: int) -> list[str]:
