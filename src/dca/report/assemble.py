@@ -13,9 +13,8 @@ from dca.datasets.dataset import Dataset
 from dca.model.classifier import Classifier
 from dca.model.comparison import Comparison
 from dca.report import page
-from dca.report.page import Section
 from dca.report.reported_model import prepare_report
-from dca.report.sections import SECTIONS, compared, costs, disagreements
+from dca.report.sections import COMPARISON_SECTIONS, SECTIONS
 from dca.training.session import Session
 
 
@@ -59,9 +58,6 @@ def make_model_page(
     reported = prepare_report(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
     below = f"{model.method_.name} on {model.method_.clip.source}, {pluralize(len(model.classes_), 'class')}"
     return page.render(SECTIONS, reported, title=name, about=below)
-
-
-COMPARISON_SECTIONS: tuple[Section[Comparison], ...] = (compared.SECTION, disagreements.SECTION, costs.SECTION)
 
 
 def make_comparison_page(comparison: Comparison) -> str:

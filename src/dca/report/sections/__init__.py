@@ -1,13 +1,20 @@
-"""The sections of the page about a model, in the order of the page. A new section is one module and its template."""
+"""The sections of the page about a model and of the page that compares models, in the order of each page.
+
+A new section is one module and its template.
+"""
 
 from __future__ import annotations
 
+from dca.model.comparison import Comparison
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel
 from dca.report.sections import (
     calibration,
+    compared,
     confusion,
+    costs,
     data_notes,
+    disagreements,
     feature_map,
     headline,
     labels,
@@ -33,3 +40,5 @@ SECTIONS: tuple[Section[ReportedModel], ...] = (
     data_notes.SECTION,
     provenance.SECTION,
 )
+
+COMPARISON_SECTIONS: tuple[Section[Comparison], ...] = (compared.SECTION, disagreements.SECTION, costs.SECTION)
