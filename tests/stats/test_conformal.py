@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import KernelRidge, TextGaussian
-from dca.methods.shared.product_of_experts import ConformalPredictor, Experts, Hyperparameters
+from dca.methods.shared.product_of_experts import Experts, Hyperparameters
 from dca.stats.conformal import add_best, conformal_p_values, jackknife_plus, min_images, threshold_sets
 
 NUMBERS = Hyperparameters(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)

@@ -32,10 +32,10 @@ from torch import Tensor
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
+from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
-    ConformalPredictor,
     Experts,
     ExpertsHead,
     FixedHyperparameters,
