@@ -13,7 +13,7 @@ import pytest
 from bad_pictures import bad_files, class_folders, picture
 
 from dca.cli.fit import default_output
-from dca.model.findings import DoubtfulLabel, Findings
+from dca.model.findings import ClassRecall, DoubtfulLabel, Findings
 from dca.runs.result import RunResult
 
 KEYS = {
@@ -154,6 +154,34 @@ def test_a_public_dataset_that_was_recognised_is_said():
     doubtful = dataclasses.replace(result, findings=Findings((doubt,), (), None, ()))
     lines = format_result(doubtful, "m", "my photos/")
     assert "labels to check: 1 image; all of them: dca check-labels 'my photos/'" in lines
+
+
+def test_the_screen_names_rare_and_weak_classes_with_their_recall():
+    from dca.cli.fit import format_result
+
+    recall = [ClassRecall(f"c{n}", 15, 16, 16) for n in range(4)]
+    recall += [ClassRecall("beagle", 1, 2, 2), ClassRecall("pug", 0, 3, 3), ClassRecall("setter", 0, 0, 1)]
+    result = RunResult(
+        dataset="dogs", public="", split="", classes=8, images=86, shots=None, seed=1, selected_on="",
+        trained_parameters=0, seconds=1.0, backbone="vit-b-16", image_size=224, method="closed_form",
+        findings=Findings((), (), None, (), (*recall, ClassRecall("poodle", 2, 16, 16))),
+    )  # fmt: skip
+    lines = format_result(result, "m.dca")
+    rare = "setter (1 photo: cannot be measured), beagle 1 of 2, pug 0 of 3"
+    assert f"rare classes, held-out images recognised: {rare}" in lines
+    assert "weak classes, held-out images recognised: poodle 2 of 16" in lines, "pug is named once"
+    few = dataclasses.replace(result, findings=Findings((), (), None, (), tuple(recall[:4])))
+    assert not any("recognised:" in line for line in format_result(few, "m.dca"))
+    many = tuple(ClassRecall(f"r{n}", 0, 1, 1) for n in range(9))
+    lines = format_result(dataclasses.replace(result, findings=Findings((), (), None, (), (*recall, *many))), "m.dca")
+    assert any(line.startswith("rare classes") and line.endswith(", and 7 more") for line in lines)
+
+
+def test_json_has_the_recall_of_every_class(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    said = dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--json")
+    recall = json.loads(said.out)["findings"]["recall"]
+    assert len(recall) == 10
+    assert all((row["n"], row["images"]) == (4, 4) and 0 <= row["right"] <= 4 for row in recall)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dca.model.findings import ConfusedPair, confused_pairs, doubtful_labels
+from dca.model.copies import SharedImages
+from dca.model.findings import (
+    ClassRecall,
+    ConfusedPair,
+    Findings,
+    confused_pairs,
+    doubtful_labels,
+    missing_classes,
+    rare_classes,
+    recall_by_class,
+    weak_classes,
+)
 from dca.model.records import HeldOutPrediction, TrainingImage
 
 LABELS = ["cat", "dog", 7]
@@ -41,3 +52,44 @@ def test_pairs_that_are_confused_more_than_once_are_named_in_both_directions() -
         TrainingImage(0, "alone.jpg", ""),
     ]
     assert confused_pairs(images, LABELS) == (ConfusedPair(("cat", "dog"), 2),)
+
+
+def test_recall_counts_held_out_images_of_each_class() -> None:
+    images = [row(0, 0, 0.9, 0.9), row(0, 1, 0.9, 0.1), TrainingImage(0, "copy.jpg", ""), row(1, 1, 0.8, 0.8)]
+    found = recall_by_class([*images, TrainingImage(2, "alone.jpg", "")], LABELS)
+    assert found == (ClassRecall("cat", 1, 2, 3), ClassRecall("dog", 1, 1, 1), ClassRecall("7", 0, 0, 1))
+    assert list(map(str, found)) == ["cat 1 of 2", "dog 1 of 1", "7 (1 photo: cannot be measured)"]
+    assert missing_classes(found) == {2: "1 photo: cannot be measured"}
+    assert ClassRecall("x", 0, 0, 3).missing == "3 photos, copies of one: cannot be measured"
+    assert recall_by_class([TrainingImage(0, "alone.jpg", "")], LABELS) == ()
+
+
+def test_rare_classes_have_a_quarter_of_the_largest() -> None:
+    recall = [ClassRecall(*each) for each in (("a", 9, 16, 16), ("b", 1, 4, 4), ("c", 5, 5, 5), ("d", 0, 2, 2))]
+    assert [one.label for one in rare_classes(recall)] == ["d", "b"], "the smallest first; c is above a quarter"
+    assert rare_classes([ClassRecall("a", 1, 3, 3), ClassRecall("b", 0, 1, 1)]) == ()
+    assert [str(one) for one in rare_classes([ClassRecall("a", 3, 4, 4), ClassRecall("b", 0, 0, 1)])] == [
+        "b (1 photo: cannot be measured)"
+    ]
+    assert rare_classes([]) == ()
+
+
+def test_weak_classes_are_far_below_the_median_and_not_by_chance() -> None:
+    usual = [ClassRecall(str(n), 15, 16, 16) for n in range(4)]
+    for right, n, weak in ((0, 16, True), (7, 16, True), (9, 16, False), (0, 1, True), (0, 0, False)):
+        found = weak_classes([*usual, ClassRecall("x", right, n, 16)])
+        assert [one.label for one in found] == (["x"] if weak else []), (right, n)
+    poor = [ClassRecall(str(n), 8, 16, 16) for n in range(4)]
+    assert weak_classes([*poor, ClassRecall("x", 0, 2, 2)]) == (), "0 of 2 says little where others have a half"
+    worst = [ClassRecall("x", 2, 16, 16), ClassRecall("y", 0, 16, 16)]
+    assert [one.label for one in weak_classes([*usual, *worst])] == ["y", "x"]
+    assert weak_classes([]) == ()
+
+
+def test_findings_come_back_from_their_record_and_older_ones_know_less() -> None:
+    shared = SharedImages(("cat", "dog"), 2, (("a", "b"),))
+    found = Findings((), (ConfusedPair(("cat", "dog"), 2),), None, ("note",), (ClassRecall("cat", 1, 2, 3),), (shared,))
+    values = found.to_dict()
+    assert Findings.from_dict(values) == found
+    del values["recall"], values["shared_images"]
+    assert Findings.from_dict(values).recall == ()

@@ -252,3 +252,19 @@ def test_images_that_were_checked_are_not_decoded_again(
     kept = torch.cat([source.crops for source in session.crop_sources(images, clip)])
     assert torch.equal(kept, torch.from_numpy(np.stack([clip.preprocess.crop(image) for image in images])))
     assert session.frozen_features(clip, images).shape == (4, clip.config.embed_dim)
+
+
+def test_copies_are_compared_once_and_near_copies_only_where_thumbnails_are_wanted(
+    sample: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(device="cpu", store=FeatureStore(tmp_path))
+    first, second = (item.image for item in sample.test[:2])
+    near = first.resize((first.width * 2, first.height * 2))
+    images = [first, second, near, first.copy()]
+    exact = session.group_copies(images, decode=False).tolist()
+    assert exact[3] == exact[0]
+    assert len(set(exact)) == 3, "the numbers themselves are arbitrary"
+    assert session.group_copies(images).tolist() == [0, 1, 0, 0]
+    monkeypatch.setattr("dca.training.session.group_copies", lambda *_: pytest.fail("compared again"))
+    assert session.group_copies(images).tolist() == [0, 1, 0, 0]
+    assert session.group_copies(images, decode=False).tolist() == [0, 1, 0, 0], "the thumbnails are there now"

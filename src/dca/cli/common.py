@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -161,6 +161,12 @@ def say_how_to_plot() -> None:
 
     if not can_draw():
         click.echo("no plots of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True)
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr, one per line."""
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def emit(value: Any) -> None:

@@ -15,6 +15,7 @@ from dca.cli.common import (
     format_plots,
     json_flag,
     plots_flag,
+    print_warnings,
     quiet_flag,
     say_how_to_plot,
     showing,
@@ -92,6 +93,7 @@ def command(
     dca eval photos.dca more_photos/ --set gamma1=100 --set gamma2=50
     """
     from dca.model.classifier import Classifier
+    from dca.model.copies import describe_seen
     from dca.model.inputs import as_dataset
 
     if output is not None:
@@ -103,8 +105,7 @@ def command(
     with showing(quiet=quiet) as progress:
         evaluation = classifier.evaluate(dataset, classes=classes, progress=progress)
     if evaluation.seen_in_training:
-        seen = f"{evaluation.seen_in_training:,} of these {evaluation.n:,} images"
-        click.echo(f"warning: the model was trained on {seen}; its accuracy on new images may be lower", err=True)
+        print_warnings([describe_seen(evaluation.seen_in_training, f"{evaluation.n:,} images")])
     drawn = draw(evaluation, dataset, model, output) if plots or output is not None else []
     print_evaluation(evaluation, drawn, classes=len(classifier.classes_), as_json=as_json)
     if plots and not as_json:

@@ -18,6 +18,7 @@ from dca.cli.common import (
     json_flag,
     overwrite_flag,
     plots_flag,
+    print_warnings,
     quiet_flag,
     say_how_to_plot,
     showing,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from dca.runs.run import FittedRun
     from dca.runs.spec import FitSpec
 
-MOST_LISTED_LABELS = 5
+MOST_LISTED_LABELS, MOST_LISTED_CLASSES = 5, 5
 # Below this size a backbone sees too little for real photos.
 MIN_REAL_IMAGE_SIZE = 200
 
@@ -219,8 +220,9 @@ def combine_with(method: str, trained: str, settings: tuple[str, ...]) -> tuple[
 
 
 def print_json(fitted: FittedRun) -> None:
-    """Print the result of a run as one JSON value, and skipped images on stderr."""
+    """Print the result of a run as one JSON value, and on stderr what is wrong with its images."""
     _print_skipped(fitted)
+    print_warnings(image_warnings(fitted.result))
     emit({"model": str(fitted.folder), **fitted.result.to_dict()})
 
 
@@ -232,11 +234,22 @@ def print_result(fitted: FittedRun, data: str = "DATA", plots: bool = False, ext
     _print_skipped(fitted)
     if fitted.classifier is None:
         click.echo(f"{fitted.folder} is finished already; --overwrite fits it again", err=True)
-    for warning in fitted.result.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_warnings([*fitted.result.warnings, *image_warnings(fitted.result)])
     click.echo("\n".join(format_result(fitted.result, str(fitted.folder), data, extra)))
     if plots:
         say_how_to_plot()
+
+
+def image_warnings(result: RunResult) -> list[str]:
+    """What makes the figures of a run doubtful: images in two classes, and test images that it was trained on."""
+    from dca.model.copies import describe_seen, describe_shared_images
+
+    shared = result.findings.shared_images if result.findings else ()
+    seen = [target for target in result.targets if target.seen_in_training]
+    return [
+        *([describe_shared_images(shared)] if shared else []),
+        *(describe_seen(one.seen_in_training, f"{one.test_images:,} test images of {one.name}") for one in seen),
+    ]
 
 
 def _print_skipped(fitted: FittedRun) -> None:
@@ -326,9 +339,18 @@ def _format_estimate(result: RunResult) -> list[str]:
 
 def _format_findings(findings: Findings | None, data: str) -> list[str]:
     """What the fit found out about the photos at `data`."""
+    from dca.model.findings import rare_classes, weak_classes
+
     if findings is None:
         return []
     lines = [f"note: {note}" for note in findings.notes]
+    rare = rare_classes(findings.recall)
+    weak = [row for row in weak_classes(findings.recall) if row not in rare]
+    for kind, rows in (("rare", rare), ("weak", weak)):
+        if rows:
+            rest = f", and {len(rows) - MOST_LISTED_CLASSES:,} more" if len(rows) > MOST_LISTED_CLASSES else ""
+            recognised = ", ".join(map(str, rows[:MOST_LISTED_CLASSES]))
+            lines.append(f"{kind} classes, held-out images recognised: {recognised}{rest}")
     more = findings.more_images
     if more is not None and 100 * more.gain >= 0.5:
         lines.append(f"more photos: {more.shots} per class would bring about {_format_points(more.gain)}")

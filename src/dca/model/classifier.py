@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -35,6 +36,7 @@ from dca.methods.base import Method, TrainingOptions
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
+from dca.model.copies import SharedImages, count_seen, describe_shared_images, find_shared_images
 from dca.model.estimate import assess
 from dca.model.gallery import Gallery
 from dca.model.hub import MESSAGE, HubOptions, find_model, push_folder
@@ -83,6 +85,8 @@ from dca.training.held_out import NestedFits, count_fits
 from dca.training.resume import EpochCallback
 from dca.training.session import Session
 from dca.training.support import ImageSupport
+
+log = logging.getLogger(__name__)
 
 # Parameters of every classifier; the others belong to its method.
 CLASSIFIER_PARAMETERS = ("method", "shots", "seed", "backbone", "device", "precision", "estimate", "calibrate")
@@ -164,6 +168,7 @@ class Classifier:
     gallery_: Gallery | None
     _session: Session
     _training: Sequence[LabelledImage] = ()
+    _shared_images: tuple[SharedImages, ...] = ()
 
     def __init__(
         self,
@@ -260,7 +265,7 @@ class Classifier:
         folder: str | Path | None = None,
         session: Session | None = None,
     ) -> Self:
-        """Learn from labelled images.
+        """Learn from labelled images; logs a warning if copies of the same images are in two classes.
 
         Args:
             X: A folder, an image list, a dataset, images as for `predict_proba`, or a data frame (path, label).
@@ -284,7 +289,10 @@ class Classifier:
         source, _ = draw_training_part(dataset, shots, seed, validation=kind.validation_for(options))
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
-            return self._fit_drawn(source, session, options=options, folder=None if folder is None else Path(folder))
+            self._fit_drawn(source, session, options=options, folder=None if folder is None else Path(folder))
+        if self._shared_images:
+            log.warning("%s", describe_shared_images(self._shared_images))
+        return self
 
     def _fit_drawn(
         self,
@@ -337,6 +345,8 @@ class Classifier:
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, ()
         self.gallery_, self._training = None, source.train
         self.training_images_ = record_training_images(source.train, session, found.held_out)
+        groups = session.group_copies([item.image for item in source.train], decode=False)
+        self._shared_images = find_shared_images(self.training_images_, groups, source.labels)
         return self
 
     def predict_proba(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64]:
@@ -970,8 +980,8 @@ class Classifier:
 
     def _count_seen(self, images: Sequence[ImageLike]) -> int:
         """How many of the images the model was trained on, compared by content."""
-        known = {image.sha256 for image in self.training_images_}
-        return sum(sha256 in known for sha256 in self._session.hash_images(images)) if known else 0
+        known = [image.sha256 for image in self.training_images_]
+        return count_seen(known, self._session.hash_images(images)) if known else 0
 
     def _require_p_values(self, predictions: Predictions) -> NDArray[np.float64]:
         """The p-values; raises if the model was fitted without held-out predictions."""

@@ -1,11 +1,14 @@
-"""What held-out predictions say of training images: doubtful labels, confused classes, whether more images would help.
+"""What held-out predictions say of training images: doubtful labels, recall by class, whether more images would help.
 
-A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable.
+A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable. A
+class is rare if another one has at least `RARE` times as many images, and weak if its recall is at most `WEAK` times
+that of the median class and its 95 % interval ends below that.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +17,22 @@ from typing import Any, Self
 
 from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
+from dca.core.text import pluralize
 from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike
 from dca.images.hashing import find_copy_pairs
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
+from dca.model.copies import SharedImages
 from dca.model.records import Estimate, TrainingImage
+from dca.stats.intervals import wilson_interval
 from dca.training.session import Session
 
 ODDS = 10.0
 # How many pairs of classes are reported, and images that a pair must have.
 MOST_CONFUSED, LEAST_CONFUSED = 3, 2
+# The largest class has so many times as many images as a rare one; share of the median recall that a weak one reaches.
+RARE, WEAK = 4, 0.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,34 @@ class ConfusedPair:
 
 
 @dataclass(frozen=True)
+class ClassRecall:
+    """How many training images of a class were recognised by models that have not seen them.
+
+    Attributes:
+        label: Label of the class.
+        right: Number of its images that were recognised.
+        n: Number of its images with a held-out prediction.
+        images: Number of its training images.
+    """
+
+    label: str
+    right: int
+    n: int
+    images: int
+
+    @property
+    def missing(self) -> str:
+        """Why the recall cannot be measured; "" where it is."""
+        if self.n:
+            return ""
+        copies = ", copies of one" if self.images > 1 else ""
+        return f"{pluralize(self.images, 'photo')}{copies}: cannot be measured"
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.missing})" if self.missing else f"{self.label} {self.right} of {self.n}"
+
+
+@dataclass(frozen=True)
 class MoreImages:
     """The expected change `gain` of the accuracy, a fraction, with `shots` images per class."""
 
@@ -77,12 +113,16 @@ class Findings:
         confused: The classes that are confused most often.
         more_images: What more images per class would bring; None if the method cannot tell.
         notes: What the method notes.
+        recall: How often each class is recognised, in the order of the classes; empty without held-out predictions.
+        shared_images: Pairs of classes that hold copies of the same images.
     """
 
     doubtful_labels: tuple[DoubtfulLabel, ...]
     confused: tuple[ConfusedPair, ...]
     more_images: MoreImages | None
     notes: tuple[str, ...]
+    recall: tuple[ClassRecall, ...] = ()
+    shared_images: tuple[SharedImages, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -91,34 +131,47 @@ class Findings:
             "confused": [{"labels": list(pair.labels), "images": pair.images} for pair in self.confused],
             "more_images": None if self.more_images is None else dataclasses.asdict(self.more_images),
             "notes": list(self.notes),
+            "recall": [dataclasses.asdict(row) for row in self.recall],
+            "shared_images": [one.to_dict() for one in self.shared_images],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The findings of `to_dict`."""
+        """The findings of `to_dict`; those of older versions have no recall and no shared images."""
         more = values["more_images"]
         return cls(
             tuple(DoubtfulLabel(**row) for row in values["doubtful_labels"]),
             tuple(ConfusedPair(tuple(pair["labels"]), pair["images"]) for pair in values["confused"]),
             None if more is None else MoreImages(**more),
             tuple(values["notes"]),
+            tuple(ClassRecall(**row) for row in values.get("recall", ())),
+            tuple(map(SharedImages.from_dict, values.get("shared_images", ()))),
         )
 
 
-def examine_training(method: Method, images: Sequence[TrainingImage], labels: Sequence[Any]) -> Findings:
+def examine_training(
+    method: Method, images: Sequence[TrainingImage], labels: Sequence[Any], shared_images: tuple[SharedImages, ...] = ()
+) -> Findings:
     """Collect all findings about training images.
 
     Args:
         method: The finished method.
         images: The training images, as `Classifier.training_images_` has them.
         labels: Label of each class.
+        shared_images: Pairs of classes that hold copies of the same images.
 
     Returns:
-        Doubtful labels and confused classes where there are held-out predictions, and notes.
+        Doubtful labels, confused classes and recall where there are held-out predictions, and notes.
     """
     gain = method.expected_gain()
-    more = None if gain is None else MoreImages(*gain)
-    return Findings(doubtful_labels(images, labels), confused_pairs(images, labels), more, tuple(method.notes()))
+    return Findings(
+        doubtful_labels(images, labels),
+        confused_pairs(images, labels),
+        None if gain is None else MoreImages(*gain),
+        tuple(method.notes()),
+        recall_by_class(images, labels),
+        shared_images,
+    )
 
 
 def doubtful_labels(
@@ -147,6 +200,42 @@ def confused_pairs(images: Sequence[TrainingImage], labels: Sequence[Any]) -> tu
         for (a, b), count in wrong.most_common(MOST_CONFUSED)
         if count >= LEAST_CONFUSED
     )
+
+
+def recall_by_class(images: Sequence[TrainingImage], labels: Sequence[Any]) -> tuple[ClassRecall, ...]:
+    """How many images of each class were recognised, in the order of the classes; () if none was held out."""
+    if not any(image.held_out for image in images):
+        return ()
+    total = Counter(image.label for image in images)
+    known = Counter(image.label for image in images if image.held_out)
+    right = Counter(image.label for image in images if image.held_out and image.held_out.predicted == image.label)
+    return tuple(ClassRecall(str(label), right[c], known[c], total[c]) for c, label in enumerate(labels))
+
+
+def missing_classes(recall: Sequence[ClassRecall]) -> dict[int, str]:
+    """Index of each class whose recall cannot be measured -> why."""
+    return {c: row.missing for c, row in enumerate(recall) if row.missing}
+
+
+def rare_classes(recall: Sequence[ClassRecall]) -> tuple[ClassRecall, ...]:
+    """Classes with at most 1/`RARE` as many images as the largest, the smallest and least recognised first."""
+    most = max((row.images for row in recall), default=0)
+    rare = [row for row in recall if 0 < row.images * RARE <= most]
+    return tuple(sorted(rare, key=lambda row: (row.images, row.right / max(row.n, 1), row.label)))
+
+
+def weak_classes(recall: Sequence[ClassRecall]) -> tuple[ClassRecall, ...]:
+    """Classes that are recognised far less often than the others, the worst first."""
+    measured = [row for row in recall if row.n]
+    if not measured:
+        return ()
+    usual = statistics.median(row.right / row.n for row in measured)
+    weak = [
+        row
+        for row in measured
+        if row.right / row.n <= WEAK * usual and wilson_interval(row.right / row.n, row.n)[1] < usual
+    ]
+    return tuple(sorted(weak, key=lambda row: (row.right / row.n, -row.n, row.label)))
 
 
 @dataclass(frozen=True)

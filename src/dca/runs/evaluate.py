@@ -12,6 +12,7 @@ from torch import Tensor
 from dca.datasets.task import Target
 from dca.methods.base import Method
 from dca.methods.zero_shot import ZeroShot
+from dca.model.copies import count_seen
 from dca.runs.result import TargetResult
 from dca.training.evaluate import (
     Evaluation,
@@ -50,11 +51,16 @@ class TargetEvaluation:
             zero_shot_accuracy=self.zero_shot.accuracy,
             ece=self.adapted.ece,
             metric=self.metric,
+            seen_in_training=self.adapted.seen_in_training,
         )
 
 
 def evaluate(
-    method: Method, targets: Sequence[Target], session: Session, features: dict[str, Tensor] | None = None
+    method: Method,
+    targets: Sequence[Target],
+    session: Session,
+    features: dict[str, Tensor] | None = None,
+    training: Sequence[str] = (),
 ) -> tuple[TargetEvaluation, ...]:
     """Measure a finished method and zero-shot CLIP on every target; nothing is refitted.
 
@@ -64,14 +70,21 @@ def evaluate(
         session: Loads images and features.
         features: For a model that is measured with several heads: features (N, D) of its image tower by target. What
             is not there is added, so that every test image passes the tower once for all heads.
+        training: Hashes of the contents of the training images, to count the test images among them.
 
     Returns:
         One result per target.
     """
-    return tuple(_evaluate(method, target, session, features) for target in targets)
+    return tuple(_evaluate(method, target, session, features, training) for target in targets)
 
 
-def _evaluate(method: Method, target: Target, session: Session, features: dict[str, Tensor] | None) -> TargetEvaluation:
+def _evaluate(
+    method: Method,
+    target: Target,
+    session: Session,
+    features: dict[str, Tensor] | None,
+    training: Sequence[str],
+) -> TargetEvaluation:
     images, stage = [item.image for item in target.test], f"testing on {target.name}"
     session.progress(stage, 0, len(images), "")
     moved = retarget_method(method, target)
@@ -85,9 +98,10 @@ def _evaluate(method: Method, target: Target, session: Session, features: dict[s
             (features[target.name],) = encode_images([moved], images, session, stage=stage)
         fitted = classify_features(moved, features[target.name])
     truth = np.array([item.label for item in target.test])
+    seen = count_seen(training, session.hash_images(images)) if training else 0
     return TargetEvaluation(
         target.name,
-        evaluate_predictions(fitted, truth, target.labels),
+        dataclasses.replace(evaluate_predictions(fitted, truth, target.labels), seen_in_training=seen),
         evaluate_predictions(plain, truth, target.labels),
         getattr(moved.options, "test_metric", None),
     )

@@ -23,6 +23,7 @@ class TargetResult:
         zero_shot_accuracy: Accuracy of zero-shot CLIP.
         ece: Expected calibration error of the model.
         metric: Distance that the head of the model used, if the method has a choice.
+        seen_in_training: How many of the test images the fit was trained on, by their content, where that is known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class TargetResult:
     zero_shot_accuracy: float
     ece: float
     metric: str | None = None
+    seen_in_training: int = 0
 
     @property
     def gain(self) -> float:

@@ -348,7 +348,10 @@ def _fit_and_record(
         raise
     trained = time.monotonic()
     features: dict[str, Tensor] = {}
-    evaluations = evaluate(model.method_, task.targets, session, features if model.method_.changeable_options else None)
+    evaluations = evaluate(
+        model.method_, task.targets, session, features if model.method_.changeable_options else None,
+        [image.sha256 for image in model.training_images_],
+    )  # fmt: skip
     plots: list[str] = []
     result = dataclasses.replace(
         _result(spec, task, model, evaluations),
@@ -386,6 +389,7 @@ def _decode_test_images_ahead(spec: FitSpec, task: Task, session: Session) -> No
 
 def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[TargetEvaluation]) -> RunResult:
     """The figures of a run without its times."""
+    labels = model.classes_.tolist()
     return RunResult(
         method=spec.method,
         backbone=model.method_.clip.source,
@@ -403,7 +407,7 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
         **record_targets(tuple(one.result for one in evaluations)),
         estimate=model.estimate_,
         temperature=model.method_.temperature,
-        findings=examine_training(model.method_, model.training_images_, model.classes_.tolist()),
+        findings=examine_training(model.method_, model.training_images_, labels, model._shared_images),
         warnings=tuple(name_warnings(task.source)),
         trained_parameters=model.method_.count_parameters(),
         seconds=0.0,

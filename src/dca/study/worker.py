@@ -200,7 +200,8 @@ def measure_finished(
         UserError: If the head cannot have these options, or an image cannot be read.
     """
     changed, began = method.with_options(head), time.monotonic()
-    evaluations = evaluate(changed, task.targets, session, features)
+    training = session.hash_images([item.image for item in task.source.train])
+    evaluations = evaluate(changed, task.targets, session, features, training)
     result = dataclasses.replace(
         ExperimentResult.from_dict(read_json(fit / RESULT)),
         **experiment_figures(experiment.protocol, tuple(one.result for one in evaluations)),

@@ -41,7 +41,7 @@ from dca.images.decode import (
     unreadable_error,
     worker_count,
 )
-from dca.images.hashing import THUMB, make_thumbnail, sha256_of
+from dca.images.hashing import THUMB, group_copies, make_thumbnail, sha256_of
 from dca.images.reading import ImageSummary, encode_jpeg, read_images
 from dca.training import features
 from dca.training.features import CropCache
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 SLOW, HASH_AHEAD = 0.5, 256
 # Bytes of previews that are kept in memory, and of one of them, about.
 PREVIEW_BYTES, PREVIEW_SIZE = 2**26, 3000
+# Lists of images whose copies are remembered: those of a fit and of its folds.
+MOST_GROUPED = 8
 
 
 # Training that takes longer, in seconds, is announced.
@@ -152,6 +154,7 @@ class Session:
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
         self._previews: dict[str, bytes] = {}
         self._rotated: dict[str, bool] = {}
+        self._groups: OrderedDict[str, NDArray[np.int64]] = OrderedDict()
 
     def with_progress(self, progress: Progress) -> Self:
         """The same session with another receiver of progress.
@@ -388,6 +391,31 @@ class Session:
         for row, content in enumerate(contents):
             found[row] = self._thumbnails[content]
         return found
+
+    def group_copies(self, images: Sequence[ImageLike], *, decode: bool = True) -> NDArray[np.int64]:
+        """Group copies and near-copies; the parts of a fit that ask for the same images compare them once.
+
+        Args:
+            images: N images.
+            decode: Decode images whose thumbnails are not kept. Without, only exact copies are grouped if one is
+                missing.
+
+        Returns:
+            (N,) a number that copies share; copies of copies count as copies.
+
+        Raises:
+            UserError: If images cannot be read.
+        """
+        contents = self.content_keys(images)
+        if not decode and not all(content in self._thumbnails for content in contents):
+            return np.unique(contents, return_inverse=True)[1].astype(np.int64)
+        key = json_digest(contents)
+        groups = self._groups.get(key)
+        if groups is None:
+            groups = self._groups[key] = group_copies(contents, self.thumbnails(images))
+            if len(self._groups) > MOST_GROUPED:
+                self._groups.popitem(last=False)
+        return groups
 
     def frozen_features(
         self,

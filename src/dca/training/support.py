@@ -12,7 +12,6 @@ from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.datasets.dataset import LabelledImage
 from dca.images.crops import LOW, DecodedImages
-from dca.images.hashing import group_copies
 from dca.methods.base import Fitter
 from dca.training.session import Session
 
@@ -52,8 +51,7 @@ class ImageSupport:
     @cached_property
     def groups(self) -> Tensor:
         """Group of each image, (N,), on the backbone's device: copies and near-copies share a number."""
-        numbers = group_copies(self.session.hash_images(self.images), self.session.thumbnails(self.images))
-        return torch.from_numpy(numbers).to(self.clip.device)
+        return torch.from_numpy(self.session.group_copies(self.images)).to(self.clip.device)
 
     @cached_property
     def store(self) -> DecodedImages:

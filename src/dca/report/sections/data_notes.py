@@ -11,6 +11,7 @@ from dca.core.hints import render_hint
 from dca.core.progress import stage_progress
 from dca.datasets.check import CheckReport, check_dataset
 from dca.datasets.folder import load_folder
+from dca.model.copies import SharedImages, describe_shared_images
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel
 
@@ -18,7 +19,7 @@ from dca.report.reported_model import ReportedModel
 def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """Findings of the data check, and notes of the fit."""
     model, checked = reported.model, check_data(reported)
-    notes = [*model.results_.get("warnings", []), *model.method_.notes()]
+    notes = [*model.results_.get("warnings", []), *_warn_of_shared_images(reported), *model.method_.notes()]
     if checked is None:
         return (
             {"notes": notes, "findings": [], "facts": []} if notes else "No data was given, and the fit noted nothing."
@@ -29,6 +30,12 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         for one in checked.findings
     ]
     return {"notes": notes, "findings": rows, "facts": facts}
+
+
+def _warn_of_shared_images(reported: ReportedModel) -> list[str]:
+    """The warning of the fit about images in two classes, if it gave one."""
+    rows = (reported.model.results_.get("findings") or {}).get("shared_images") or ()
+    return [describe_shared_images([SharedImages.from_dict(row) for row in rows])] if rows else []
 
 
 def check_data(reported: ReportedModel) -> CheckReport | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dca.core.text import pluralize
 from dca.methods.linear_probe import LinearProbeOptions, solve
+from dca.model.copies import describe_seen
 from dca.report.page import Section, percent
 from dca.report.reported_model import ReportedModel
 from dca.report.svg import Scale, drawing, element, label, line, rect, shorten
@@ -29,7 +30,10 @@ MOST_PROBE_SIZE = 200_000
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One accuracy with its interval. basis: what it was measured on. main: whether it is the headline."""
+    """One accuracy with its interval. basis: what it was measured on. main: whether it is the headline.
+
+    estimated: whether it is a mean over classes of held-out training images, and not a share of test images.
+    """
 
     name: str
     share: float
@@ -37,6 +41,7 @@ class Accuracy:
     high: float
     basis: str
     main: bool = False
+    estimated: bool = False
 
 
 def build(reported: ReportedModel) -> Mapping[str, Any] | str:
@@ -51,8 +56,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         "paired": _difference_to_zero_shot(reported),
         "chart": draw_accuracies(rows),
         "rows": rows,
-        "seen": reported.evaluation.seen_in_training if reported.evaluation is not None else 0,
-        "n": reported.evaluation.n if reported.evaluation is not None else 0,
+        "seen": _warn_of_seen(reported),
         "facts": _describe_model(reported),
     }
 
@@ -97,6 +101,17 @@ def evaluate_linear_probe(reported: ReportedModel) -> NDArray[np.bool_] | None:
     return right
 
 
+def _warn_of_seen(reported: ReportedModel) -> str:
+    """The warning that test images were trained on, those of the report or else of the fit; "" without any."""
+    found = reported.evaluation
+    if found is not None:
+        return describe_seen(found.seen_in_training, f"{found.n:,} images") if found.seen_in_training else ""
+    for row in [] if reported.model.lineage_ else (reported.model.results_.get("targets") or [])[:1]:
+        if seen := row.get("seen_in_training", 0):
+            return describe_seen(seen, f"{row['test_images']:,} test images of {row['name']}")
+    return ""
+
+
 def _with_interval(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
     return Accuracy(name, share, *wilson_interval(share, n), basis, main)
 
@@ -120,7 +135,7 @@ def _estimated_accuracies(reported: ReportedModel) -> list[Accuracy]:
     if found is None:
         return []
     basis = f"{found.how} on {pluralize(found.n, 'training image')}"
-    own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis)
+    own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis, estimated=True)
     if found.zero_shot_accuracy is None:
         return [own, own]
     return [_with_interval("zero-shot CLIP", found.zero_shot_accuracy, found.n, basis), own]
