@@ -17,7 +17,9 @@ from PIL import Image
 from dca import plots
 from dca.core.errors import UserError
 from dca.plots import ClassResult, charts, class_bars, image_grid
+from dca.plots.class_bars import Share
 from dca.stats.calibration import calibration_error
+from dca.stats.intervals import wilson_interval
 
 ODD_NAMES = ["日本の城", "$x^2$ & café", "🦊 fox\n\tnew", "ñandú", "", "a" * 200, "price $5", "naïve \u200b\u202e name"]
 
@@ -245,7 +247,46 @@ def test_class_results_count_what_each_model_got_right():
 def test_class_results_count_a_second_model():
     found = plots.count_correct_by_class([0, 0, 1], [0, 1, 0], [0, 0, 1], ["cat", "dog"], [1, 0, 1])
     assert found == [ClassResult("cat", 2, 1, 2, 1), ClassResult("dog", 1, 0, 1, 1)]
-    assert class_bars.sum_classes(found) == ClassResult("all 2 classes", 3, 1, 3, 2)
+    overall = class_bars.sum_classes(found)
+    assert (overall.name, overall.images) == ("all 2 classes", 3)
+    for share, right in ((overall.zero_shot, 1), (overall.adapted, 3), (overall.second_model, 2)):
+        assert share == Share(right / 3, *wilson_interval(right / 3, 3))
+
+
+def test_a_class_that_cannot_be_measured_is_named_last():
+    found = plots.count_correct_by_class([0, 2], None, [0, 0], ["cat", "dog", "pug"], missing={1: "1 photo"})
+    assert found[1] == ClassResult("dog", 0, None, 0, None, "1 photo")
+    assert [row.name for row in class_bars.select_hardest(found, 30)] == ["cat", "pug", "dog"]
+    seen = plots.count_correct_by_class([1], None, [1], ["cat", "dog"], missing={1: "1 photo"})
+    assert seen[1].missing == "", "it is measured after all"
+
+
+def test_bars_show_the_estimate_and_the_classes_that_it_leaves_out(monkeypatch):
+    rows = [ClassResult("cat", 8, None, 8), ClassResult("dog", 2, None, 1), ClassResult("pug", 0, None, 0, None, "why")]
+    estimate = Share(0.75, 0.4, 0.9)
+    figure = figure_of(monkeypatch, lambda: plots.plot_accuracies(rows, "x.png", label="m", estimate=estimate))
+    found = texts_of(figure)
+    assert "Estimated accuracy 75.0 %" in found
+    assert "m on 10 test images; mean over classes; lines are 95 % intervals" in found
+    assert {"mean over classes", "75.0", "pug", "why"} <= set(found)
+    assert not any("90.0" in text for text in found), "the share of all images"
+    (line,) = [line for line in figure.axes[0].lines if list(line.get_xdata()) == [40.0, 90.0]]
+    assert line.get_ydata()[0] < 0
+
+
+def test_bars_of_test_images_name_the_mean_over_classes_where_it_differs(monkeypatch):
+    rows = [ClassResult("cat", 8, None, 8), ClassResult("dog", 2, None, 1)]
+    found = texts_of(figure_of(monkeypatch, lambda: plots.plot_accuracies(rows, "x.png", label="m")))
+    assert "Accuracy 90.0 %" in found
+    assert "m on 10 test images; mean over classes 75.0 %; lines are 95 % intervals" in found
+
+
+def test_a_class_that_cannot_be_measured_is_in_the_confusion(monkeypatch):
+    matrix = [[2, 0, 0], [0, 3, 0], [0, 0, 0]]
+    missing = {2: "1 photo: cannot be measured"}
+    figure = figure_of(monkeypatch, lambda: plots.plot_confusion(matrix, ["a", "b", "c"], "x.png", missing=missing))
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
+    assert any("c: 1 photo: cannot be measured" in text for text in texts_of(figure))
 
 
 def figure_of(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], object]) -> Figure:
@@ -307,7 +348,10 @@ def test_reliability_names_the_calibration_error_of_the_library(monkeypatch):
     sure, right = np.array([0.95, 0.95, 0.55, 0.35]), np.array([True, False, True, False])
     figure = figure_of(monkeypatch, lambda: plots.plot_reliability(sure, right, "x.png"))
     assert f"Calibration error (ECE) {calibration_error(sure, right):.3f}" in texts_of(figure)
-    assert any("mean confidence 70.0 %, accuracy 50.0 % on 4 images" in text for text in texts_of(figure))
+    assert any("mean confidence 70.0 %, 50.0 % of 4 images right" in text for text in texts_of(figure))
+    assert not any("accuracy" in text for text in texts_of(figure))
+    figure = figure_of(monkeypatch, lambda: plots.plot_reliability(sure, right, "x.png", accuracy=0.4))
+    assert any("estimated accuracy, mean over classes: 40.0 %" in text for text in texts_of(figure))
 
 
 def test_the_label_sheet_shows_both_labels_in_the_order_given(tmp_path, monkeypatch):

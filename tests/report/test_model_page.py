@@ -14,7 +14,19 @@ from dca.report import page
 from dca.report.assemble import make_model_page
 from dca.report.page import Section, render
 from dca.report.reported_model import ReportedModel, UnseenPredictions, list_held_out, prepare_report
-from dca.report.sections import SECTIONS, headline, labels, mistakes, next_photos, photos, prompts, provenance
+from dca.report.sections import (
+    SECTIONS,
+    calibration,
+    confusion,
+    headline,
+    labels,
+    mistakes,
+    next_photos,
+    per_class,
+    photos,
+    prompts,
+    provenance,
+)
 from dca.report.sections import headline as probe
 from dca.report.sections.headline import evaluate_linear_probe
 from report.html_structure import structure
@@ -80,6 +92,28 @@ def test_the_headline_is_what_was_measured(tested: ReportedModel, held_out: Repo
     finally:
         bare.model.results_ = results
     assert [(row.share, row.main) for row in estimated] == [(found.zero_shot_accuracy, False), (found.accuracy, True)]
+
+
+def test_classes_that_cannot_be_measured_are_named_and_the_estimate_is_shown(held_out: ReportedModel) -> None:
+    assert held_out.predictions is not None
+    assert held_out.model.estimate_ is not None
+    label, why = held_out.labels[0], "1 photo: cannot be measured"
+    kept = held_out.predictions.truth != 0
+    fewer = dataclasses.replace(
+        held_out.predictions,
+        **{name: getattr(held_out.predictions, name)[kept] for name in ("truth", "predicted", "confidence", "own")},
+        missing={0: why},
+    )
+    changed = dataclasses.replace(held_out, predictions=fewer)
+    rows, matrix, sure = per_class.build(changed), confusion.build(changed), calibration.build(changed)
+    assert not isinstance(rows, str)
+    assert not isinstance(matrix, str)
+    assert not isinstance(sure, str)
+    assert rows["missing"] == matrix["missing"] == [(label, why)]
+    assert rows["untested"] == 0
+    assert sure["estimate"] == held_out.model.estimate_.accuracy
+    html = render(SECTIONS, changed, title="t", about="a")
+    assert html.count(why) == 2
 
 
 def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, held_out: ReportedModel) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dca import plots
 from dca.datasets.dataset import LabelledImage
-from dca.model.records import HeldOutPrediction, TrainingImage
+from dca.model.records import Estimate, HeldOutPrediction, TrainingImage
 from dca.runs.plots import PLOT_FILES, list_held_out_predictions, list_test_predictions, plot_evaluation
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
@@ -35,7 +35,11 @@ def test_plots_show_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     sure, right = given["plot_reliability"][:2]
     assert sure.tolist() == [0.7, 0.6, 0.8]
     assert right.tolist() == [True, False, True]
-    assert given["plot_accuracies"][0] == [("a", 1, 1, 1, None), ("b", 1, 1, 0, None), ("c", 1, 0, 1, None)]
+    assert given["plot_accuracies"][0] == [
+        ("a", 1, 1, 1, None, ""),
+        ("b", 1, 1, 0, None, ""),
+        ("c", 1, 0, 1, None, ""),
+    ]
     images, truths, said, sure = given["plot_selected_predictions"][:4]
     assert (truths, said, sure) == (["b", "a", "c"], ["a", "a", "c"], [0.6, 0.7, 0.8])
     assert [int(image[0, 0, 0]) for image in images] == [20, 0, 40]
@@ -50,6 +54,24 @@ def test_held_out_predictions_of_training_images_are_taken_where_they_are_known(
     assert judged.predicted.tolist() == [0, 0, 0]
     assert len(judged.images) == 3
     assert list_held_out_predictions(items(2), [TrainingImage(n, "", "") for n in (0, 1)], ["a", "b"]) is None
+
+
+def test_plots_of_held_out_images_show_the_estimate_and_name_classes_of_one_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: dict[str, dict[str, Any]] = {}
+    for name in ("plot_confusion", "plot_reliability", "plot_accuracies"):
+        monkeypatch.setattr(plots, name, lambda *_, _name=name, **named: given.update({_name: named}) or tmp_path)
+    records = [TrainingImage(n % 2, "", "", HeldOutPrediction(0, 0.5, 0.1)) for n in range(3)]
+    records.append(TrainingImage(2, "", ""))
+    estimate = Estimate("leave-one-out", 0.5, 0.2, 0.8, 3)
+    held_out = [LabelledImage(item.image, record.label) for item, record in zip(items(4), records, strict=True)]
+    judged = list_held_out_predictions(held_out, records, ["a", "b", "c"], estimate)
+    assert judged is not None
+    plot_evaluation(judged, tmp_path, "m")
+    assert given["plot_accuracies"]["estimate"] == (0.5, 0.2, 0.8)
+    assert given["plot_reliability"]["accuracy"] == 0.5
+    assert given["plot_confusion"]["missing"] == {2: "1 photo: cannot be measured"}
 
 
 @pytest.mark.parametrize("part", ["", "train"])

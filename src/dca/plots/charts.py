@@ -120,20 +120,24 @@ def _flatten(row: Mapping[str, Any]) -> list[tuple[str, float]]:
 # Confusion
 
 
-def plot_confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) -> Path:
+def plot_confusion(
+    matrix: ArrayLike, classes: Sequence[str], path: Path | str, *, missing: Mapping[int, str] | None = None
+) -> Path:
     """Draw the confusion matrix, the classes with the highest error rate first.
 
-    Classes that are neither tested nor predicted are left out.
+    Classes that are neither tested nor predicted are left out, but for those of `missing`, which come last.
 
     Args:
         matrix: (C, C) counts; row = true class, column = predicted class.
         classes: Names of the C classes.
         path: Where to write the chart, a .png or .svg file.
+        missing: Class -> why it could not be measured.
     """
     counts = np.asarray(matrix, dtype=int)
     if counts.shape != (len(classes), len(classes)):
         raise ValueError(f"matrix of shape {counts.shape} for {len(classes)} classes")
-    ranked = order_by_error(counts) or list(range(len(counts)))
+    ranked, missing = order_by_error(counts), missing or {}
+    ranked = [*ranked, *(c for c in missing if c not in ranked)] or list(range(len(counts)))
     order, present = ranked[:MOST_ROWS], len(ranked)
     images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
@@ -145,6 +149,9 @@ def plot_confusion(matrix: ArrayLike, classes: Sequence[str], path: Path | str) 
         below = f"{n - right:,} of {n:,} images wrong; rows: true class, columns: predicted class"
         if len(order) < present:
             below += f"\nthe {len(order)} classes with the highest error rate, of {present}"
+        for c in list(missing)[:1]:
+            rest = f", and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            below += f"\n{fit_text(classes[c], 20)}: {missing[c]}{rest}"
         style.add_title(figure, "Confusion matrix", below)
         axes = style.add_axes(figure, names, 1.2, side, side)
         _draw_cells(axes, shown, np.maximum(1, images), size=7.5 if cell > 0.3 else 6)
@@ -201,26 +208,31 @@ def _draw_row_labels(
 # Calibration
 
 
-def plot_reliability(confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None) -> Path:
-    """Draw accuracy against confidence, with the expected calibration error over 15 bins.
+def plot_reliability(
+    confidence: ArrayLike, right: ArrayLike, path: Path | str, *, bins: int | None = None, accuracy: float | None = None
+) -> Path:
+    """Draw the share of right answers against confidence, with the expected calibration error over 15 bins.
 
     Args:
         confidence: (N,) probability of the predicted class.
         right: (N,) whether the prediction is correct.
         path: Where to write the chart, a .png or .svg file.
         bins: Number of bars; by default as many as suit the number of images.
+        accuracy: The mean over classes, if that is what the model's accuracy is said to be.
     """
     style.require_matplotlib()
 
     found = measure_reliability(confidence, right, bins)
     table, n = found.bins, int(found.bins.count.sum())
     with new_figure(5.2, 5.75) as figure:
-        below = f"mean confidence {percent(found.confidence)}, accuracy {percent(found.accuracy)} on {n:,} images"
-        below += f"\nbars: accuracy, pale below {FEW} images; lines: 95 % intervals; dashed: ideal"
+        below = f"mean confidence {percent(found.confidence)}, {percent(found.accuracy)} of {n:,} images right"
+        if accuracy is not None and percent(accuracy) != percent(found.accuracy):
+            below += f";\nestimated accuracy, mean over classes: {percent(accuracy)}"
+        below += f"\nbars: share right, pale below {FEW} images; lines: 95 % intervals; dashed: ideal"
         style.add_title(figure, f"Calibration error (ECE) {found.ece:.3f}", below)
         axes = style.add_axes(figure, 0.75, 1.15, 4.1, 3.0)
         _draw_reliability(axes, table)
-        axes.set_ylabel("accuracy, %")
+        axes.set_ylabel("right, %")
         counts = style.add_axes(figure, 0.75, 4.35, 4.1, 0.8)
         counts.bar(_bin_centers(table), table.count, width=88 / len(table.count), color=PALE)
         counts.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 100], ylabel="images", xlabel="confidence, %")

@@ -259,8 +259,8 @@ def plot_demo(
     left = 6.0
     with new_figure(left + columns * (_TILE + _GAP) - _GAP + 0.3, height) as figure:
         overall = sum_classes(per_class)
-        right = [count for count in (overall.zero_shot, overall.second_model, overall.adapted) if count is not None]
-        shares = [percent(count / max(1, overall.images)) for count in right]
+        known = [share for share in (overall.zero_shot, overall.second_model, overall.adapted) if share is not None]
+        shares = [percent(share.value) for share in known]
         took = [f" in {format_seconds(each)}" for each in seconds] or [""] * len(labels)
         figures = [f"{shares[0]} zero-shot", *map("{} with {}{}".format, shares[1:], map(fit_text, labels), took)]
         seen = f" after {shots} per class" if shots else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dca.core.text import pluralize, to_printable
 from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike
 from dca.model.classifier import Classifier
+from dca.model.findings import missing_classes, recall_by_class
 from dca.model.gallery import Gallery
 from dca.model.inputs import evaluation_items
 from dca.report import thumbnails
@@ -44,6 +45,7 @@ class UnseenPredictions:
         names: Short name of each image.
         images: The images; empty where only thumbnails are left.
         gallery_indices: Index of each image in the gallery, -1 where it has none.
+        missing: Class -> why none of its images could be held out.
     """
 
     tested: bool
@@ -56,6 +58,7 @@ class UnseenPredictions:
     names: tuple[str, ...]
     images: tuple[ImageLike, ...]
     gallery_indices: tuple[int, ...]
+    missing: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.truth)
@@ -238,6 +241,7 @@ def list_held_out(model: Classifier) -> UnseenPredictions | None:
         names=tuple(to_printable(image.name) for image, _ in rows),
         images=(),
         gallery_indices=tuple(indices.get(image.sha256, -1) for image, _ in rows),
+        missing=missing_classes(recall_by_class(model.training_images_, model.classes_.tolist())),
     )
 
 

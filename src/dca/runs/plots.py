@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from dca.datasets.task import Task
 from dca.images.decode import ImageLike, Unreadable, try_decode_all
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
-from dca.model.records import TrainingImage
+from dca.model.findings import missing_classes, recall_by_class
+from dca.model.records import Estimate, TrainingImage
 from dca.plots.style import can_draw
 from dca.training.evaluate import Evaluation
 
@@ -33,7 +34,8 @@ class EvaluatedImages:
 
     images: the images. labels: label of each class. truth, predicted: class index of each image, (N,). probability: of
     the predicted class, (N,). zero_shot: class that zero-shot CLIP predicts, (N,), where it was measured. what: what
-    the images are, for titles.
+    the images are, for titles. estimate: the estimated accuracy, where they are held-out training images. missing:
+    class -> why none of its images could be held out.
     """
 
     images: Sequence[ImageLike]
@@ -43,6 +45,8 @@ class EvaluatedImages:
     probability: NDArray[np.float64]
     zero_shot: NDArray[np.int64] | None = None
     what: str = "test images"
+    estimate: Estimate | None = None
+    missing: Mapping[int, str] = field(default_factory=dict)
 
 
 def list_test_predictions(
@@ -56,11 +60,14 @@ def list_test_predictions(
 
 
 def list_held_out_predictions(
-    items: Sequence[LabelledImage], records: Sequence[TrainingImage], labels: Sequence[Any]
+    items: Sequence[LabelledImage],
+    records: Sequence[TrainingImage],
+    labels: Sequence[Any],
+    estimate: Estimate | None = None,
 ) -> EvaluatedImages | None:
     """The predictions for training images by models that have not seen them; None if there are none.
 
-    records: the images in the record of a model, see `Classifier.training_images_`.
+    records: the images in the record of a model, see `Classifier.training_images_`. estimate: what they gave.
     """
     known = [(item, record, record.held_out) for item, record in zip(items, records, strict=True) if record.held_out]
     if not known:
@@ -72,6 +79,8 @@ def list_held_out_predictions(
         np.array([held.predicted for *_, held in known]),
         np.array([held.probability for *_, held in known]),
         what="training images, each left out",
+        estimate=estimate,
+        missing=missing_classes(recall_by_class(records, labels)),
     )
 
 
@@ -83,14 +92,24 @@ def plot_evaluation(predictions: EvaluatedImages, folder: Path, model: str) -> l
     names, size = list(map(str, predictions.labels)), len(predictions.labels)
     matrix = np.zeros((size, size), dtype=int)
     np.add.at(matrix, (predictions.truth, predictions.predicted), 1)
-    right = predictions.predicted == predictions.truth
-    results = plots.count_correct_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, names)
+    right, estimate = predictions.predicted == predictions.truth, predictions.estimate
+    results = plots.count_correct_by_class(
+        predictions.truth, predictions.zero_shot, predictions.predicted, names, missing=predictions.missing
+    )
     confusion, mistakes, reliability, classes = (folder / name for name in PLOT_FILES)
     return [
-        plots.plot_confusion(matrix, names, confusion),
+        plots.plot_confusion(matrix, names, confusion, missing=predictions.missing),
         _mistakes(predictions, names, mistakes),
-        plots.plot_reliability(predictions.probability, right, reliability),
-        plots.plot_accuracies(results, classes, label=model, what=predictions.what),
+        plots.plot_reliability(
+            predictions.probability, right, reliability, accuracy=estimate.accuracy if estimate else None
+        ),
+        plots.plot_accuracies(
+            results,
+            classes,
+            label=model,
+            what=predictions.what,
+            estimate=plots.Share(estimate.accuracy, estimate.low, estimate.high) if estimate else None,
+        ),
     ]
 
 
@@ -143,7 +162,9 @@ def plot_run(
         for target, both in zip(task.targets, reports, strict=True)
     }
     if not predictions:
-        left_out = list_held_out_predictions(task.source.train, model.training_images_, model.classes_.tolist())
+        left_out = list_held_out_predictions(
+            task.source.train, model.training_images_, model.classes_.tolist(), model.estimate_
+        )
         predictions = {} if left_out is None else {"": left_out}
     drawn: list[Path] = []
     for number, (name, each) in enumerate(predictions.items()):

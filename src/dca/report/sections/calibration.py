@@ -1,4 +1,4 @@
-"""Whether probabilities can be trusted: accuracy by confidence, and the expected calibration error."""
+"""Whether probabilities can be trusted: right answers by confidence, and the expected calibration error."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     predictions = reported.predictions
     if predictions is None:
         return "No predictions for images that the model has not seen."
-    found = measure_reliability(predictions.confidence, predictions.right)
+    found, estimate = measure_reliability(predictions.confidence, predictions.right), reported.model.estimate_
     return {
         "chart": draw_reliability(found),
         "ece": found.ece,
         "bins": BINS,
         "mean": found.confidence,
         "share": found.accuracy,
+        "estimate": None if predictions.tested or estimate is None else estimate.accuracy,
         "tilt": "too sure" if found.confidence > found.accuracy else "not sure enough",
         "basis": predictions.basis,
         "temperature": reported.model.method_.temperature,
@@ -37,7 +38,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
 
 
 def draw_reliability(found: Reliability) -> Markup:
-    """Accuracy of every bin of the confidence with its interval, and below it how many images there are."""
+    """Share of right answers in every bin of the confidence with its interval, and below it the number of images."""
     table = found.bins
     left, right, bins = 40.0, 344.0, len(table.count)
     x, y = Scale(0, 1, left, right), Scale(0, 1, 232, 12)

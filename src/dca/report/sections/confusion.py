@@ -37,6 +37,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     behind = _collect_images(reported, predictions, [(a, b) for a, b, _ in pairs])
     linked = {(row["a"], row["b"]) for row in behind}
     return {
+        "missing": [(labels[c], why) for c, why in predictions.missing.items()],
         "names": [labels[c] for c in shown],
         "rows": [_describe_row(counts, labels, c, shown, linked) for c in shown],
         "classes": len(order),

@@ -18,7 +18,13 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     predictions = reported.predictions
     if predictions is None:
         return "No predictions for images that the model has not seen."
-    results = count_correct_by_class(predictions.truth, predictions.zero_shot, predictions.predicted, reported.labels)
+    results = count_correct_by_class(
+        predictions.truth,
+        predictions.zero_shot,
+        predictions.predicted,
+        reported.labels,
+        missing=predictions.missing,
+    )
     tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
     rows = [_describe_bar(row) for row in tested]
     return {
@@ -26,7 +32,8 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         "rest": rows[MOST:],
         "basis": predictions.basis,
         "zero_shot": predictions.zero_shot is not None,
-        "untested": len(results) - len(tested),
+        "missing": [(row.name, row.missing) for row in results if row.missing],
+        "untested": sum(not row.images and not row.missing for row in results),
     }
 
 
