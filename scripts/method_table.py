@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import click
 import pages
 
-from dca.core.files import write_json
+from dca.core.files import read_json, write_json
 from dca.datasets.catalog import title_of
 from dca.methods.registry import all_methods
 from dca.methods.summary import markdown_table
@@ -23,10 +24,11 @@ from dca.study.measured import measured_accuracies
 from dca.study.report.means import mean_over_datasets, mean_over_seeds
 from dca.study.report.subject import read_subject
 from dca.study.report.tables import MISSING, TableCell
-from dca.study.results import PARAMETERS
+from dca.study.results import PARAMETERS, Variant
 from dca.study.specification import load_specification
 
 ROOT = Path(__file__).resolve().parents[1]
+SELECTION = ROOT / "study" / "selection.json"
 MEASURED = ROOT / "src" / "dca" / "methods" / "measured.json"
 METHODS, STUDY = "methods: scripts/method_table.py", "study: scripts/method_table.py"
 MOST = 16
@@ -42,20 +44,31 @@ def make_study_table(specification: str, runs: Path) -> str:
     subject = read_subject(runs, specifications=[specification])
     (block,) = subject.of_protocol("few-shot")
     datasets = [dataset for dataset in block.datasets if dataset in block.averaged]
-    rows = []
-    for variant in subject.methods(block):
+    main, rows = subject.methods(block), []
+    chosen = [variant for variant in list_chosen(read_json(SELECTION)) if variant not in main]
+    for variant in [*main, *(variant for variant in chosen if variant in block.variants)]:
         means = [mean_over_datasets(block, variant, shots, datasets) for shots in block.shots]
         cells = [mean_over_seeds(block, variant, name, MOST) for name in datasets]
         trained = mean_over_datasets(block, variant, MOST, datasets[:1], PARAMETERS)
         values = "–" if trained is None else f"{trained.value:,.0f}"
         last = means[-1].value if means[-1] and means[-1].value else 0.0
-        rows.append(
-            (-last, f"| `{variant.method}` | {' | '.join(map(format_accuracy, [*means, *cells]))} | {values} |")
-        )
+        changed = ", ".join(f"`{name}={value}`" for name, value in variant.options)
+        title = f"`{variant.method}`" + (f", {changed}, as chosen" if variant in chosen else "")
+        rows.append((-last, f"| {title} | {' | '.join(map(format_accuracy, [*means, *cells]))} | {values} |"))
     titles = [f"K={shots}" for shots in block.shots]
     titles += [*map(title_of, datasets), f"trained values, {title_of(datasets[0])}"]
     head = [f"| method | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     return "\n".join([*head, *(row for _, row in sorted(rows))])
+
+
+def list_chosen(selection: dict[str, Any]) -> list[Variant]:
+    """What the rule chose for methods of which an option keeps another default (`kept_defaults`)."""
+    found = []
+    for name, method in all_methods().items():
+        if method.kept_defaults and name in selection["methods"]:
+            chosen, default = selection["methods"][name]["chosen"], method.parse_options({})
+            found.append(Variant.of(name, {k: v for k, v in chosen.items() if getattr(default, k) != v}, {}))
+    return found
 
 
 def format_accuracy(entry: TableCell | None) -> str:

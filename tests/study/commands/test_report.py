@@ -33,6 +33,18 @@ def test_the_selection_beside_the_runs_is_shown(dca: Callable[..., object], tmp_
     assert digest in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_row_with_another_default_than_the_selection_chose_says_so(
+    dca: Callable[..., object], tmp_path: Path
+) -> None:
+    write_run(tmp_path, 0.5, method="closed_form")
+    write_run(tmp_path, 0.6, method="gda")
+    (tmp_path / "selection.json").write_text("{}")
+    assert dca("study", "report", tmp_path, "-o", tmp_path / "report").code == 0
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert text.count("not as selected: ") == 1
+    assert "not as selected: the row closed\\_form has the default of text\\_shots: 4 was chosen" in text
+
+
 def test_mistakes_of_the_user_are_named(dca: Callable[..., object], tmp_path: Path, fitted: Path) -> None:
     write_run(tmp_path / "runs", 0.5, method="gda")
     done = dca("report", tmp_path / "runs")

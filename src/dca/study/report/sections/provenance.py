@@ -10,6 +10,7 @@ import numpy
 import dca
 from dca.core.files import json_digest
 from dca.core.text import pluralize
+from dca.methods.registry import get_method
 from dca.study.index import is_results_file
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection
@@ -44,7 +45,19 @@ def build(subject: Subject) -> Part:
     if subject.selection is not None:
         name, digest = subject.selection
         facts.append(("selection of the options", f"{name}, sha256 {digest}"))
+        facts += [("not as selected", line) for line in _list_kept_defaults(subject)]
     return Part(notes=(OF_FILE if is_results_file(subject.runs) else OF_FOLDER,), facts=tuple(facts))
+
+
+def _list_kept_defaults(subject: Subject) -> list[str]:
+    """The rows of methods that keep a default where another value was selected, with the reason."""
+    rows = dict.fromkeys(variant for block in subject.blocks for variant in block.main.values())
+    return [
+        f"the row {subject.names(variant)} has the default of {option}: {why}"
+        for variant in rows
+        for option, why in get_method(variant.method).kept_defaults.items()
+        if option not in dict(variant.options)
+    ]
 
 
 SECTION = RunsSection("provenance", "How it was made", build)
