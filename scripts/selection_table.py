@@ -16,6 +16,8 @@ from dca.core.files import read_json
 
 SELECTION = Path(__file__).resolve().parents[1] / "study" / "selection.json"
 SCRIPT = "scripts/selection_table.py"
+# The methods of which a table shows all settings, and the mark of that table.
+ALL_SETTINGS, SETTINGS = ("clap", "lamm"), "settings: scripts/selection_table.py"
 
 
 def make_table(selection: Mapping[str, Any]) -> str:
@@ -25,6 +27,23 @@ def make_table(selection: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join([*lines, *(_make_row(name, own) for name, own in selection["methods"].items())])
+
+
+def make_settings_table(selection: Mapping[str, Any]) -> str:
+    """One row per setting of CLAP and LAMM: what differs from the reference, and what that brings."""
+    lines = ["| method | setting | mean | difference |", "|---|---|---:|---:|"]
+    for name in ALL_SETTINGS:
+        own = selection["methods"][name]
+        for number, one in enumerate(own["settings"]):
+            changed = _format_options(one["options"], own["reference"]) or "the reference"
+            mean, gain = _format_percent(one), _format_gain(one) if number else ""
+            lines.append(f"| `{name}` | {changed} | {mean} | {gain} |")
+    return "\n".join(lines)
+
+
+def _format_gain(setting: Mapping[str, Any]) -> str:
+    """The paired difference to the reference with its standard error, in points."""
+    return f"{100 * setting['difference']:+.1f} ± {100 * setting['standard_error']:.1f}"
 
 
 def _make_row(method: str, own: Mapping[str, Any]) -> str:
@@ -37,12 +56,8 @@ def _make_row(method: str, own: Mapping[str, Any]) -> str:
     ]
     if chosen is reference:
         return "| " + " | ".join([f"`{method}`", cells[1], "", cells[3], "the reference", "", ""]) + " |"
-    gain = f"{100 * chosen['difference']:+.1f} ± {100 * chosen['standard_error']:.1f}"
-    return (
-        "| "
-        + " | ".join([*cells, _format_options(own["chosen"], own["reference"]), _format_percent(chosen), gain])
-        + " |"
-    )
+    last = [_format_options(own["chosen"], own["reference"]), _format_percent(chosen), _format_gain(chosen)]
+    return "| " + " | ".join([*cells, *last]) + " |"
 
 
 def _find_setting(own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -60,9 +75,11 @@ def _format_percent(setting: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the table."""
+    """Write the tables."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_part(SCRIPT, make_table(read_json(SELECTION)))
+    selection = read_json(SELECTION)
+    write_part(SCRIPT, make_table(selection))
+    write_part(SETTINGS, make_settings_table(selection))
 
 
 if __name__ == "__main__":

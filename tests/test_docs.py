@@ -71,6 +71,42 @@ def extra(arguments: list[str]) -> list[str]:
     return [*quick, *(["--overwrite"] if Path(target).exists() and "--overwrite" not in arguments else [])]
 
 
+# A cell with a measured value: a number with decimals, alone or with what follows it, or a percentage.
+FIGURE = re.compile(r"^\**[-+−]?\d+\.\d+\b(?!\.)|\d %$")
+MADE_BY = re.compile(r"python (-m )?[\w/]+|dca (study|eval|bench|compare)\b|<!-- (\w+: )?[\w/]+\.py")
+MEASURED_PAGES = [*PAGES, "study/README.md", "src/dca/backbones/mini/README.md"]
+
+
+def sections(page: str) -> list[str]:
+    """The parts of a page from heading to heading; a # in a block of code is no heading."""
+    text = re.sub(r"```.*?```", lambda block: block.group().replace("\n#", "\n"), page, flags=re.DOTALL)
+    return re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+
+
+def has_figures(section: str) -> bool:
+    """Whether a section has a table of measured values: more than two cells of it are figures."""
+    tables = re.findall(r"(?:^ *\|.*\n?)+", section, re.MULTILINE)
+    return any(sum(bool(FIGURE.search(cell.strip())) for cell in table.split("|")) > 2 for table in tables)
+
+
+def unnamed_tables(page: str) -> list[str]:
+    """The headings of sections that have a table of figures and name no command that makes it."""
+    return [part.splitlines()[0] for part in sections(page) if has_figures(part) and not MADE_BY.search(part)]
+
+
+@pytest.mark.parametrize("page", MEASURED_PAGES)
+def test_every_table_of_figures_names_its_command(page: str) -> None:
+    assert unnamed_tables((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_table_of_figures_without_a_command_is_found() -> None:
+    table = "| a | b |\n|---|---:|\n| x | 71.5 |\n| y | 60.1 ± 0.2 |\n| z | +1.0 [+0.2, +1.8] |\n"
+    command = "```sh\n# how\npython study/measurements/x.py DATA\n```\n"
+    assert unnamed_tables(f"# One\n\n{table}\n## Two\n\n{command}") == ["# One"]
+    assert unnamed_tables(f"# One\n\n{table}\n{command}") == []
+    assert unnamed_tables("# Files\n\n| a.1.csv | 2 |\n|---|---|\n| b | 0 |\n| 4 | 8 |\n") == []
+
+
 @pytest.fixture
 def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages mention, and the tiny backbone in place of the embedded one."""

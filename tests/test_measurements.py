@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from conftest import shared
+from dca import Session
 from dca.backbones.clip import CLIP
+from dca.datasets.folder import load_folder
+from dca.datasets.sample import load_sample, write_sample
 from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
 from oracles.images import Images
@@ -111,8 +115,44 @@ def test_a_study_prints_its_tables_and_writes_its_figures(
 
 def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
     script = load("selection_table")
-    table = script.make_table(json.loads(script.SELECTION.read_text(encoding="utf-8")))
-    assert table == load("pages").read_part(script.SCRIPT), "run: python scripts/selection_table.py"
+    selection, pages = json.loads(script.SELECTION.read_text(encoding="utf-8")), load("pages")
+    for mark, table in (
+        (script.SCRIPT, script.make_table(selection)),
+        (script.SETTINGS, script.make_settings_table(selection)),
+    ):
+        assert table == pages.read_part(mark), "run: python scripts/selection_table.py"
+
+
+@pytest.mark.parametrize(
+    ("script", "table", "mark", "file"),
+    [
+        ("closed_form", "make_label_table", "study/measurements/closed_form.py labels", "closed_form_labels.json"),
+        ("gda_alpha", "make_tables", "study/measurements/gda_alpha.py", "gda_alpha.json"),
+    ],
+)
+def test_the_docs_show_the_committed_figures(script: str, table: str, mark: str, file: str, load: Load) -> None:
+    rows = json.loads((ROOT / "study" / file).read_text(encoding="utf-8"))["rows"]
+    assert getattr(load(script), table)(rows) == load("pages").read_part(mark)
+
+
+def test_no_choice_of_alpha_is_better_than_the_best_of_the_measured_images(load: Load, tiny_folder: Path) -> None:
+    sample = load_sample(per_class_train=3, per_class_test=4, size=32)
+    study, source = load("gda_alpha"), replace(sample, val=sample.test)
+    found = study.measure_choices(source, 2, 1, Session(device="cpu"), str(tiny_folder))
+    assert found["n"] == 20, "two of each class are validation images of the draw"
+    assert max(found["loo"], found["validation"]) <= found["best"] <= 1
+    row = {"dataset": "x", "shots": 2, **found}
+    lines = study.make_tables([{**row, "loo": 0.5}, {**row, "loo": 0.6}]).splitlines()
+    assert lines[-1].startswith("| 2 | 55.0 / ")
+    assert lines[-1].endswith(" | 20 |")
+
+
+def test_the_example_of_the_readme_is_copied_into_two_folders(load: Load, tmp_path: Path) -> None:
+    folder = write_sample(tmp_path / "data", per_class_train=12, per_class_test=5, size=32)
+    load("closed_form").copy_example(load_folder(folder), tmp_path)
+    for name, images in (("photos", 8), ("more_photos", 9)):
+        counts = [len(list(each.iterdir())) for each in (tmp_path / name).iterdir()]
+        assert counts == [images] * 6
 
 
 CLIP_FEATURES = ROOT / "study" / "clip_features.json"

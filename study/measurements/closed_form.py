@@ -3,33 +3,42 @@
     python study/measurements/closed_form.py intervals DATA ... [--tasks 60]
     python study/measurements/closed_form.py calibration DATA ... [--method gda ...] [--shots 4 ...]
     python study/measurements/closed_form.py unknown DATA ...
-    python study/measurements/closed_form.py labels DATA ...
+    python study/measurements/closed_form.py labels DATA ... [--json study/closed_form_labels.json]
+    python study/measurements/closed_form.py labels --show study/closed_form_labels.json --page docs/closed-form.md
+    python study/measurements/closed_form.py example CALTECH --out FOLDER
 
-DATA are dataset folders as `dca fit` takes them. Nothing is chosen here: all settings are the defaults.
+DATA are dataset folders as `dca fit` takes them. Nothing is chosen here: all settings are the defaults. `example`
+copies the images of a task into FOLDER/photos and FOLDER/more_photos, for the screen in the README.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paired import format_table, print_tables, read_rows, write_rows
 
 from dca import Classifier, Session
 from dca.core import seeds
 from dca.datasets import load_dataset
+from dca.datasets.catalog import title_of
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_training_part
 from dca.methods.registry import get_method
 from dca.model.findings import doubtful_labels
 
 SEEDS = (1, 2, 3)
+# The mark of the table of flipped labels on its page.
+LABELS = "study/measurements/closed_form.py labels"
 
 
 def existing_items(items: Sequence[LabelledImage]) -> tuple[LabelledImage, ...]:
@@ -145,8 +154,9 @@ def measure_unknown(datasets: Sequence[Dataset], session: Session, shots: Sequen
             click.echo(f"{dataset.name}, {K} shots: AUROC {areas}")
 
 
-def measure_labels(datasets: Sequence[Dataset], session: Session) -> None:
-    """Share of flipped labels among the twice as many most suspicious images, 5 % flipped, 16 shots."""
+def measure_labels(datasets: Sequence[Dataset], session: Session) -> list[dict[str, Any]]:
+    """Share of flipped labels among the twice as many most suspicious images, 5 % flipped, 16 shots; row by dataset."""
+    rows: list[dict[str, Any]] = []
     for dataset in datasets:
         shares = []
         for seed in SEEDS:
@@ -162,20 +172,50 @@ def measure_labels(datasets: Sequence[Dataset], session: Session) -> None:
             order = sorted((image.held_out.own, i) for i, image in enumerate(model.training_images_) if image.held_out)
             shares.append(len({i for _, i in order[: 2 * len(flipped)]} & {*flipped.tolist()}) / len(flipped))
             listed = len(doubtful_labels(model.training_images_, model.classes_.tolist()))
-        found = ", ".join(f"{100 * share:.0f}" for share in shares)
-        click.echo(f"{dataset.name}: {found} % of {len(flipped)} flipped labels; the last fit lists {listed} labels")
+        click.echo(f"{dataset.name}: the last fit lists {listed} labels", err=True)
+        images = len(source.train)
+        rows.append({"dataset": dataset.name, "images": images, "flipped": len(flipped), "found": shares})
+    return rows
+
+
+def make_label_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Flipped labels that were found, in percent, one column per draw."""
+    return format_table(
+        ["dataset", "images", "flipped", *(f"draw {seed}" for seed in SEEDS)],
+        [
+            [title_of(row["dataset"]), f"{row['images']:,}", str(row["flipped"])]
+            + [f"{100 * share:.0f}" for share in row["found"]]
+            for row in rows
+        ],
+    )
+
+
+def copy_example(dataset: Dataset, folder: Path) -> None:
+    """Copy the images of a task into photos/CLASS/ and more_photos/CLASS/, numbered as they were drawn."""
+    task = draw_task([dataset], 0)
+    for name, items in (("photos", task.train), ("more_photos", task.test)):
+        for number, item in enumerate(items):
+            place = folder / name / str(task.labels[item.label])
+            place.mkdir(parents=True, exist_ok=True)
+            assert isinstance(item.image, Path)
+            shutil.copyfile(item.image, place / f"{number:03}{item.image.suffix}")
+        click.echo(f"{folder / name}: {len(items)} images of {', '.join(map(str, task.labels))}")
 
 
 def main() -> None:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=["intervals", "calibration", "unknown", "labels"])
-    parser.add_argument("data", nargs="+")
+    parser.add_argument("study", choices=["intervals", "calibration", "unknown", "labels", "example"])
+    parser.add_argument("data", nargs="*")
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--method", action="append")
     parser.add_argument("--shots", action="append", type=int)
     parser.add_argument("--seed", action="append", type=int)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="of example: where the images go")
+    parser.add_argument("--json", type=Path, help="of labels: write the figures here")
+    parser.add_argument("--show", type=Path, help="of labels: only print the table of such a file")
+    parser.add_argument("--page", type=Path, help="of labels: also put the table between its marks on a page")
     chosen = parser.parse_args()
     datasets, session = [load_dataset(place) for place in chosen.data], Session(device=chosen.device)
     if chosen.study == "intervals":
@@ -186,8 +226,12 @@ def main() -> None:
         )
     elif chosen.study == "unknown":
         measure_unknown(datasets, session, chosen.shots or [4, 16])
+    elif chosen.study == "example":
+        copy_example(datasets[0], chosen.out)
     else:
-        measure_labels(datasets, session)
+        rows = read_rows(chosen.show) if chosen.show else measure_labels(datasets, session)
+        write_rows(chosen.json, rows)
+        print_tables(make_label_table(rows), LABELS, chosen.page)
 
 
 if __name__ == "__main__":
