@@ -54,6 +54,19 @@ def test_fit_without_test_images_has_null_accuracies(dca: Any, few: Path, tiny_f
     assert result["shots"] is None
 
 
+def test_fit_says_from_which_rate_on_images_can_be_rejected(
+    dca: Any, few: Path, photos: Path, tiny_folder: Path, tmp_path: Path
+):
+    said = dca("fit", few, "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    images = sum(1 for path in few.rglob("*") if path.is_file())
+    result = json.loads((tmp_path / "m.dca" / "result.json").read_text())
+    assert result["smallest_p_value"] == 1 / (images + 1)
+    assert '"none of these" works from --reject 0.' in said.out
+    assert f"({images} images can be left out); --reject 0.05 takes 19" in said.out
+    enough = dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "n.dca")
+    assert "none of these" not in enough.out
+
+
 def test_fit_ends_with_the_comparison_the_cost_and_the_next_command(
     dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path
 ):

@@ -231,6 +231,27 @@ def test_rejected_images_are_none_of_these_in_every_form(dca: Any, doubting: Pat
     assert "none of these" in dca(*line, "--csv").out
 
 
+def test_a_rate_that_the_model_cannot_keep_is_refused_in_one_line(
+    dca: Any, doubting: Path, photos: Path, tmp_path: Path
+):
+    for more in ((), ("-o", tmp_path / "out.csv")):
+        said = dca("predict", doubting, photos / "test" / "fish", "--reject", 0.01, *more)
+        assert said.code == 2
+        assert said.out == ""
+        assert "needs 99 training images that can be left out, and the model has 40" in said.err
+        assert "use --reject 0.025, or fit with 59 more images" in said.err
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_the_smallest_p_value_is_said_with_reject(dca: Any, doubting: Path, photos: Path):
+    image = photos / "test" / "fish" / "000.png"
+    assert (
+        "no p-value is below 0.024 (40 training images held out)"
+        in dca("predict", doubting, image, "--reject", 0.05).err
+    )
+    assert "p-value" not in dca("predict", doubting, image).err
+
+
 def test_sets_of_classes_are_printed_when_asked_for(dca: Any, doubting: Path, photos: Path):
     image = photos / "test" / "fish" / "000.png"
     (row,) = json.loads(dca("predict", doubting, image, "--set-coverage", 0.8, "--json").out)

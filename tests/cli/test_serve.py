@@ -33,6 +33,16 @@ def test_a_port_in_use_is_named(dca, fitted: Path):
     assert "choose another --port" in told.err
 
 
+def test_a_rate_that_the_model_cannot_keep_is_refused(
+    dca, fitted: Path, photos: Path, tiny_folder: Path, tmp_path: Path
+):
+    dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
+    for model, rate, way in ((tmp_path / "m.dca", 0.01, "--reject 0.025"), (fitted, 0.05, "--estimate")):
+        told = dca("serve", model, "--port", 0, "--reject", rate)
+        assert told.code == 2
+        assert way in told.err
+
+
 def test_one_server_per_model(dca, fitted: Path):
     with exclusive_lock(fitted):
         told = dca("serve", fitted, "--port", 0)

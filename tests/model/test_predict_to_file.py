@@ -61,7 +61,7 @@ def test_streamed_answers_are_those_of_answers(model: Classifier, images: list[s
     found = [one for one in outcomes if isinstance(one, ImagePrediction)]
     expected = model.predict_details([path for path in images if "bad.jpg" not in path], coverage=0.8)
     assert np.allclose([one.probabilities for one in found], expected.probabilities, atol=1e-6)
-    assert np.allclose([one.p_value for one in found], expected.p_values)
+    assert np.allclose([one.p_value for one in found], expected.p_values, atol=1e-4)
     assert [one.labels for one in found] == expected.sets
 
 

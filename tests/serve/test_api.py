@@ -61,11 +61,27 @@ def test_nearest_training_images_are_named_and_shown(client: TestClient, photos:
     assert shown.content.startswith(b"\xff\xd8")
 
 
+def test_the_rate_of_false_rejections_is_what_the_model_can_keep(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def state(reject: float | None = None) -> dict[str, Any]:
+        with client_of(service_of(folder, replace(OPTIONS, reject=reject))) as client:
+            found = client.get("/api/model").json()
+        jsonschema.validate(found, {**SPEC, **SPEC["components"]["schemas"]["State"]})
+        return found["rejection"]
+
+    assert state() == {"rate": 0.05, "images": 40, "needed": 9}
+    assert state(0.2)["rate"] == 0.2
+    assert state(0)["rate"] is None
+    for images, rate in ((12, 0.077), (8, None), (0, None)):
+        smallest = 1 / (images + 1) if images else None
+        monkeypatch.setattr(Classifier, "smallest_p_value", property(lambda _, smallest=smallest: smallest))
+        assert state() == {"rate": rate, "images": images, "needed": 9}
+
+
 def test_none_of_these_is_decided_by_the_p_value(folder: Path, images: list[Path]):
     data = images[0].read_bytes()
     with client_of(service_of(folder)) as client:
         usual = predict(client, data)["p_value"]
-    for reject, none in ((usual, False), (usual + 1e-6, True)):
+    for reject, none in ((usual, True), (usual - 1e-6, False), (0, False)):
         with client_of(service_of(folder, replace(OPTIONS, reject=reject))) as client:
             assert predict(client, data)["none_of_these"] is none
 

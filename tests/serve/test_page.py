@@ -207,6 +207,13 @@ def test_none_of_these_is_said(live: Start, open_page: Callable[..., Page], imag
     said(page, "Perhaps none of these")
 
 
+def test_the_rate_of_false_rejections_is_said(live: Start, open_page: Callable[..., Page]):
+    page = open_page(live().address)
+    sync_api.expect(page.locator("#rejection")).to_contain_text("p ≤ 0.050; about 5\u00a0% of good images")
+    page = open_page(live(replace(OPTIONS, reject=0)).address)
+    sync_api.expect(page.locator("#rejection")).to_contain_text("not given: switched off")
+
+
 def test_the_token_is_asked_for_or_in_the_address(live: Start, open_page: Callable[..., Page], images: list[Path]):
     address = live(replace(OPTIONS, token="s3cret")).address
     page = open_page(address)

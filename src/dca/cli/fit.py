@@ -275,6 +275,7 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
         *_format_accuracies(result),
         *extra,
         *_format_findings(result.findings, data),
+        *_format_rejection(result),
         f"{action} with {result.method} in {seconds}; model {model} ({size})",
         *([format_plots([f"{model}/{name}" for name in result.plots])] if result.plots else []),
         f"next  dca predict {shlex.quote(model)} IMAGE...",
@@ -365,6 +366,14 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
             for one in doubtful[:MOST_LISTED_LABELS]
         ]
     return lines
+
+
+def _format_rejection(result: RunResult) -> list[str]:
+    """How "none of these" is limited by the number of images, where it is."""
+    from dca.model.rejection import describe_limit
+
+    limit = describe_limit(result.smallest_p_value)
+    return [] if limit is None else [f'"none of these" {limit}']
 
 
 def _format_points(fraction: float) -> str:

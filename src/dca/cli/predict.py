@@ -85,7 +85,7 @@ class OutputOptions:
     type=click.FloatRange(0, 1),
     default=None,
     metavar="P",
-    help=f"Predict '{NONE_OF_THESE}' for images whose p-value is below P; this loses about a share P of good images.",
+    help=f"Predict '{NONE_OF_THESE}' for images whose p-value is at most P; this loses about a share P of good images.",
 )
 @click.option(
     "--set-coverage",
@@ -156,8 +156,10 @@ def command(
     cannot be read have a row with the reason; without --skip-bad the exit code is then 2.
 
     The p-value says how similar an image is to the training images: it is small for images of none of
-    the classes. Sets of the default method contain the right class of new, similar images with
-    probability 2C - 1 at least (jackknife+), and about C in practice.
+    the classes. With n training images that can be left out it is at least 1/(n + 1), so that
+    --reject 0.05 needs 19 of them; what a model cannot do is refused. Sets of the default method contain
+    the right class of new, similar images with probability 2C - 1 at least (jackknife+), and about C in
+    practice.
 
     In CSV, a path or label that a spreadsheet would run as a formula (it begins with = + - or @)
     gets an apostrophe in front; --json prints it as it is.
@@ -262,15 +264,27 @@ def read_stdin_paths() -> list[str]:
     return [os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip()]
 
 
+def load_model(source: ModelSource, options: PredictionOptions) -> Classifier:
+    """Load the model; raises if it cannot reject at the rate of the options, and says which rates it can keep."""
+    from dca.model.rejection import count_held_out, require_rate
+
+    model = source.load()
+    smallest = model.smallest_p_value
+    require_rate(options.reject, smallest)
+    if options.reject and smallest is not None:
+        images = pluralize(count_held_out(smallest), "training image")
+        click.echo(f"--reject {options.reject:g}: no p-value is below {smallest:.3f} ({images} held out)", err=True)
+    return model
+
+
 def predict_rows(
     source: ModelSource, paths: Sequence[str], options: PredictionOptions, progress: Progress, *, skip_bad: bool
 ) -> list[dict[str, Any]]:
     """One row per image that can be read; the others are listed on stderr, or an error without `skip_bad`."""
     from dca.images.decode import Unreadable, unreadable_error
-    from dca.model.predict import predict_stream, prediction_row, require_p_values
+    from dca.model.predict import predict_stream, prediction_row
 
-    classifier = source.load()
-    require_p_values(classifier, options.reject)
+    classifier = load_model(source, options)
     unreadable, rows, classes = list[Unreadable](), list[dict[str, Any]](), list(classifier.classes_)
     for batch in predict_stream(classifier, map(Path, paths), coverage=options.coverage):
         for outcome in batch:
@@ -308,7 +322,7 @@ def write_file(
 
     keep_freed_memory()
     return predict_to_file(
-        source.load(),
+        load_model(source, options),
         paths,
         target.path,
         options,

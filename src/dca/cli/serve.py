@@ -40,10 +40,10 @@ class Millions(click.FloatRange):
 @click.option(
     "--reject",
     type=click.FloatRange(0, 1),
-    default=0.05,
-    show_default=True,
+    default=None,
     metavar="P",
-    help="Say 'none of these' for images whose p-value is below P.",
+    help="Say 'none of these' for images whose p-value is at most P: about a share P of good images, too.  "
+    "[default: 0.05, or the smallest up to 0.1 that the model can keep]",
 )
 @click.option(
     "--max-upload",
@@ -105,6 +105,7 @@ def command(
 
     require_packages()
     from dca.model.classifier import Classifier
+    from dca.model.rejection import require_rate
     from dca.serve.options import TOKEN, ServeOptions
     from dca.serve.server import serve
 
@@ -113,6 +114,7 @@ def command(
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     serve_options = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
+    require_rate(serve_options.reject, classifier.smallest_p_value)
 
     def on_ready(address: str) -> None:
         print_address(address, model, classifier, local=serve_options.local)

@@ -353,6 +353,7 @@ class Method(nn.Module, ABC):
         term_titles: Short titles of the loss terms, for training curves.
         has_cheap_held_out: Whether `predict_held_out` takes no time: then every fit estimates its accuracy.
         calibrated: Whether probabilities are calibrated without a temperature.
+        learns_other: Whether p-values take images of none of the classes into account (`learn_other`).
         protocol_options: Options that the authors use in a protocol, where these are not the defaults.
         kept_defaults: Option -> why its default is not the value that was chosen on validation images.
         temperature: `classify` returns softmax(log p / temperature) of the head's p.
@@ -380,6 +381,7 @@ class Method(nn.Module, ABC):
     term_titles: ClassVar[Mapping[str, str]] = describe_terms()
     has_cheap_held_out: ClassVar[bool] = False
     calibrated: ClassVar[bool] = False
+    learns_other: ClassVar[bool] = False
     protocol_options: ClassVar[Mapping[ProtocolName, ProtocolOptions]] = MappingProxyType({})
     kept_defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     temperature: float = 1.0
@@ -647,6 +649,22 @@ class Method(nn.Module, ABC):
             p-values (B,), or None if the method has none of its own.
         """
         return None
+
+    def smallest_p_value(self) -> float | None:
+        """The smallest p-value that an image can have.
+
+        Returns:
+            1 / (n + 1) with n held-out images, or None if the method has no p-values of its own.
+        """
+        return None
+
+    def learn_other(self, support: Support) -> None:
+        """Learn from images of none of the classes; called after `finish` if `learns_other`.
+
+        Args:
+            support: The images; their labels mean nothing.
+        """
+        raise NotImplementedError
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Sets of classes that contain the right one with a stated probability.

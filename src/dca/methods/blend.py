@@ -85,6 +85,7 @@ class Blend(Method):
     fits_others = True
     has_cheap_held_out = True
     calibrated = True
+    learns_other = True
     Options = BlendOptions
     results = MappingProxyType({"weights": torch.float64})
     options: BlendOptions
@@ -215,6 +216,14 @@ class Blend(Method):
     def p_values(self, features: Tensor) -> Tensor | None:
         """Those of the closed form."""
         return self.closed.p_values(features[:, : self._size])
+
+    def smallest_p_value(self) -> float | None:
+        """That of the closed form."""
+        return self.closed.smallest_p_value()
+
+    def learn_other(self, support: Support) -> None:
+        """The p-values are those of the closed form."""
+        self.closed.learn_other(support)
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Those of the closed form if it is alone."""

@@ -34,22 +34,21 @@ from dca.core.options import option
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
+from dca.methods.shared.familiarity import Familiarity, is_copy
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
     Experts,
     ExpertsHead,
     FixedHyperparameters,
     Hyperparameters,
-    build_kernel_ridge,
     expected_gain,
     held_out_logits,
     learning_curve,
     select_hyperparameters,
     text_gain,
 )
+from dca.stats.conformal import smallest_p_value
 
-# Most images that define what is familiar, where there are too many for the kernel of the head.
-FAMILIAR = 3000
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
 
@@ -81,6 +80,7 @@ class ClosedForm(FrozenMethod):
     trains_on = "nothing"
     has_cheap_held_out = True
     calibrated = True
+    learns_other = True
     Options = ClosedFormOptions
     kept_defaults = MappingProxyType({
         "text_shots": "4 was chosen, with class names that say what is to be seen; those of own classes may say "
@@ -91,6 +91,7 @@ class ClosedForm(FrozenMethod):
             "image_features": torch.float32,
             "image_labels": torch.int64,
             "image_groups": torch.int64,
+            "other_features": torch.float32,
             "text_features": torch.float32,
             "hyperparameters": torch.float64,
         }
@@ -99,13 +100,14 @@ class ClosedForm(FrozenMethod):
     image_features: Tensor
     image_labels: Tensor
     image_groups: Tensor
+    other_features: Tensor
     text_features: Tensor
     hyperparameters: Tensor
 
     def finish(self, support: Support) -> None:
         """Store the features, and select the hyperparameters."""
         self.image_features, self.image_labels = self.encode_all(support), support.labels
-        self.image_groups = support.groups
+        self.image_groups, self.other_features = support.groups, self.image_features[:0]
         self.text_features = unit_mean(self.texts())
         self.hyperparameters = torch.tensor(
             astuple(select_hyperparameters(self.experts)), dtype=torch.float64, device=self.clip.device
@@ -139,12 +141,27 @@ class ClosedForm(FrozenMethod):
 
     @cached_property
     def _conformal(self) -> ConformalPredictor:
-        kernel = self.experts.kernel or build_kernel_ridge(self.experts.gaussian, self.options.kernel_width, FAMILIAR)
-        return ConformalPredictor(self.experts, self.selected, kernel)
+        return ConformalPredictor(self.experts, self.selected)
+
+    @cached_property
+    def familiarity(self) -> Familiarity:
+        """What is familiar by the training images and the other images."""
+        parts = (self.image_features, self.image_labels, self.image_groups)
+        features, labels, groups = (part.cpu() for part in parts)
+        return Familiarity.from_features(features, labels, groups, len(self.problem.names), self.other_features.cpu())
 
     def p_values(self, features: Tensor) -> Tensor | None:
-        """By the largest prediction of kernel ridge, compared with those for held-out images."""
-        return self._conformal.p_values(features.cpu()) if self.can_hold_out else None
+        """By how familiar images are, compared with held-out training images."""
+        return self.familiarity.p_values(features.cpu()) if self.can_hold_out else None
+
+    def smallest_p_value(self) -> float | None:
+        """1 / (n + 1) with n training images that can be left out."""
+        return smallest_p_value(len(self.familiarity.held_rows)) if self.can_hold_out else None
+
+    def learn_other(self, support: Support) -> None:
+        """Keep images of none of the classes, which the p-values take into account."""
+        self.other_features = self.encode_all(support)
+        self.__dict__.pop("familiarity", None)
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Jackknife+ with the hyperparameters held fixed."""
@@ -176,8 +193,9 @@ class ClosedForm(FrozenMethod):
         if not len(images.labels):
             raise UserError("a closed_form model needs images of a new class", hint="give at least one image of it")
         other = self._copy_for_names([*self.problem.names, name])
-        groups = images.groups + self.image_groups.max() + 1
-        other.image_features = torch.cat([self.image_features, self.encode_all(images)])
+        groups, features = images.groups + self.image_groups.max() + 1, self.encode_all(images)
+        other.image_features = torch.cat([self.image_features, features])
+        other.other_features = self.other_features[~is_copy(self.other_features, features)]
         other.image_labels = torch.cat([self.image_labels, images.labels])
         other.image_groups = torch.cat([self.image_groups, groups])
         return other.build_head()
@@ -204,12 +222,13 @@ class ClosedForm(FrozenMethod):
         return other
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
-        """One feature, label and group per image, one text feature per class, and six hyperparameters."""
+        """Feature, label and group of each image, features of other images and of class texts, hyperparameters."""
         C, D, N = len(self.problem.names), self.clip.config.embed_dim, len(state["image_features"])
         shapes = {
             "image_features": (N, D),
             "image_labels": (N,),
             "image_groups": (N,),
+            "other_features": (len(state["other_features"]), D),
             "text_features": (C, D),
             "hyperparameters": (len(dataclasses.fields(Hyperparameters)),),
         }

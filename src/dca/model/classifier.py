@@ -70,8 +70,9 @@ from dca.model.records import (
     to_stored_label,
     unreadable_names,
 )
+from dca.model.rejection import require_rate
 from dca.stats.calibration import FLOOR
-from dca.stats.conformal import add_best, conformal_p_values, min_images, threshold_sets
+from dca.stats.conformal import add_best, conformal_p_values, min_images, smallest_p_value, threshold_sets
 from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
@@ -372,34 +373,38 @@ class Classifier:
 
         Args:
             X: As for `predict_proba`.
-            reject: Answer "none of these" for images whose p-value is below this; see `p_values`.
+            reject: Wanted share of false rejections: answer "none of these" for images whose p-value is at most this;
+                see `p_values`.
 
         Returns:
             One label for one image, an array (n,) for several.
 
         Raises:
-            UserError: As for `predict_proba`, and for `p_values` if `reject` is given.
+            UserError: As for `predict_proba`, and for `p_values` if `reject` is given; if the model has too few
+                training images for this rate (`smallest_p_value`).
         """
         if reject is None:
             probabilities = classify_features(self._require_fitted(), self._encode(X, None))
             found = self.classes_[probabilities.argmax(axis=1)]
         else:
+            require_rate(reject, self.smallest_p_value)
             predictions = self.predict_details(X)
             found = self.classes_[predictions.probabilities.argmax(axis=1)].astype(object)
-            found[self._require_p_values(predictions) < reject] = NONE_OF_THESE
+            found[self._require_p_values(predictions) <= reject] = NONE_OF_THESE
         return found.tolist()[0] if is_single_image(X) else found
 
     def p_values(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float64] | float:
         """How usual images are among the training images; small values mean "none of these classes".
 
-        If images are like the training images of their classes, a share P of them has a p-value of at most P.
+        If images are like the training images of their classes, about a share P of them has a p-value of at most P,
+        for P from `smallest_p_value` on.
 
         Args:
             X: As for `predict_proba`; n images.
             progress: As for `predict_proba`.
 
         Returns:
-            p-values (n,), or one number for a single image; from 1 / (training images + 1) to 1.
+            p-values (n,), or one number for a single image; from `smallest_p_value` to 1.
 
         Raises:
             UserError: If the model was fitted without held-out predictions, or an image cannot be read.
@@ -493,9 +498,17 @@ class Classifier:
     @property
     def has_p_values(self) -> bool:
         """Whether the model can tell images of none of its classes."""
-        method = self._require_fitted()
-        nothing = torch.zeros(0, method.clip.config.embed_dim, device=method.clip.device)
-        return method.p_values(nothing) is not None or any(image.held_out for image in self.training_images_)
+        return self.smallest_p_value is not None
+
+    @property
+    def smallest_p_value(self) -> float | None:
+        """The smallest p-value that an image can have, and so the least rate of false rejections that can be kept.
+
+        1 / (n + 1) with n training images that can be left out; None if the model has no p-values.
+        """
+        own = self._require_fitted().smallest_p_value()
+        held_out = sum(image.held_out is not None for image in self.training_images_)
+        return own if own is not None or not held_out else smallest_p_value(held_out)
 
     def evaluate(
         self,
@@ -1004,7 +1017,9 @@ class Classifier:
         own = self._require_fitted().p_values(features)
         if own is None:
             held = torch.tensor([one.probability for one in self._held_out()], dtype=torch.float64)
-            own = conformal_p_values(-held, -torch.from_numpy(probs).amax(dim=-1))
+            labels = torch.tensor([image.label for image in self.training_images_ if image.held_out])
+            weights = 1 / labels.bincount()[labels]  # every class counts the same
+            own = conformal_p_values(held, torch.from_numpy(probs).amax(dim=-1), weights)
         found: NDArray[np.float64] = own.cpu().double().numpy()
         return found
 

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, exclusive_lock, json_digest
-from dca.core.hints import allow_overwrite, fit_with_estimate
+from dca.core.hints import allow_overwrite
 from dca.core.progress import Progress, silent
 from dca.core.text import NONE_OF_THESE
 from dca.images.decode import ImageLike, Unreadable
 from dca.model.checkpoint import hash_weights
 from dca.model.classifier import Classifier, Predictions
 from dca.model.prediction_files import WRITERS, Columns, ImageFolders, Journal, require_writable_kind
+from dca.model.rejection import require_rate
 from dca.training.pipeline import Source, encode_batches
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def prediction_row(
 ) -> dict[str, Any]:
     """The plain values of one image, as `--json` prints them; an unreadable one has `path` and `error`.
 
-    top: number of classes to name, best first. reject: the label is "none of these" below this p-value.
+    top: number of classes to name, best first. reject: the label is "none of these" for p-values up to this.
     """
     if isinstance(outcome, Unreadable):
         return {"path": str(outcome.image), "error": outcome.reason}
@@ -103,7 +104,7 @@ def prediction_row(
     row: dict[str, Any] = {"path": str(outcome.image), **best[0], "top": best}
     if outcome.p_value is not None:
         row["p_value"] = outcome.p_value
-        if reject is not None and outcome.p_value < reject:
+        if reject is not None and outcome.p_value <= reject:
             row["label"] = NONE_OF_THESE
     if outcome.labels is not None:
         row["set"] = [str(label) for label in outcome.labels]
@@ -118,7 +119,7 @@ MOST_LISTED = 20
 class PredictionOptions:
     """What is to be known of every image.
 
-    top: number of classes. reject: "none of these" below this p-value. coverage: of sets of classes.
+    top: number of classes. reject: "none of these" for p-values up to this. coverage: of sets of classes.
     """
 
     top: int = 1
@@ -169,11 +170,11 @@ def predict_to_file(
         How many images were predicted, and which cannot be read.
 
     Raises:
-        UserError: If the file cannot be written, or the model has no p-values or sets that were asked for.
+        UserError: If the file cannot be written, or the model cannot give the p-values or sets that were asked for.
     """
     options = options or PredictionOptions()
     kind = _require_writable_output(output, overwrite)
-    require_p_values(model, options.reject)
+    require_rate(options.reject, model.smallest_p_value)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
     identity = prediction_identity(model, options, copy_to)
     with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
@@ -201,12 +202,6 @@ def _require_writable_output(output: Path, overwrite: bool) -> str:
 def choose_columns(model: Classifier, options: PredictionOptions, *, copies: bool = False) -> Columns:
     """The columns of a table with these options."""
     return Columns(min(options.top, len(model.classes_)), model.has_p_values, options.coverage is not None, copies)
-
-
-def require_p_values(model: Classifier, reject: float | None) -> None:
-    """Raise if images are to be rejected by a model that cannot tell them."""
-    if reject is not None and not model.has_p_values:
-        raise UserError("the model cannot tell images of none of its classes", hint=fit_with_estimate())
 
 
 def prediction_identity(model: Classifier, options: PredictionOptions, copy_to: Path | None = None) -> dict[str, Any]:

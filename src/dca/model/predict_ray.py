@@ -37,9 +37,9 @@ from dca.model.predict import (
     choose_columns,
     predict_rows,
     prediction_identity,
-    require_p_values,
 )
 from dca.model.prediction_files import WRITERS, require_writer_package
+from dca.model.rejection import require_rate
 
 # Tasks per GPU unless the number of tasks is given.
 PER_GPU = 4
@@ -112,7 +112,7 @@ def predict_on_ray(
     ray = connect_ray()
     try:
         model = source.load("cpu")
-        require_p_values(model, options.reject)
+        require_rate(options.reject, model.smallest_p_value)
         at_once, gpus = share_resources(ray.cluster_resources(), source.device)
         device = "auto" if gpus else "cpu"
         facts = {**prediction_identity(model, options), "device": device, "precision": source.precision}

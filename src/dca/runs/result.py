@@ -83,6 +83,7 @@ class RunResult:
         estimate: Accuracy that was estimated on the training images, if it was.
         temperature: Temperature of the model's probabilities.
         findings: What the fit found out about its training images.
+        smallest_p_value: The least rate of false rejections that the model can keep; None if it rejects nothing.
         warnings: What should be known about the class names.
         trained_parameters: Number of trained values.
         seconds: Time of the fit.
@@ -115,6 +116,7 @@ class RunResult:
     estimate: Estimate | None = None
     temperature: float = 1.0
     findings: Findings | None = None
+    smallest_p_value: float | None = None
     warnings: tuple[str, ...] = ()
     trained_parameters: int
     seconds: float

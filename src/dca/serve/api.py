@@ -174,12 +174,12 @@ class Api:
             "height": image.height,
             "revision": self._workspace.revision,
             "corrected": self._workspace.corrections.get(image.sha256),
-            **prediction.to_dict(self._options.reject),
+            **prediction.to_dict(),
         }
 
     def _side(self, side: RefitSide) -> dict[str, Any]:
         """The JSON value of a model before or after a refit."""
-        prediction = side.prediction.to_dict(self._options.reject) if side.prediction else None
+        prediction = side.prediction.to_dict() if side.prediction else None
         return {"accuracy": asdict(side.accuracy) if side.accuracy else None, "answer": prediction}
 
     def _state(self) -> dict[str, Any]:

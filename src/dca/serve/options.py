@@ -20,7 +20,8 @@ class ServeOptions:
         port: Port to listen on; 0 takes any free one.
         token: Token that clients must send; "" for none.
         names: Further host names under which clients may address the server, such as that of a proxy.
-        reject: Images whose p-value is below this are "none of these".
+        reject: Images whose p-value is at most this are "none of these"; None lets the model decide
+            (`choose_rate`).
         upload_bytes: Largest image file.
         pixels: Most pixels of an image.
         batch: Most images per batch of the encoder; 1 switches batching off.
@@ -39,7 +40,7 @@ class ServeOptions:
     port: int = 8080
     token: str = ""
     names: tuple[str, ...] = ()
-    reject: float = 0.05
+    reject: float | None = None
     upload_bytes: int = 20 * MEGABYTE
     pixels: int = 50 * MEGABYTE
     batch: int = 32

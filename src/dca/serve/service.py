@@ -86,7 +86,7 @@ class Service:
 
     def __init__(self, folder: Path, model: Classifier, options: ServeOptions, tray: Path | None = None) -> None:
         self.options, self._tray_folder = options, tray
-        self.workspace = Workspace(folder, model)
+        self.workspace = Workspace(folder, model, options.reject)
         self.images = ImagePool(options.recent_bytes, options.tray_bytes, options.tray_images)
         self.uploads = asyncio.Semaphore(options.uploads)
         self.metrics = ServerMetrics()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shlex
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from dca.methods.base import Method
 from dca.model.classifier import Classifier
 from dca.model.records import unreadable_names
 from dca.model.refit import LabelledFeatures, Refitter
+from dca.model.rejection import LARGEST_RATE, choose_rate, count_held_out
 from dca.serve.encoder import ImageFeatures
 from dca.serve.errors import RequestError
+from dca.stats.conformal import min_images_for_rate
 
 # Nearest training images and most probable classes that a prediction names.
 NEAREST, TOP = 5, 5
@@ -47,12 +51,13 @@ class ServedPrediction:
     """What a model predicts for one image.
 
     labels: of all classes. probabilities: (C,). p_value: small for images of none of the classes; None if the model has
-    no p-values. nearest: the nearest training images.
+    no p-values. rate: that at which the model rejects; None if it does not. nearest: the nearest training images.
     """
 
     labels: tuple[str, ...]
     probabilities: NDArray[np.float64]
     p_value: float | None
+    rate: float | None
     nearest: tuple[NearImage, ...]
 
     @property
@@ -60,28 +65,38 @@ class ServedPrediction:
         """The most probable label."""
         return self.labels[int(self.probabilities.argmax())]
 
-    def to_dict(self, reject: float, top: int = TOP) -> dict[str, Any]:
-        """Plain values: the `top` most probable classes, and "none of these" if the p-value is below `reject`."""
+    def to_dict(self, top: int = TOP) -> dict[str, Any]:
+        """Plain values: the `top` most probable classes, and "none of these" if the p-value is at most the rate."""
         order = (-self.probabilities).argsort(kind="stable")[:top]
         return {
             "top": [{"label": self.labels[c], "probability": float(self.probabilities[c])} for c in order],
             "p_value": self.p_value,
-            "none_of_these": self.p_value is not None and self.p_value < reject,
+            "none_of_these": self.p_value is not None and self.rate is not None and self.p_value <= self.rate,
             "nearest": list(map(asdict, self.nearest)),
         }
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that is being served. applied: the labels of the corrections that it was fitted with, by image."""
+    """A model that is being served.
+
+    applied: the labels of the corrections that it was fitted with, by image. reject: the rate of false rejections that
+    the server was started with; None lets the model decide.
+    """
 
     model: Classifier
     applied: Mapping[str, str]
+    reject: float | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels as text, in the order of the classes."""
         return tuple(map(str, self.model.classes_.tolist()))
+
+    @cached_property
+    def rate(self) -> float | None:
+        """The rate of false rejections; None if the model rejects nothing."""
+        return choose_rate(self.model.smallest_p_value) if self.reject is None else self.reject or None
 
     def predict(self, images: Sequence[ImageFeatures]) -> list[ServedPrediction]:
         """Predict encoded images."""
@@ -92,7 +107,7 @@ class ServedModel:
         p_values = [None] * len(images) if predictions.p_values is None else predictions.p_values.tolist()
         nearest = self._find_nearest(torch.stack([image.frozen for image in images]))
         rows = zip(predictions.probabilities, p_values, nearest, strict=True)
-        return [ServedPrediction(self.labels, row, p, near) for row, p, near in rows]
+        return [ServedPrediction(self.labels, row, p, self.rate, near) for row, p, near in rows]
 
     def _find_nearest(self, features: Tensor) -> list[tuple[NearImage, ...]]:
         """The nearest training images of each image; features: frozen, (n, D)."""
@@ -278,6 +293,25 @@ class RefitState:
 
 
 @dataclass(frozen=True)
+class RejectionState:
+    """When the model answers "none of these".
+
+    rate: largest p-value of a rejected image; None if it rejects nothing. images: training images that can be left out.
+    needed: how many of them the usual answer takes.
+    """
+
+    rate: float | None
+    images: int
+    needed: int
+
+    @classmethod
+    def from_model(cls, served: ServedModel) -> RejectionState:
+        """The state of a model."""
+        smallest = served.model.smallest_p_value
+        return cls(served.rate, 0 if smallest is None else count_held_out(smallest), min_images_for_rate(LARGEST_RATE))
+
+
+@dataclass(frozen=True)
 class WorkspaceState:
     """What a page shows of the model and its corrections; the fields are those of `State` in openapi.json."""
 
@@ -291,6 +325,7 @@ class WorkspaceState:
     pending: int
     accuracy: AccuracyEstimate | None
     refit: RefitState
+    rejection: RejectionState
     undo: str | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -304,6 +339,7 @@ class Workspace:
     Args:
         folder: The model folder.
         model: The model of the folder.
+        reject: Rate of false rejections; None lets the model decide.
 
     Attributes:
         current: The model that predicts.
@@ -311,9 +347,9 @@ class Workspace:
         refits: Number of refits so far.
     """
 
-    def __init__(self, folder: Path, model: Classifier) -> None:
+    def __init__(self, folder: Path, model: Classifier, reject: float | None = None) -> None:
         self.folder = folder
-        self.current = ServedModel(model, {})
+        self.current = ServedModel(model, {}, reject)
         self.revision = 0
         self.refits = 0
         self._refitter = Refitter(model)
@@ -349,6 +385,7 @@ class Workspace:
             pending=self.pending,
             accuracy=estimated_accuracy(model),
             refit=RefitState(obstacle, self.fit_command()) if obstacle else RefitState(),
+            rejection=RejectionState.from_model(self.current),
             undo=str(self._steps[-1]) if self._steps else None,
         )
 
@@ -426,7 +463,7 @@ class Workspace:
             examples = [image.to_example() for image in self._corrected.values()]
             model = await asyncio.to_thread(self._refitter.refit, examples)
             self._steps.append(RefitStep(self.current))
-            self.current = ServedModel(model, applied)
+            self.current = dataclasses.replace(self.current, model=model, applied=applied)
             self.revision += 1
             self.refits += 1
             return time.monotonic() - start

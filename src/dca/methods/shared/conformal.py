@@ -1,9 +1,4 @@
-"""What held-out predictions of the training images say about new images: p-values and prediction sets.
-
-An image is familiar if kernel ridge predicts some class strongly: far from all training images every prediction falls
-to zero. The p-value compares the largest prediction with those of held-out training images. docs/closed-form.md
-compares it with the largest probability and with the zero-shot score MCM. The sets are those of jackknife+.
-"""
+"""Prediction sets of the closed form by jackknife+: models without each training image, in closed form."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dca.methods.shared.experts import KernelRidge, has_peers
 from dca.methods.shared.product_of_experts import Experts, Hyperparameters, held_out_logits, subsample
-from dca.stats.conformal import add_best, conformal_p_values, jackknife_plus
+from dca.stats.conformal import add_best, jackknife_plus
 
 # Most images whose models are compared with a new image in prediction sets, and values in the largest tensor.
 MAX_CALIBRATION_IMAGES, MAX_VALUES = 1000, 2**22
@@ -23,30 +17,10 @@ MAX_CALIBRATION_IMAGES, MAX_VALUES = 1000, 2**22
 
 @dataclass(frozen=True)
 class ConformalPredictor:
-    """p-values and prediction sets of new images, from held-out predictions of the training images.
-
-    experts: all training images. selected: hyperparameters of the head. kernel: over the images that define what is
-    familiar.
-    """
+    """Prediction sets of new images. experts: all training images. selected: hyperparameters of the head."""
 
     experts: Experts
     selected: Hyperparameters
-    kernel: KernelRidge
-
-    @cached_property
-    def _calibration_scores(self) -> Tensor:
-        """Largest prediction for every held-out image, (n,)."""
-        able = has_peers(self.kernel.labels, self.kernel.groups)
-        return self.kernel.held_out(self.selected.kernel_ridge)[able].amax(dim=-1)
-
-    @cached_property
-    def _coefficients(self) -> Tensor:
-        return self.kernel.coefficients(self.selected.kernel_ridge)
-
-    def p_values(self, f: Tensor) -> Tensor:
-        """p-value of each image f (B, D) under "it is of one of the classes": (B,)."""
-        scores = (self.kernel.kernel_values(f) @ self._coefficients).amax(dim=-1)
-        return conformal_p_values(-self._calibration_scores, -scores)
 
     @cached_property
     def _rows(self) -> Tensor:

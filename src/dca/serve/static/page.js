@@ -123,7 +123,16 @@ function showState() {
       element("code", { text: state.refit.command }),
     );
   }
+  showRejection();
   showClasses();
+}
+
+function showRejection() {
+  const { rate, images, needed } = state.rejection;
+  const why = images < needed ? `it takes ${needed} training images that can be left out, and the model has ${images}` : "switched off";
+  $("rejection").textContent = rate === null
+    ? `The answer “none of these” is not given: ${why}.`
+    : `“None of these” is for images with p ≤ ${rate.toFixed(3)}; about ${percent(rate)} of good images have that, too.`;
 }
 
 function showClasses() {

@@ -1,0 +1,150 @@
+"""Familiarity against literal refits, the rate of false rejections, and what other images change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca.methods.shared.familiarity import OTHER_TARGET, RIDGE, WIDTH, Familiarity, is_copy
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def scattered(centers: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Unit features around the centers of their classes."""
+    return F.normalize(centers[labels] + drawn(len(labels), centers.shape[1], seed=seed), dim=-1)
+
+
+def make(counts: list[int], seed: int, *, other: int = 0, D: int = 8) -> tuple[Familiarity, Tensor]:
+    """A model of classes with these numbers of images, and images of other classes."""
+    centers = 1.5 * drawn(len(counts) + 3, D, seed=seed)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    x = scattered(centers, labels, seed + 1)
+    strange = scattered(centers, len(counts) + torch.arange(30) % 3, seed + 2)
+    model = Familiarity.from_features(x, labels, torch.arange(len(x)), len(counts), strange[:other])
+    return model, strange[other:]
+
+
+def literal_scores(model: Familiarity, left: int | None, f: Tensor) -> Tensor:
+    """t of images f (B, D) by kernel ridge that is solved again without image `left`; rate, ω and b held fixed."""
+    keep = [i for i in range(len(model.x)) if i != left]
+    x = torch.cat([model.x[keep], model.other])
+    C, N = len(model.counts), len(model.x)
+    omega = [N / (C * float(model.counts[model.labels[i]])) for i in keep] + [1.0] * len(model.other)
+    targets = torch.zeros(len(x), C, dtype=torch.float64)
+    for row, i in enumerate(keep):
+        targets[row, model.labels[i]] = 1
+    targets[len(keep) :] = OTHER_TARGET
+    distances = torch.stack([1 - a @ b for i, a in enumerate(model.x) for b in model.x[i + 1 :]])
+    rate = WIDTH / float(distances.mean())
+    K = (rate * (x @ x.T - 1)).exp()
+    predictions = (rate * (f @ x.T - 1)).exp() @ torch.linalg.solve(
+        K + RIDGE * torch.tensor(omega).double().diag().inverse(), targets
+    )
+    whole = (rate * (model.x @ model.x.T - 1)).exp()
+    within = [
+        torch.stack([whole[i, j] for i in rows for j in rows if i != j]).mean()
+        for c in range(C)
+        if len(rows := (model.labels == c).nonzero()[:, 0].tolist()) > 1
+    ]
+    between = [whole[model.labels == c][:, model.labels == d].mean() for c in range(C) for d in range(C) if c != d]
+    shared = torch.stack(between).mean()
+    b = max((torch.stack(within).mean() - shared) / (1 - shared), 0.0)
+    ratios = []
+    for c in range(C):
+        n = sum(int(model.labels[i]) == c for i in keep)
+        n_all = float(model.counts[c])
+        ratios.append(predictions[:, c] * (1 + RIDGE * C * n_all / N + (n - 1) * b) / n)
+    return torch.stack(ratios, dim=-1).amax(dim=-1)
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4], [7, 3, 2]])
+@pytest.mark.parametrize("other", [0, 5])
+def test_scores_are_those_of_models_that_are_refitted_without_each_image(counts: list[int], other: int) -> None:
+    model, strange = make(counts, 3, other=other)
+    assert torch.allclose(model.scores(strange), literal_scores(model, None, strange), atol=1e-10)
+    held = torch.cat([literal_scores(model, i, model.x[i : i + 1]) for i in range(len(model.x))])
+    assert torch.allclose(model.held_out, held, atol=1e-10)
+
+
+def test_images_of_classes_with_one_image_stay_and_are_not_compared_with() -> None:
+    model, _ = make([4, 1, 3], 5)
+    assert model.labels[model.held_rows].tolist() == [0, 0, 0, 0, 2, 2, 2]
+    assert len(model.held_out) == 7
+    assert model.held_out.isfinite().all()
+    assert model.p_values(model.x[4:5]).item() > 0.5  # the only image of its class is familiar
+
+
+def test_a_class_without_images_changes_nothing() -> None:
+    model, strange = make([4, 3], 7)
+    more = Familiarity(model.x, model.labels, 3, model.other)
+    assert torch.allclose(model.p_values(strange), more.p_values(strange))
+
+
+def test_copies_count_once() -> None:
+    model, strange = make([5, 5], 9)
+    x, labels = torch.cat([model.x, model.x[:3]]), torch.cat([model.labels, model.labels[:3]])
+    groups = torch.cat([torch.arange(10), torch.arange(3)])
+    twice = Familiarity.from_features(x, labels, groups, 2)
+    assert torch.equal(model.p_values(strange), twice.p_values(strange))
+
+
+def false_rejections(counts: list[int], rate: float, *, other: int = 0, draws: int = 60) -> Tensor:
+    """Share of new images with p-values up to `rate`, one row per draw and one column per class."""
+    shares = []
+    for seed in range(0, 10 * draws, 10):
+        model, _ = make(counts, seed, other=other)
+        centers = 1.5 * drawn(len(counts) + 3, 8, seed=seed)
+        labels = torch.arange(len(counts)).repeat_interleave(50)
+        rejected = (model.p_values(scattered(centers, labels, seed + 3)) <= rate).double()
+        shares.append(rejected.view(len(counts), 50).mean(dim=1))
+    return torch.stack(shares)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rate"), [([7, 7, 7], 0.05), ([4] * 6, 0.05), ([10, 10], 0.1), ([16] * 4, 0.05), ([2] * 10, 0.1)]
+)
+def test_false_rejections_are_as_many_as_stated(counts: list[int], rate: float) -> None:
+    found = false_rejections(counts, rate).mean(dim=1)
+    error = found.std() / len(found) ** 0.5
+    assert rate / 1.3 - 2 * error < found.mean() < 1.3 * rate + error
+
+
+@pytest.mark.parametrize("counts", [[7, 7, 7], [4] * 6, [16] * 4, [2] * 10])
+def test_other_images_make_no_more_false_rejections(counts: list[int]) -> None:
+    assert false_rejections(counts, 0.05, other=15).mean() < 0.06
+
+
+def test_images_of_rare_classes_are_not_all_rejected() -> None:
+    """The largest prediction alone rejects about half of the images of the rare class here, and 1 in 100 others."""
+    often, rare = false_rejections([60, 4], 0.05).mean(dim=0).tolist()
+    assert often < 0.065
+    assert rare < 0.25
+
+
+def area(known: Tensor, strange: Tensor) -> float:
+    return float((known[:, None] > strange).double().mean() + (known[:, None] == strange).double().mean() / 2)
+
+
+def test_images_far_from_all_classes_have_small_p_values_and_other_images_make_them_smaller() -> None:
+    areas = []
+    for other in (0, 15):
+        both = []
+        for seed in range(0, 200, 10):
+            model, strange = make([8] * 4, seed, other=other)
+            centers = 1.5 * drawn(7, 8, seed=seed)
+            known = scattered(centers, torch.arange(4).repeat_interleave(20), seed + 3)
+            both.append(area(model.p_values(known), model.p_values(strange)))
+        areas.append(sum(both) / len(both))
+    assert areas[0] > 0.75
+    assert areas[1] > areas[0] + 0.03
+
+
+def test_features_of_the_same_image_are_found_up_to_rounding() -> None:
+    x = F.normalize(drawn(6, 64, seed=1), dim=-1)
+    again = F.normalize(torch.cat([x[2:4] + 1e-8, x[4:] + 0.01]), dim=-1)
+    assert is_copy(again, x).tolist() == [True, True, False, False]
