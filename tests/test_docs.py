@@ -13,6 +13,7 @@ import pytest
 from dca.backbones.sources import HUB_IDS
 from dca.cli import main
 from dca.core.errors import UserError
+from dca.datasets.sample import write_sample
 from dca.methods.base import Method
 from dca.methods.registry import all_methods, get_method
 
@@ -107,16 +108,21 @@ def test_a_table_of_figures_without_a_command_is_found() -> None:
     assert unnamed_tables("# Files\n\n| a.1.csv | 2 |\n|---|---|\n| b | 0 |\n| 4 | 8 |\n") == []
 
 
+@pytest.fixture(scope="module")
+def many_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many images per class as `--reject 0.05` takes with two classes: copies would count once."""
+    return write_sample(tmp_path_factory.mktemp("many") / "photos", per_class_train=16, per_class_test=2, size=48)
+
+
 @pytest.fixture
-def desk(tmp_path: Path, photos: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path: Path, many_photos: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages mention, and the tiny backbone in place of the embedded one."""
-    for split, count in (("train", 16), ("test", 2)):
+    for split in ("train", "test"):
         for name, source in (("cat", "fish"), ("dog", "house")):
             folder = tmp_path / "photos" / split / name
             folder.mkdir(parents=True)
-            images = sorted((photos / split / source).iterdir())
-            for n in range(count):
-                shutil.copyfile(images[n % len(images)], folder / f"{n}.png")
+            for n, image in enumerate(sorted((many_photos / split / source).iterdir())):
+                shutil.copyfile(image, folder / f"{n}.png")
     shutil.copytree(tmp_path / "photos" / "test", tmp_path / "more_photos")
     for name in ("zebras", "holiday"):
         shutil.copytree(tmp_path / "photos" / "test" / "dog", tmp_path / name)
