@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,47 @@ def test_fit_says_from_which_rate_on_images_can_be_rejected(
     assert f"({images} images can be left out); --reject 0.05 takes 19" in said.out
     enough = dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "n.dca")
     assert "none of these" not in enough.out
+
+
+def test_fit_learns_from_images_of_none_of_the_classes(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+    for name in ("fish", "house"):
+        shutil.copytree(photos / "train" / name, tmp_path / "two" / name)
+    shutil.copytree(photos / "train" / "guitar", tmp_path / "other" / "guitar")
+    target = tmp_path / "m.dca"
+    line = ("fit", tmp_path / "two", "--backbone", tiny_folder, "-o", target)
+    said = dca(*line, "--other", tmp_path / "other")
+    assert said.code == 0
+    assert "8 training images (all of them), 4 images of none of them" in said.out
+    assert json.loads((target / "result.json").read_text())["other_images"] == 4
+    assert json.loads((target / "spec.json").read_text())["spec"]["other"] == "other"
+    again = dca(*line)
+    assert again.code == 2
+    assert "other images: not the same" in again.err
+    inside = dca(*line, "--overwrite", "--other", tmp_path / "two" / "fish")
+    assert inside.code == 2
+    assert "both of a class and of none" in inside.err
+    assert "fish/000.png" in inside.err
+    refused = dca(*line, "--overwrite", "--other", tmp_path / "other", "--method", "gda")
+    assert refused.code == 2
+    assert "leave out --other" in refused.err
+    missing = dca(*line, "--overwrite", "--other", tmp_path / "none")
+    assert missing.code == 2
+
+
+def test_other_images_that_cannot_be_read_are_listed_or_left_out(
+    dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path
+):
+    shutil.copytree(photos / "train" / "guitar", tmp_path / "other")
+    for name in ("fish", "house"):
+        shutil.copytree(photos / "train" / name, tmp_path / "two" / name)
+    (tmp_path / "other" / "bad.jpg").write_bytes(b"no image")
+    line = ("fit", tmp_path / "two", "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--other", tmp_path / "other")
+    said = dca(*line)
+    assert said.code == 2
+    assert "bad.jpg" in said.err
+    left_out = dca(*line, "--skip-bad")
+    assert left_out.code == 0
+    assert "4 images of none of them" in left_out.out
 
 
 def test_fit_ends_with_the_comparison_the_cost_and_the_next_command(

@@ -127,6 +127,13 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 @click.argument("data", type=click.Path())
 @fit_options
 @click.option(
+    "--other",
+    type=click.Path(),
+    default=None,
+    metavar="DIR",
+    help="A folder of images of none of the classes: `dca predict --reject` then tells such images better.",
+)
+@click.option(
     "--open",
     "open_it",
     is_flag=True,
@@ -156,6 +163,7 @@ def command(
     dca fit photos/
     dca fit photos/ --shots 16 --seed 2 --backbone vit-b-16
     dca fit photos/ --hold-out 0.2 -o measured.dca
+    dca fit photos/ --other other/ -o strict.dca
     dca fit photos/ --with dca --open -o both.dca
     dca fit photos/ --method gda --estimate -o gda.dca
     dca fit photos/ --overwrite              after corrections in: dca serve photos.dca
@@ -264,13 +272,14 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
     """
     images = f"{result.classes} classes, {pluralize(result.images, 'training image')} ({result.draw_words})"
     corrected = f", {result.corrections:,} of them corrected in dca serve" if result.corrections else ""
+    other = f", {pluralize(result.other_images, 'image')} of none of them" if result.other_images else ""
     public = f"recognised as {result.public} ({result.split}): settings published for it apply"
     trained = result.trained_parameters
     action = f"trained {pluralize(trained, 'parameter')}" if trained else "fitted"
     seconds, size = format_seconds(result.seconds), format_bytes(result.checkpoint_bytes)
     return [
         _format_backbone(result),
-        f"{result.dataset}: {images}{corrected}",
+        f"{result.dataset}: {images}{corrected}{other}",
         *([public] if result.public else []),
         *_format_accuracies(result),
         *extra,

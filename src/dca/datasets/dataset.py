@@ -45,6 +45,7 @@ class Dataset:
         train: Images to learn from.
         val: Images to choose options on.
         test: Images for evaluation only; methods never receive them.
+        other: Images of none of the classes, to learn what is to be rejected.
         template: Zero-shot sentence with `{}` for the class name.
         keys: Stable identifier of each class (WordNet id), where a public dataset has one.
         root: Folder that recorded image paths are relative to.
@@ -65,6 +66,7 @@ class Dataset:
     train: tuple[LabelledImage, ...]
     val: tuple[LabelledImage, ...] = ()
     test: tuple[LabelledImage, ...] = ()
+    other: tuple[ImageLike, ...] = ()
     template: str = "a photo of a {}."
     keys: tuple[str, ...] = ()
     root: Path | None = None

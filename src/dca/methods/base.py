@@ -666,6 +666,14 @@ class Method(nn.Module, ABC):
         """
         raise NotImplementedError
 
+    def keep_other(self, kept: Sequence[bool]) -> None:
+        """Forget some of the images of `learn_other`.
+
+        Args:
+            kept: Whether each of them is kept.
+        """
+        raise NotImplementedError
+
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Sets of classes that contain the right one with a stated probability.
 
@@ -910,6 +918,14 @@ class Method(nn.Module, ABC):
 
         Returns:
             Features (N, D) and classes (N,), or None if the method stores none.
+        """
+        return None
+
+    def stored_other_features(self) -> Tensor | None:
+        """Features of the images of `learn_other`.
+
+        Returns:
+            Features (M, D), or None if the method stores none.
         """
         return None
 

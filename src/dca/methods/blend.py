@@ -225,6 +225,10 @@ class Blend(Method):
         """The p-values are those of the closed form."""
         self.closed.learn_other(support)
 
+    def keep_other(self, kept: Sequence[bool]) -> None:
+        """The p-values are those of the closed form."""
+        self.closed.keep_other(kept)
+
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
         """Those of the closed form if it is alone."""
         return self.closed.prediction_sets(features, coverage) if self.trained is None else None

@@ -34,7 +34,7 @@ from dca.core.options import option
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
-from dca.methods.shared.familiarity import Familiarity, is_copy
+from dca.methods.shared.familiarity import Familiarity
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
     Experts,
@@ -160,7 +160,19 @@ class ClosedForm(FrozenMethod):
 
     def learn_other(self, support: Support) -> None:
         """Keep images of none of the classes, which the p-values take into account."""
-        self.other_features = self.encode_all(support)
+        self._set_other(self.encode_all(support))
+
+    def stored_other_features(self) -> Tensor:
+        """Unit features of the other images."""
+        return self.other_features
+
+    def keep_other(self, kept: Sequence[bool]) -> None:
+        """Keep some of the other images."""
+        self._set_other(self.other_features[torch.tensor(kept, dtype=torch.bool, device=self.other_features.device)])
+
+    def _set_other(self, features: Tensor) -> None:
+        """Replace the other images, and forget what was computed with those before."""
+        self.other_features = features
         self.__dict__.pop("familiarity", None)
 
     def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
@@ -193,9 +205,8 @@ class ClosedForm(FrozenMethod):
         if not len(images.labels):
             raise UserError("a closed_form model needs images of a new class", hint="give at least one image of it")
         other = self._copy_for_names([*self.problem.names, name])
-        groups, features = images.groups + self.image_groups.max() + 1, self.encode_all(images)
-        other.image_features = torch.cat([self.image_features, features])
-        other.other_features = self.other_features[~is_copy(self.other_features, features)]
+        groups = images.groups + self.image_groups.max() + 1
+        other.image_features = torch.cat([self.image_features, self.encode_all(images)])
         other.image_labels = torch.cat([self.image_labels, images.labels])
         other.image_groups = torch.cat([self.image_groups, groups])
         return other.build_head()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from inspect import Parameter, signature
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -49,6 +50,8 @@ from dca.model.inputs import (
     label_array,
     match_classes,
     require_learnable,
+    require_other,
+    require_other_only,
     require_shots,
     require_whole_number,
 )
@@ -66,6 +69,7 @@ from dca.model.records import (
     ModelRecord,
     OptionsChanged,
     TrainingImage,
+    record_images,
     record_training_images,
     to_stored_label,
     unreadable_names,
@@ -145,6 +149,7 @@ class Classifier:
         estimate_: After `fit`, the estimated accuracy, if it was asked for and classes have two images.
         training_images_: After `fit`, class index, name and content hash of each training image, and what a model
             that has not seen it predicts (`held_out`), where that is known.
+        other_images_: Name and content hash of each image of none of the classes that `fit` was given.
         results_: Figures of the run that made the model; empty after a plain `fit`.
         lineage_: Changes of its classes and its head since the fit, with the figures before each.
 
@@ -163,6 +168,7 @@ class Classifier:
     classes_: NDArray[Any]
     history_: list[dict[str, float]]
     training_images_: tuple[TrainingImage, ...]
+    other_images_: tuple[ImageId, ...]
     results_: dict[str, Any]
     lineage_: tuple[Change, ...]
     estimate_: Estimate | None
@@ -262,6 +268,7 @@ class Classifier:
         X: Labelled,
         y: Iterable[Any] | None = None,
         *,
+        other: Images = (),
         progress: Progress | None = None,
         folder: str | Path | None = None,
         session: Session | None = None,
@@ -271,6 +278,8 @@ class Classifier:
         Args:
             X: A folder, an image list, a dataset, images as for `predict_proba`, or a data frame (path, label).
             y: Label of each image, if X is a list of images; of a data frame also the name of a column.
+            other: Images of none of the classes, in the forms of `predict_proba`: p-values ("none of these") then tell
+                such images better. The default method learns from them.
             progress: Receives the progress of the fit; None shows it on a terminal, in a notebook and in logs.
             folder: An existing folder where the state of training is kept, so that an interrupted fit continues.
             session: Backbones and images shared with other fits; its device is used instead of `device`.
@@ -287,6 +296,7 @@ class Classifier:
         require_learnable(dataset)
         require_shots(dataset, shots)
         options = kind.parse_options(self.method_options)
+        dataset = dataclasses.replace(dataset, other=(*dataset.other, *as_images(other)))
         source, _ = draw_training_part(dataset, shots, seed, validation=kind.validation_for(options))
         with default_progress(progress) as receiver:
             session = (session or Session(device=self.device)).with_progress(receiver)
@@ -308,7 +318,7 @@ class Classifier:
         """Learn from all training images of a drawn dataset; `fit` and `run` call it.
 
         Args:
-            source: Training and validation images; test images are ignored.
+            source: Training, validation and other images; test images are ignored.
             session: Loads backbones, images and features.
             options: An `Options` object of the method, which is not validated again; by default the options of the
                 constructor.
@@ -326,10 +336,13 @@ class Classifier:
         kind = get_method(self.method)
         options = kind.parse_options(self.method_options) if options is None else options
         estimate = bool(self.estimate)
+        if source.other:
+            require_other(kind)
         own, session = session, session.for_dataset(source.public, rules)
         clip = session.load_backbone(self.backbone, self.precision)
-        images = [item.image for item in (*source.train, *source.val)]
+        images = [*(item.image for item in (*source.train, *source.val)), *source.other]
         session.require_readable(clip, images, summaries=estimate or kind.has_cheap_held_out)
+        require_other_only(source, session)
         context = FitContext(
             session=session,
             clip=clip,
@@ -340,12 +353,17 @@ class Classifier:
             fits=count_fits(kind, source, estimate=estimate),
         )
         method, self.history_ = fit(kind, options, source, context, fitter=NestedFits(source, context))
+        if source.other:
+            method.learn_other(
+                ImageSupport([LabelledImage(image, 0) for image in source.other], session, clip, context.seed)
+            )
         found = assess(method, options, source, context, estimate=estimate, calibrate=bool(self.calibrate))
         method.temperature = found.temperature
         self._adopt(method, own, source.labels)
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, ()
         self.gallery_, self._training = None, source.train
         self.training_images_ = record_training_images(source.train, session, found.held_out)
+        self.other_images_ = record_images(source.other, session)
         groups = session.group_copies([item.image for item in source.train], decode=False)
         self._shared_images = find_shared_images(self.training_images_, groups, source.labels)
         return self
@@ -616,6 +634,11 @@ class Classifier:
                 images=tuple(ImageId(image.name, image.sha256) for image in added),
             ),
         )
+        if self.other_images_:  # what is a class now is not to be rejected
+            hashes = {image.sha256 for image in added}
+            kept = [image.sha256 not in hashes for image in self.other_images_]
+            changed.keep_other(kept)
+            other.other_images_ = tuple(compress(self.other_images_, kept))
         if known is not None:
             other.gallery_ = known.concatenate(Gallery.make(items, added, session, method.clip))
         return other
@@ -758,6 +781,7 @@ class Classifier:
                 shots, _to_plain(self.method_options), bool(self.estimate), bool(self.calibrate)
             ),
             training_images=self.training_images_,
+            other_images=self.other_images_,
             results=self.results_,
             lineage=self.lineage_,
             package="" if module == "dca" else module,
@@ -890,6 +914,7 @@ class Classifier:
         )
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
+        model.other_images_ = record.other_images
         model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, Gallery.load(path)
         return model
 

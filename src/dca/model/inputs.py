@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.core.hints import set_shots
+from dca.core.hints import omit, set_shots
 from dca.core.text import normalize_name, pluralize
 from dca.datasets import load_dataset
 from dca.datasets.catalog import class_list_of
@@ -29,7 +29,10 @@ from dca.datasets.folder import LABEL_COLUMNS, PATH_COLUMNS
 from dca.datasets.walk import list_images
 from dca.images.convert import as_image, is_single_image, reject_url
 from dca.images.decode import ImageLike
+from dca.methods.base import Method
+from dca.methods.registry import all_methods
 from dca.model.records import unreadable_names
+from dca.training.session import Session
 
 # The forms of one image are those of `images.convert.as_image`.
 Images = str | Path | Image.Image | Iterable[Any] | Any
@@ -89,6 +92,28 @@ def as_images(X: Any) -> list[ImageLike]:
     if not found:
         raise UserError(f"{X} holds no images", hint="give image files or a folder of them")
     return list(found)
+
+
+def require_other(kind: type[Method]) -> None:
+    """Raise if a method cannot learn from images of none of the classes."""
+    if not kind.learns_other:
+        able = ", ".join(name for name, known in all_methods().items() if known.learns_other)
+        problem = f"{kind.name} cannot learn from images of none of the classes"
+        raise UserError(problem, hint=[omit("other"), f"use a method that can: {able}"])
+
+
+def require_other_only(dataset: Dataset, session: Session) -> None:
+    """Raise if images of none of the classes are training images as well."""
+    known = set(session.hash_images([item.image for item in dataset.train]))
+    hashes = session.hash_images(dataset.other)
+    both = [
+        dataset.path_of(LabelledImage(image, 0)) or "an image in memory"
+        for image, sha256 in zip(dataset.other, hashes, strict=True)
+        if sha256 in known
+    ]
+    if both:
+        hint = "remove them from one of the two"
+        raise UserError("images both of a class and of none of the classes", details=both, hint=hint)
 
 
 def require_shots(dataset: Dataset, shots: int | None) -> None:

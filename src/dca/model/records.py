@@ -118,6 +118,12 @@ def record_training_images(
     )
 
 
+def record_images(images: Sequence[ImageLike], session: Session) -> tuple[ImageId, ...]:
+    """Name and hash images."""
+    hashes = session.hash_images(images)
+    return tuple(ImageId(_short_name(image), sha256) for image, sha256 in zip(images, hashes, strict=True))
+
+
 def _short_name(image: ImageLike) -> str:
     if isinstance(image, StoredImage):
         return image.name
@@ -340,6 +346,7 @@ class ModelRecord:
         backbone: The backbone that it was trained on.
         fit_arguments: Shots, options and so on as the user gave them.
         training_images: The images that it was trained on.
+        other_images: Images of none of the classes that it has learned from.
         results: Figures of the fit.
         lineage: Changes of its classes and its head since the fit.
         sha256: Hashes of what was written.
@@ -355,6 +362,7 @@ class ModelRecord:
     backbone: BackboneRecord
     fit_arguments: FitArguments = field(default_factory=FitArguments)
     training_images: tuple[TrainingImage, ...] = ()
+    other_images: tuple[ImageId, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
     lineage: tuple[Change, ...] = ()
     sha256: Hashes = field(default_factory=Hashes)
@@ -375,6 +383,7 @@ class ModelRecord:
             "backbone": dataclasses.asdict(self.backbone),
             "fit_arguments": dataclasses.asdict(self.fit_arguments),
             "training_images": [image.to_dict() for image in self.training_images],
+            "other_images": [dataclasses.asdict(image) for image in self.other_images],
             "results": self.results,
             "lineage": [change.to_dict() for change in self.lineage],
             "sha256": dataclasses.asdict(self.sha256),
@@ -394,6 +403,7 @@ class ModelRecord:
             backbone=BackboneRecord(**raw["backbone"]),
             fit_arguments=FitArguments(**raw["fit_arguments"]),
             training_images=tuple(map(TrainingImage.from_dict, raw["training_images"])),
+            other_images=tuple(ImageId(image["name"], image["sha256"]) for image in raw["other_images"]),
             results=raw["results"],
             lineage=tuple(map(Change.from_dict, raw["lineage"])),
             sha256=Hashes(**raw["sha256"]),
@@ -414,6 +424,7 @@ _FIELDS = (
     ("backbone", dict, "object"),
     ("fit_arguments", dict, "object"),
     ("training_images", list, "array"),
+    ("other_images", list, "array"),
     ("results", dict, "object"),
     ("lineage", list, "array"),
     ("sha256", dict, "object"),
@@ -435,6 +446,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
         *_type_faults("sha256", raw["sha256"], {"weights": str, "classes": str}),
         *_fit_argument_faults(raw["fit_arguments"]),
         *_training_image_faults(raw["training_images"]),
+        *_other_image_faults(raw["other_images"]),
         *([] if 0 < raw["temperature"] < math.inf else ["temperature: a number above 0 expected"]),
         *_estimate_faults(raw["estimate"]),
         *_result_faults(raw["results"]),
@@ -505,6 +517,11 @@ def _training_image_faults(images: list[Any]) -> list[str]:
     if not all(_has_types(row, {"predicted": int, "probability": float, "own": float}) for row in held_out):
         return ["training_images: predicted, probability and own of each held-out prediction expected"]
     return []
+
+
+def _other_image_faults(images: list[Any]) -> list[str]:
+    complete = all(_has_types(row, {"name": str, "sha256": str}) for row in images)
+    return [] if complete else ["other_images: name and sha256 of each image expected"]
 
 
 def _estimate_faults(estimate: dict[str, Any]) -> list[str]:

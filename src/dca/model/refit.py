@@ -50,6 +50,10 @@ class Refitter:
             rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
             self._images = {row[0]: StoredImage(*row) for row in rows}
             self._store.add(feature_space(model.method_.clip), gallery.sha256, gallery.features)
+        self._other = tuple(StoredImage(image.sha256, image.name, b"") for image in model.other_images_)
+        stored = model.method_.stored_other_features()
+        if stored is not None:
+            self._store.add(feature_space(model.method_.clip), [image.sha256 for image in self._other], stored)
 
     def refit(self, examples: Sequence[LabelledFeatures]) -> Classifier:
         """Fit the model on all images; an example replaces a training image of the same content.
@@ -109,7 +113,10 @@ class Refitter:
         ]
         added = [LabelledImage(example.image, c) for example, c in zip(examples, index, strict=True)]
         train = (*kept, *added)
-        return Dataset("training images", labels, names, train, template=problem.template, public=problem.dataset)
+        other = tuple(image for image in self._other if image.sha256 not in replaced)
+        return Dataset(
+            "training images", labels, names, train, other=other, template=problem.template, public=problem.dataset
+        )
 
 
 def _stack_features(examples: Sequence[LabelledFeatures]) -> Tensor:

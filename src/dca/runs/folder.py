@@ -54,6 +54,7 @@ def identify(spec: FitSpec, task: Task, session: Session, clip: CLIP) -> dict[st
         "classes": json_digest([list(map(str, source.labels)), list(source.names), source.template]),
         "training images": json_digest([[item.label, _content(session, item.image)] for item in source.train]),
         "validation images": json_digest([[item.label, _content(session, item.image)] for item in source.val]),
+        "other images": json_digest([_content(session, image) for image in source.other]),
         TEST: json_digest([[target.name, list(_marks(session, target.test))] for target in task.targets]),
     }
 

@@ -73,6 +73,7 @@ class RunResult:
         shots: Images per class that were drawn; None for all.
         images: Number of training images.
         corrections: How many of them are corrections of labels.
+        other_images: Images of none of the classes that the model has learned from.
         held_out: Share of the images that was set aside as test part.
         seed: Seed of the draw and of the initial values.
         selected_on: Which validation images the method could choose options on, in words.
@@ -94,7 +95,13 @@ class RunResult:
         comparison: Other methods on the same images, where they were fitted, too.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("checkpoint_bytes", "plots", "comparison")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = (
+        "checkpoint_bytes",
+        "plots",
+        "comparison",
+        "other_images",
+        "smallest_p_value",
+    )
 
     method: str
     backbone: str
@@ -106,6 +113,7 @@ class RunResult:
     shots: int | None
     images: int
     corrections: int = 0
+    other_images: int = 0
     held_out: float = 0.0
     seed: int
     selected_on: str

@@ -32,7 +32,7 @@ from dca.methods.base import TrainedMethod
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
 from dca.model.findings import examine_training
-from dca.model.inputs import as_dataset, require_learnable, require_shots
+from dca.model.inputs import as_dataset, as_images, require_learnable, require_shots
 from dca.runs.evaluate import TargetEvaluation, evaluate
 from dca.runs.folder import RunFolder, identify
 from dca.runs.plots import plot_run
@@ -153,7 +153,7 @@ def prepare_folder(spec: FitSpec, folder: str | Path, device: str) -> RunFolder:
 
 
 def load_data(spec: FitSpec, dataset: Dataset | None = None) -> Dataset:
-    """The data of a spec, with its corrections.
+    """The data of a spec, with its corrections and other images.
 
     Args:
         spec: What to fit.
@@ -163,9 +163,11 @@ def load_data(spec: FitSpec, dataset: Dataset | None = None) -> Dataset:
         The dataset.
 
     Raises:
-        UserError: If there is no such data, or the model has no corrections.
+        UserError: If there is no such data, the model has no corrections, or there are no other images.
     """
     dataset = dataset if dataset is not None else as_dataset(spec.data, None)
+    if spec.other is not None:
+        dataset = dataclasses.replace(dataset, other=tuple(as_images(spec.other)))
     if spec.corrections is None:
         return dataset
     corrections = read_corrections(Path(spec.corrections))
@@ -296,8 +298,8 @@ def _unreadable_images(task: Task, session: Session, clip: CLIP, *, summaries: b
 
 
 def _images_of(task: Task) -> tuple[list[ImageLike], list[ImageLike]]:
-    """The training and validation images, and the test images, of a task."""
-    learned = [item.image for item in (*task.source.train, *task.source.val)]
+    """The training, validation and other images, and the test images, of a task."""
+    learned = [*(item.image for item in (*task.source.train, *task.source.val)), *task.source.other]
     return learned, [item.image for target in task.targets for item in target.test]
 
 
@@ -315,7 +317,11 @@ def _without_images(dataset: Dataset, faults: Sequence[Unreadable]) -> Dataset:
         return tuple(item for item in items if id(item.image) not in bad)
 
     return dataclasses.replace(
-        dataset, train=readable(dataset.train), val=readable(dataset.val), test=readable(dataset.test)
+        dataset,
+        train=readable(dataset.train),
+        val=readable(dataset.val),
+        test=readable(dataset.test),
+        other=tuple(image for image in dataset.other if id(image) not in bad),
     )
 
 
@@ -401,6 +407,7 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
         shots=spec.shots,
         images=len(model.training_images_),
         corrections=_count_corrections(spec, task),
+        other_images=len(model.other_images_),
         held_out=spec.hold_out,
         seed=spec.seed,
         selected_on=task.selected_on,

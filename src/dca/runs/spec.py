@@ -15,7 +15,7 @@ from dca.core.options import as_json, changed_values
 from dca.methods.base import Method, TrainingOptions
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.model.classifier import Classifier
-from dca.model.inputs import require_whole_number
+from dca.model.inputs import require_other, require_whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class FitSpec:
             its authors used, with the options that they publish and without the EXIF rotation of public images.
         hold_out: Test on this share of each class, where the data has no test part.
         corrections: A model folder; images whose labels were corrected in `dca serve` are training images, too.
+        other: A folder of images of none of the classes, to learn what is to be rejected.
         estimate: Estimate the accuracy on the training images; methods that need no time for it always do.
         calibrate: Fit a temperature on the predictions that the estimate is made of.
 
@@ -59,11 +60,14 @@ class FitSpec:
     rules: Rules = "strict"
     hold_out: float = 0.0
     corrections: str | None = None
+    other: str | None = None
     estimate: bool = False
     calibrate: bool = True
 
     def __post_init__(self) -> None:
         kind = get_method(self.method)
+        if self.other is not None:
+            require_other(kind)
         if self.rules not in RULES:
             raise unknown_name("rules", self.rules, RULES)
         estimate = bool(self.estimate) or kind.has_cheap_held_out
@@ -72,6 +76,7 @@ class FitSpec:
             data=str(self.data),
             backbone=str(self.backbone),
             corrections=None if self.corrections is None else str(self.corrections),
+            other=None if self.other is None else str(self.other),
             shots=None if self.shots is None else require_whole_number("shots", self.shots, 1),
             seed=require_whole_number("seed", self.seed, 0),
             hold_out=float(self.hold_out),
@@ -122,7 +127,9 @@ class FitSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for records. Of a path only the last part is kept, so that records name no folder of a user."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {
+        # Left out where there are none, so that descriptions without it keep their hashes.
+        other = {} if values.pop("other") is None else {"other": last_part(str(self.other))}
+        return {**values, **other} | {
             "data": last_part(self.data),
             "corrections": self.corrections and last_part(self.corrections),
             "backbone": _backbone_name(self.backbone),

@@ -27,7 +27,7 @@ class Experiment(FitSpec):
 
     Args:
         data, method, shots, seed, backbone, precision: As for `dca.runs.spec.FitSpec`.
-        hold_out, corrections, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
+        hold_out, corrections, other, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
         options: Options of the method by name, `key=value` texts, or an `Options` object.
         rules: "strict" or "paper". With "paper" the defaults of the options are those that the method's authors
             publish for the protocol, where they do.

@@ -42,8 +42,6 @@ from dca.stats.conformal import conformal_p_values
 WIDTH, RIDGE = 2.0, 0.03
 # The target of other images in every class.
 OTHER_TARGET = -0.5
-# Cosine distance below which two features are of the same image, up to rounding.
-COPY_TOLERANCE = 1e-6
 # Most training images, and other images, that define what is familiar.
 MOST_IMAGES, MOST_OTHER = 3000, 1000
 
@@ -156,11 +154,6 @@ class Familiarity:
         """p-value of unit features f (B, D) under "it is of one of the classes": (B,)."""
         weights = 1 / self.counts[self.labels[self.held_rows]]
         return conformal_p_values(self.held_out, self.scores(f), weights)
-
-
-def is_copy(features: Tensor, of: Tensor) -> Tensor:
-    """Whether each of the unit features (M, D) is that of the same image as one of `of` (N, D): (M,)."""
-    return (features @ of.T > 1 - COPY_TOLERANCE).any(dim=-1)
 
 
 def _subsample(rows: Tensor, most: int) -> Tensor:

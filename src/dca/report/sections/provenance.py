@@ -64,6 +64,7 @@ def fit_command(spec: Mapping[str, Any]) -> str:
         "--protocol": spec["protocol"] if spec.get("protocol", "few-shot") != "few-shot" else None,
         "--rules": spec["rules"] if spec["rules"] != "strict" else None,
         "--hold-out": spec["hold_out"] or None,
+        "--other": spec.get("other"),
         "--measured-on": spec.get("measured_on"),
         "--draw": spec.get("draw"),
     }
