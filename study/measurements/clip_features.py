@@ -7,7 +7,8 @@ FOLDER holds safetensors files of unit features of OpenAI's ViT-B/32 for Caltech
 Oxford-IIIT Pets: test, val, and training sets of 1 to 16 shots, whose rows are means over augmented
 views; and text features of "a NAME" for the names of LVIS. Every head is fitted on the training rows
 and selects on min(shots, 4) validation rows per class. Without text features the methods run without
-their text part. Prints test accuracy in percent, as Markdown; --json also writes the figures to a file,
+their text part. DCA's head is measured at the given texts: one sentence "a NAME" per class stands in for the trained
+prompts, which need the towers. Prints test accuracy in percent, as Markdown; --json also writes the figures to a file,
 --show prints those of such a file, and --page puts the tables between their marks on a page.
 """
 
@@ -30,10 +31,11 @@ from torch.nn import functional as F
 from dca.core.files import read_json, write_json
 from dca.datasets.draws import draw_positions
 from dca.methods.base import Problem
-from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import get_method
 from dca.methods.shared import gaussian
+from dca.methods.shared.center import Center, choose_center
 from dca.methods.shared.class_features import ClassFeatures
+from dca.methods.shared.heads import MahalanobisHead
 from dca.training.loop import Trainer
 
 SCRIPT = "study/measurements/clip_features.py"
@@ -48,6 +50,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "tip_adapter_f": {"views": 0, "train_views": 1},
     "gda": {"views": 0},
 }
+# γ1 and γ2 that were chosen on validation images with the embedded model: those of the models of study/.
+MINI_GAMMAS = 100.0, 50.0
 WITH_TEXT: dict[str, dict[str, Any]] = {"zero_shot": {}, **METHODS, "clap": {"views": 1}}
 
 
@@ -135,10 +139,29 @@ def measure_heads(train: Rows, test: Rows, shots: int, classes: int) -> dict[str
     grouped = ClassFeatures.group(train.features.double(), train.labels, classes)
     heads = {name: head for name, head in gaussian.HEADS.items() if not name.startswith("DCA")}
     heads["DCA (γ by shots)"] = gaussian.fecam_gaussian(*gaussian.paper_gammas(shots))
-    heads["DCA (γ 100, 50)"] = gaussian.fecam_gaussian(*OWN_GAMMAS)
+    heads["DCA (γ 100, 50)"] = gaussian.fecam_gaussian(*MINI_GAMMAS)
     found = {}
     for name, head in heads.items():
         found[name] = measure_accuracy(gaussian.log_likelihoods(test.features.double(), grouped, head), test)
+    return found
+
+
+def measure_dca_heads(train: Rows, test: Rows, text: Tensor, shots: int, tau: float = 100.0) -> dict[str, float]:
+    """Test accuracy of DCA's head at untrained texts (C, D), by centre and γ; the last row is the default."""
+    u, paper = text[None], gaussian.paper_gammas(shots)
+    grouped = ClassFeatures.group(train.features, train.labels, len(text))
+    chosen = choose_center(u, train.features, train.labels, train.groups, shots=shots, tau=tau)
+    heads: dict[str, tuple[Center, tuple[float, float]]] = {
+        "DCA's head, about the text, γ 100, 50": ("text", MINI_GAMMAS),
+        "DCA's head, about the text, γ by shots": ("text", paper),
+        "DCA's head, about the images, γ by shots": ("visual", paper),
+        "DCA's head, about what is chosen, γ by shots": (chosen, paper),
+    }
+    found = {}
+    for name, (center, gammas) in heads.items():
+        family = gaussian.dca_gaussian(*gammas, shots)
+        head = MahalanobisHead.from_text(u, grouped, family, tau=tau, center=center)
+        found[name] = measure_accuracy(head(test.features), test)
     return found
 
 
@@ -157,11 +180,12 @@ def measure_without_text(name: str, tensors: dict[str, Tensor], shots: int) -> d
 def measure_with_text(
     tensors: dict[str, Tensor], names: list[str], text: dict[str, Tensor], classes: list[int], shots: int
 ) -> dict[str, float]:
-    """The methods with their text part, on some classes of Caltech101."""
+    """The methods with their text part, and DCA's head, on some classes of Caltech101."""
     train, test = split_rows(tensors, shots, classes)
     vectors = torch.stack([text[names[c]] for c in classes])
     problem = Problem(names=tuple(names[c] for c in classes), shots=shots, seed=1, dataset="caltech101")
-    return {name: fit_method(name, settings, vectors, problem, train, test) for name, settings in WITH_TEXT.items()}
+    found = {name: fit_method(name, settings, vectors, problem, train, test) for name, settings in WITH_TEXT.items()}
+    return found | measure_dca_heads(train, test, vectors, shots)
 
 
 def index_by_name(names: list[str], vectors: Tensor) -> dict[str, Tensor]:

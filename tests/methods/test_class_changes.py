@@ -15,7 +15,6 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.base import Method
-from dca.methods.dca import OWN_GAMMAS
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 from dca.training.session import Session
@@ -176,13 +175,12 @@ def test_a_class_without_images_takes_the_covariance_of_all(more: dict[str, Any]
 
 
 def test_the_covariance_of_all_images_is_about_their_own_texts(five: Dataset, tiny: CLIP) -> None:
-    method: Any = fitted("dca", five, tiny)
+    method: Any = fitted("dca", five, tiny, center="text", gamma1=100, gamma2=50)
     added: Any = method.with_class("zebra", support([], tiny))
-    gamma1, gamma2 = OWN_GAMMAS
     texts, shots = added.text_features.double(), method.class_features
     for m, f in enumerate(features(len(texts)).double()):
         apart = shots.features.double() - texts[m, shots.labels()]
-        sigma = dense_covariance(apart, torch.zeros(16), gamma1, gamma2, normalize=True)
+        sigma = dense_covariance(apart, torch.zeros(16), 100.0, 50.0, normalize=True)
         found = added.head.distances(f[None].float())[0, m, -1]
         torch.testing.assert_close(found.double(), dense_distance(sigma, f, texts[m, -1]), atol=1e-4, rtol=1e-4)
 

@@ -13,7 +13,7 @@ from dca.backbones.clip.vision import ExtraTokens
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.methods.base import Batch, Problem
-from dca.methods.dca import DCA, OWN_GAMMAS, PAPER_TABLE, DCAOptions, paper_epochs
+from dca.methods.dca import DCA, PAPER_TABLE, DCAOptions, paper_epochs
 from dca.methods.shared.gaussian import GAMMAS, paper_gammas
 from dca.methods.summary import parameter_count
 from oracles import dca as oracle
@@ -79,11 +79,11 @@ def test_step_equals_the_equations(clip: CLIP, counts: tuple[int, ...], contexts
     assert {k: float(v.detach()) for k, v in step.terms.items()} == pytest.approx(expected, rel=2e-4)
 
 
-@pytest.mark.parametrize(("table", "expected"), [("paper", GAMMAS[2]), (None, OWN_GAMMAS)])
-def test_probabilities_equal_the_equations(clip: CLIP, table: str | None, expected: tuple[float, float]) -> None:
-    """The finished model: text centre, paper's γ or ours, inverse score, mean over prompts."""
+@pytest.mark.parametrize(("given", "expected"), [({}, GAMMAS[2]), ({"gamma1": 100.0, "gamma2": 50.0}, (100.0, 50.0))])
+def test_probabilities_equal_the_equations(clip: CLIP, given: dict[str, float], expected: tuple[float, float]) -> None:
+    """The finished model: text centre, the paper's γ or others, inverse score, mean over prompts."""
     images = Images((3, 3, 3, 3))
-    method = build(clip, gammas=table)
+    method = build(clip, center="text", **given)
     method.finish(images)
     method.build_head()
     new = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(9))
@@ -120,7 +120,7 @@ def test_the_backbone_is_neither_among_the_parameters_nor_in_the_state(clip: CLI
     method.finish(Images((2, 2, 2, 2)))
     method.build_head()
     names = {"text_features", "train_features", "train_counts", "visual.tokens"}
-    names |= {"other_features", "other_counts", "other_text"}
+    names |= {"other_features", "other_counts", "other_text", "text_is_center"}
     assert set(method.state_dict()) == names | {f"text.contexts.{m}" for m in range(4)}
 
 
@@ -269,10 +269,10 @@ def test_every_option_has_help_and_an_origin() -> None:
     ("source", "names"),
     [
         ("paper", "n_prompts phrases visual_tokens score train_metric test_metric intra covariance normalize epochs"),
-        ("paper", "batch_size optimizer warmup_epochs warmup_rate"),
+        ("paper", "batch_size optimizer warmup_epochs warmup_rate gamma1 gamma2"),
         ("our reading", "contexts intra_features intra_reduction separation_reduction separation_pairs"),
         ("our reading", "center head_views"),
-        ("ours", "recipe alpha beta learning_rate random_length eps gammas gamma1 gamma2"),
+        ("ours", "recipe alpha beta learning_rate random_length eps"),
         ("CoOp", "suffix momentum weight_decay schedule final_rate augment"),
         ("CLIP", "tau"),
         ("torch", "adam_eps"),

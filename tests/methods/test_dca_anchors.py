@@ -29,7 +29,7 @@ def finished(clip: CLIP, images: Images, **options: object) -> DCA:
     ("mahalanobis", center) for center in ("text", "visual"))])  # fmt: skip
 def test_probabilities_equal_the_equations(clip: CLIP, anchors: str, metric: str, center: str) -> None:
     images = Images((3, 2, 4))
-    method = finished(clip, images, anchors=anchors, test_metric=metric, center=center, gammas="paper")
+    method = finished(clip, images, anchors=anchors, test_metric=metric, center=center)
     new = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(9))
     f, x = (method.encode(pixels).detach().double() for pixels in (new, images.pixels))
     u = method.encode_text().detach().double()

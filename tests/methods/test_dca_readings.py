@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dca.backbones.clip import CLIP
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
-from dca.methods.dca import DCA, OPEN_POINTS, OWN_GAMMAS, READINGS, DCAOptions, Reading, reading_options, readings_table
+from dca.methods.dca import DCA, OPEN_POINTS, READINGS, DCAOptions, Reading, reading_options, readings_table
 from dca.methods.shared.gaussian import GAMMAS, paper_gammas
 from oracles import dca as oracle
 from oracles.images import Images
@@ -66,7 +66,7 @@ def test_printed_tests_with_covariances_about_the_mean_of_the_images(clip: CLIP)
 @pytest.mark.parametrize(
     ("reading", "expected"),
     [
-        ("own", ("text", "element", "mean")),
+        ("own", ("chosen", "element", "mean")),
         ("plots", ("visual", "element", "mean")),
         ("printed", ("visual", "sum", "sum")),
     ],
@@ -74,7 +74,7 @@ def test_printed_tests_with_covariances_about_the_mean_of_the_images(clip: CLIP)
 def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tuple[str, ...]) -> None:
     chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
     assert (chosen.center, chosen.intra_reduction, chosen.separation_reduction) == expected
-    assert (chosen.gamma1, chosen.gamma2) == (OWN_GAMMAS if reading == "own" else GAMMAS[2])
+    assert (chosen.gamma1, chosen.gamma2) == GAMMAS[2]
     given = DCA.resolve(DCAOptions(reading=reading, center="text", gamma1=9.0, intra_reduction="mean"), PROBLEM)
     assert (given.center, given.gamma1, given.intra_reduction) == ("text", 9.0, "mean")
     assert given.separation_reduction == expected[2]
@@ -82,7 +82,7 @@ def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tup
 
 def test_every_open_point_is_what_a_fit_takes() -> None:
     assert get_args(Reading) == READINGS
-    assert set(reading_options("own")) == {"center", "gammas", "intra_reduction", "separation_reduction"}
+    assert set(reading_options("own")) == {"center", "intra_reduction", "separation_reduction"}
     for reading in READINGS:
         chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
         for point in OPEN_POINTS:
@@ -94,6 +94,6 @@ def test_the_docs_and_the_command_name_every_open_point(dca: Any) -> None:
     shown = " ".join(dca("methods", "show", "dca").out.split())
     for point in OPEN_POINTS:
         assert f"{point.option}: {point.values}. The paper: {point.paper}. Why: {point.why}." in shown
-    assert "center: text / visual / visual" in shown
+    assert "center: chosen / visual / visual" in shown
     (lines,) = json.loads(dca("methods", "show", "dca", "--json").out)["explanations"].values()
     assert len(lines) == len(OPEN_POINTS) + 1

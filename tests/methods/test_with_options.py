@@ -23,6 +23,7 @@ def finished(clip: CLIP, name: str, images: Images, **options: Any) -> Method:
         return method.build_head()
 
 
+FROM = {"center": "text", "gamma1": 100.0, "gamma2": 50.0}
 CHANGES = [
     {"gamma1": 40.0, "gamma2": 3.0},
     {"gamma1": 1.0, "gamma2": 100.0, "floor": 0.01},
@@ -30,20 +31,20 @@ CHANGES = [
     {"covariance": "ledoit_wolf"},
 ]
 OF_DCA = [{"test_metric": "euclidean"}, {"normalize": False, "score": "negative"}, {"tau": 5.0, "eps": 0.1}]
-OF_DCA += [{"gammas": "paper"}, {"gammas": "paper", "gamma2": 7.0}]
+OF_DCA += [{"gamma1": None, "gamma2": None}, {"center": "chosen"}]
 OF_DCA += [{"anchors": "means"}, {"anchors": "both", "test_metric": "cosine"}]
 
 
 @pytest.mark.parametrize("changes", [*CHANGES, *OF_DCA])
 def test_a_head_made_again_is_that_of_a_fit_with_these_values(clip: CLIP, changes: dict[str, Any]):
     images = Images((3, 3, 1, 4))
-    before, fresh = finished(clip, "dca", images), finished(clip, "dca", images, **changes)
+    before, fresh = finished(clip, "dca", images, **FROM), finished(clip, "dca", images, **{**FROM, **changes})
     after = before.with_options(changes)
     f = before.encode(images.pixels)
     assert torch.equal(after.classify(f), fresh.classify(f))
     assert after.options == fresh.options
     assert not torch.equal(before.classify(f), after.classify(f))
-    assert before.options.gamma1 == 100.0, "the model itself stays"
+    assert before.options.gamma1 == FROM["gamma1"], "the model itself stays"
     assert all(a is b for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 

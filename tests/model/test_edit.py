@@ -222,9 +222,9 @@ def test_the_head_is_made_again_in_memory_and_on_disk(sample: Dataset, tiny: CLI
     assert np.array_equal(again.predict_proba(images), other.predict_proba(images))
     assert again.lineage_[-1] == other.lineage_[-1]
     assert isinstance(again.lineage_[-1], OptionsChanged)
-    assert again.lineage_[-1].options == {"gamma1": (100.0, 300.0), "gamma2": (50.0, 20.0)}
-    assert "set gamma1=300.0 (was 100.0), gamma2=20.0 (was 50.0)" in model_card(again._to_record())
-    assert model.with_options(gamma1=100) is model
+    assert again.lineage_[-1].options == {"gamma1": (500.0, 300.0), "gamma2": (300.0, 20.0)}
+    assert "set gamma1=300.0 (was 500.0), gamma2=20.0 (was 300.0)" in model_card(again._to_record())
+    assert model.with_options(gamma1=500) is model
 
 
 def test_an_option_that_training_reads_is_refused(sample: Dataset, tiny: CLIP):

@@ -144,7 +144,8 @@ STUDY = Path(__file__).resolve().parents[2] / "study"
 @pytest.mark.parametrize("name", ["components", "metric", "intra-loss"])
 def test_rows_of_the_study_are_those_of_the_paper(name: str) -> None:
     """The committed study names its rows as the paper's tables are looked for."""
-    base = {"dca": Variant("dca"), "dapt": Variant.of("dapt", {"recipe": "own"}, {})}  # as study/selection.json
+    of_dca = {"center": "text", "gamma1": 100.0, "gamma2": 50.0}  # both as study/selection.json
+    base = {"dca": Variant.of("dca", of_dca, {}), "dapt": Variant.of("dapt", {"recipe": "own"}, {})}
     cells = {
         row: cell
         for cell in load_specification(STUDY / f"{name}.toml").cells
@@ -162,3 +163,11 @@ def test_a_varied_setting_without_a_number_does_not_count() -> None:
     assert row.fits(Variant("dca", (("alpha", 1.0),)), Variant("dca"))
     assert not row.fits(Variant("dca", (("alpha", None),)), Variant("dca"))
     assert not row.fits(Variant("dca"), Variant("dca"))
+
+
+def test_a_setting_that_a_row_varies_may_have_another_value_in_the_base() -> None:
+    row = PaperRow("varied", "dca", vary=["gamma1"])
+    base = Variant("dca", (("alpha", 1.0), ("gamma1", 100.0)))
+    assert row.fits(Variant("dca", base.options, (("gamma1", 200.0),)), base)
+    assert not row.fits(Variant("dca", (("alpha", 2.0), ("gamma1", 200.0))), base)
+    assert not row.fits(base, base), "it is no variation of itself"

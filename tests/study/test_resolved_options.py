@@ -14,14 +14,14 @@ from dca.study.worker import Worker
 
 def test_fits_and_heads_are_told_apart_by_what_they_recorded(tmp_path: Path, photos: Path, tiny_folder: Path) -> None:
     common = {"data": str(photos), "backbone": str(tiny_folder), "shots": 2, "method": "dca", "options": {"epochs": 1}}
-    grids = [{"head": {}}, {"head": {"gammas": "paper"}}, {"head": {"gammas": "paper", "gamma2": 7}}]
+    grids = [{"head": {}}, {"head": {"center": "text"}}, {"head": {"center": "text", "gamma2": 7}}]
     cells = parse_specification({"common": common, "grid": grids}, "small").cells
     worker = Worker(tmp_path / "runs", None, "cpu")
     for job in group_jobs(cells):
         assert not [report.error for report in worker.run(job) if report.error]
     records = {record.id: record for record in read_results(worker.runs).records}
     found = [records[cell.id] for cell in cells]
-    assert [(one.options["gamma1"], one.options["gamma2"]) for one in found] == [(100, 50), (500, 300), (500, 7)]
+    assert [(one.options["gamma1"], one.options["gamma2"]) for one in found] == [(500, 300), (500, 300), (500, 7)]
     for place, there in enumerate(found):
         assert [not compare_options(there.options, cell, there.classes) for cell in cells] == [
             place == other for other in range(3)

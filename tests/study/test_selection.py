@@ -199,7 +199,7 @@ def test_the_defaults_are_those_of_the_committed_selection():
         (chosen(coop={"learning_rate": None, "phrase": "a photo of a"}), 0),  # published
         (chosen(clap={"strength": 0.03}), 0),  # what its default stands for
         (chosen(clap={"strength": 1.0}), 1),
-        (chosen(dca={"gamma1": 500.0}), 1),  # of 16 shots only
+        (chosen(dca={"gamma1": 100.0}), 0),  # published
         (chosen(closed_form={"templates": []}), 0),
     ],
 )

@@ -13,11 +13,11 @@ images through the final visual tokens, and averages the M probabilities.
 
 What the paper leaves open is decided by `reading` (docs/math.md, `OPEN_POINTS`); any option that is set wins over it:
 
-    own      the default, for any dataset: means, which do not grow with the number of classes, and covariances that are
-             centred on the text feature u, so that Σ has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ: the image mean of the
-             class enters the head, which is more than covariances alone
-    plots    means, and covariances about the mean x̄ of a class's images, with which α, β and γ can matter as little
-             as in the paper's plots
+    own      the default, for any dataset: means, which do not grow with the number of classes, and covariances about
+             the mean x̄ of a class's images, or about its text feature u where training images that are left out
+             speak for it (shared/center.py): Σ then has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ, through which the image
+             mean enters the head, which is more than covariances alone
+    plots    means, and covariances about x̄, with which α, β and γ can matter as little as in the paper's plots
     printed  the sums above and the covariance about x̄, exactly as printed
 
 The finished head can measure the distance of an image to the text of each class, its images, or both (`anchors`):
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from dca.core.options import option, replace_options
 from dca.core.text import pluralize
 from dca.methods.base import Batch, Head, OptimizerName, Problem, Step, Support, TrainingOptions
 from dca.methods.shared import losses
+from dca.methods.shared.center import Center, choose_center
 from dca.methods.shared.class_features import ClassFeatures, check_class_features
 from dca.methods.shared.gaussian import FLOOR_HELP, Covariance, Gaussian, name_classes_in_error, paper_gammas
 from dca.methods.shared.gaussian import dca_gaussian as dca_gaussian
@@ -81,8 +82,6 @@ PAPER_TABLE = {
 LARGE_DATASETS = {"imagenet", "sun397"}
 # The medians of that table, for datasets that are not in it.
 OWN_ALPHA, OWN_BETA = 10.0, 0.1
-# γ1 and γ2 of the head, chosen on validation images.
-OWN_GAMMAS = 100.0, 50.0
 # Source of the options that follow from `recipe`.
 TABLE = "ours; recipe=paper: its table"
 
@@ -129,19 +128,16 @@ class DCAOptions(TrainingOptions):
         "what the head measures distances to: texts, mean image features of the classes, or both",
         source="paper",
     )
-    center: Literal["text", "visual"] | None = option(
-        None, "centre of the covariance of a class; auto: by reading", source="our reading"
-    )
-    gammas: Literal["own", "paper"] | None = option(
+    center: Literal["chosen", "text", "visual"] | None = option(
         None,
-        "γ1 and γ2 where they are not set; own: 100 and 50; paper: by shots; auto: by recipe and reading",
-        source=TABLE,
+        "centre of the covariance of a class; chosen: on training images that are left out; auto: by reading",
+        source="our reading",
     )
     gamma1: float | None = option(
-        None, "γ1 of the head, shrinkage toward the identity; auto: as `gammas` says", low=0, source=TABLE
+        None, "γ1 of the head, shrinkage toward the identity; auto: by shots", low=0, source="paper"
     )
     gamma2: float | None = option(
-        None, "γ2 of the head, shrinkage of the off-diagonal; auto: as `gammas` says", low=0, source=TABLE
+        None, "γ2 of the head, shrinkage of the off-diagonal; auto: by shots", low=0, source="paper"
     )
     normalize: bool = option(True, "turn covariances into correlations", source="paper; as in FeCAM")
     floor: float = option(0.0, FLOOR_HELP, low=0, high=1)
@@ -191,9 +187,9 @@ class DCA(ClassFeatureMethod):
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions
-    dependent_options = MappingProxyType({"gammas": ("gamma1", "gamma2")})
+    results = MappingProxyType({**ClassFeatureMethod.results, "text_is_center": torch.bool})
+    text_is_center: Tensor
     head_options = (
-        "gammas",
         "gamma1",
         "gamma2",
         "floor",
@@ -221,9 +217,7 @@ class DCA(ClassFeatureMethod):
         if options.classes_per_step and options.train_metric == "mahalanobis":
             hint = [set_option("classes_per_step", 0), set_option("train_metric", "euclidean")]
             raise UserError("classes_per_step and train_metric=mahalanobis cannot be combined", hint=hint)
-        by_reading = reading_options(options.reading) | ({"gammas": "paper"} if options.recipe == "paper" else {})
-        table = options.gammas or by_reading["gammas"]
-        gamma1, gamma2 = paper_gammas(problem.shots) if table == "paper" else OWN_GAMMAS
+        gamma1, gamma2 = paper_gammas(problem.shots)
         defaults: dict[str, Any] = {
             "alpha": alpha,
             "beta": beta,
@@ -232,7 +226,7 @@ class DCA(ClassFeatureMethod):
             "batch_size": 64 if problem.dataset in LARGE_DATASETS else 32,
             "gamma1": gamma1,
             "gamma2": gamma2,
-            **by_reading,
+            **reading_options(options.reading),
         }
         return options.fill_unset(**defaults)
 
@@ -256,6 +250,7 @@ class DCA(ClassFeatureMethod):
             generator=self.generator("text"),
         )
         self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
+        self.text_is_center = torch.tensor(False, device=clip.device)
 
     @property
     def tau(self) -> float:
@@ -280,8 +275,9 @@ class DCA(ClassFeatureMethod):
         return self.options.head_views
 
     def prepare(self, support: Support) -> None:
-        """Compute centres and covariances of L_in, constant during training, if anything reads them."""
+        """Choose the centre of the head's covariances, and compute the constants of L_in, if anything reads them."""
         self._require_definite(support)
+        self.text_is_center = torch.tensor(self._choose_center(support) == "text", device=self.clip.device)
         if not self.options.alpha and self.options.train_metric != "mahalanobis":
             return
         names, shots = self.problem.names, self.problem.shots
@@ -298,6 +294,27 @@ class DCA(ClassFeatureMethod):
             shots = ClassFeatures.group(features, support.labels, len(names))
             with name_classes_in_error(names):
                 ClassPrecisions.from_features(shots, self._head_gaussian(), features.dtype)
+
+    def _choose_center(self, support: Support) -> Center:
+        """The centre that training images speak for, whatever the options of the head: those can be changed later."""
+        features = F.normalize(support.frozen_features(), dim=-1)
+        with torch.no_grad(), name_classes_in_error(self.problem.names):
+            return choose_center(
+                self.encode_text(),
+                features,
+                support.labels,
+                support.groups,
+                shots=self.problem.shots,
+                tau=self.clip.tau,
+            )
+
+    @property
+    def center(self) -> Center:
+        """Centre of the covariances of the head: the option, or the one that was chosen before training."""
+        assert self.options.center is not None
+        if self.options.center == "chosen":
+            return "text" if self.text_is_center else "visual"
+        return self.options.center
 
     def _head_gaussian(self) -> Gaussian:
         """The head's covariances by the options."""
@@ -370,18 +387,23 @@ class DCA(ClassFeatureMethod):
         u = head_anchors(self.text_features, self.class_features, options.anchors)
         if options.test_metric != "mahalanobis":
             return PromptHead.from_text(u, self.tau, options.test_metric, options.score, options.eps)
-        assert options.center is not None
         with name_classes_in_error(self.problem.names):
             return MahalanobisHead.from_text(
                 u,
                 self.class_features,
                 self._head_gaussian(),
                 tau=self.tau,
-                center=options.center,
+                center=self.center,
                 texts=self.text_features,
                 score=options.score,
                 eps=options.eps,
             )
+
+    def copy_for(self, problem: Problem, sources: Sequence[int | None]) -> Self:
+        """Keep the centre that was chosen for the classes of the fit."""
+        other = super().copy_for(problem, sources)
+        other.text_is_center = self.text_is_center
+        return other
 
     def options_without_features(self) -> DCAOptions:
         """Euclidean distances to texts."""
@@ -395,6 +417,8 @@ class DCA(ClassFeatureMethod):
         problems = check_class_features(state, C, D, needed=needed)
         if state["text_features"].shape != (M, C, D):
             problems.append(f"text_features: shape {tuple(state['text_features'].shape)}, expected {(M, C, D)}")
+        if state["text_is_center"].dim():
+            problems.append(f"text_is_center: shape {tuple(state['text_is_center'].shape)}, expected ()")
         return problems
 
 
@@ -403,7 +427,7 @@ class OpenPoint:
     """A point that the paper leaves open.
 
     option: the option of `dca` that decides it. paper: what the paper says. own, plots, printed: the value that each
-    reading takes; "table" stands for γ by shots. why: the reason.
+    reading takes. why: the reason.
     """
 
     option: str
@@ -428,9 +452,10 @@ OPEN_POINTS = (
     OpenPoint(
         "center",
         "Σ comes 'from the corresponding visual feature', and the text is 'the average vector' of the images",
-        *("text", "visual", "visual"),
+        *("chosen", "visual", "visual"),
         "visual is the mean of equation 2, and with it Σ̂ stays near I, so that the accuracy can be as flat in γ "
-        "as in the paper's map; text lets the class's image mean into the head (docs/math.md measures it)",
+        "as in the paper's map; text lets the class's image mean into the head, which is worth points where texts are "
+        "weak and costs points where they are strong (docs/math.md measures it), so that training images decide",
     ),
     OpenPoint(
         "intra_reduction",
@@ -444,13 +469,6 @@ OPEN_POINTS = (
         "equation 12 is a sum over pairs",
         *("mean", "mean", "sum"),
         "the plot of β is flat up to 10; the sum has M·C (M·C - 1) terms, so that it grows with the number of classes",
-    ),
-    OpenPoint(
-        "gammas",
-        "V_n is called the variance and V_m the covariance, but equation 6 has V_m with I; one table by shots",
-        *("own", "paper", "paper"),
-        "γ1 with the variance and γ2 with the covariance, as in FeCAM, which it cites: read literally, "
-        "nearly all eigenvalues are negative; own are 100 and 50, chosen on validation images, in place of the table",
     ),
     OpenPoint(
         "normalize",

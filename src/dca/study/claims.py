@@ -44,7 +44,7 @@ class PaperRow:
         method: Name of the method.
         change: Settings that it has beside those of the base.
         allow: Further settings that it may have, with their values; a variant that has them goes before others.
-        vary: Any variant that differs from the base in these settings only.
+        vary: Any variant that has these settings and otherwise those of the base.
         ranges: Least and greatest value of varied settings.
         without: Values of varied settings that are left out.
     """
@@ -59,9 +59,10 @@ class PaperRow:
 
     def fits(self, variant: Variant, base: Variant) -> bool:
         """Whether a variant is this row, given the base of its method."""
-        if variant.method != self.method:
+        if variant.method != self.method or (self.vary and variant == base):
             return False
-        settings, wanted = variant.settings, {**base.settings, **self.change}
+        settings = variant.settings
+        wanted = {name: value for name, value in {**base.settings, **self.change}.items() if name not in self.vary}
         free = {*self.vary, *(name for name in self.allow if name not in wanted)}
         if {name: value for name, value in settings.items() if name not in free} != wanted:
             return False

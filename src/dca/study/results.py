@@ -132,7 +132,7 @@ class Block:
     def variants(self) -> tuple[Variant, ...]:
         """All variants: zero-shot CLIP first, DCA last, otherwise by label."""
         found = {variant for variant, _, _ in self.cells}
-        return tuple(sorted(found, key=lambda v: (v.method != ZERO_SHOT, v.method == OURS, v.label)))
+        return tuple(sorted(found, key=lambda v: (v.method != ZERO_SHOT, v.method == OURS, v.label, v.head)))
 
     @cached_property
     def datasets(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class Block:
         sizes: dict[Variant, int] = defaultdict(int)
         for (variant, _, _), runs in self.cells.items():
             sizes[variant] += len(runs)
-        best = sorted(self.variants, key=lambda v: (bool(v.head), -sizes[v], len(v.settings), v.label))
+        best = sorted(self.variants, key=lambda v: (bool(v.head), -sizes[v], len(v.settings), v.label, v.head))
         first: dict[str, Variant] = {}
         for variant in best:
             first.setdefault(variant.method, variant)

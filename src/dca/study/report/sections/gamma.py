@@ -87,8 +87,8 @@ def _split_gammas(variant: Variant) -> tuple[Grid, GammaPair]:
 
 
 def has_both_gammas(variant: Variant) -> bool:
-    """Whether a variant sets γ1 and γ2."""
-    return all(isinstance(variant.settings.get(axis), int | float) for axis in AXES)
+    """Whether γ1 and γ2 of the head of a finished model were changed: both may also be settings of every fit."""
+    return all(isinstance(dict(variant.head).get(axis), int | float) for axis in AXES)
 
 
 SECTION = RunsSection("gamma", "Shrinkage of the covariance", build)
