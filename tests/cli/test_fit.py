@@ -63,7 +63,7 @@ def test_fit_says_from_which_rate_on_images_can_be_rejected(
     result = json.loads((tmp_path / "m.dca" / "result.json").read_text())
     assert result["smallest_p_value"] == 1 / (images + 1)
     assert '"none of these" works from --reject 0.' in said.out
-    assert f"({images} images can be left out); --reject 0.05 takes 19" in said.out
+    assert f"--reject 0.05 takes 19 images, as many of each class, and these are worth {images}" in said.out
     enough = dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "n.dca")
     assert "none of these" not in enough.out
 

@@ -28,9 +28,10 @@ def test_a_rate_below_the_smallest_p_value_is_refused_with_the_smallest_rate_and
     with pytest.raises(UserError) as caught:
         model.predict(image, reject=0.05)
     assert caught.value.problem == (
-        "a rate of 0.05 false rejections needs 19 training images that can be left out, and the model has 12"
+        "a rate of 0.05 false rejections needs 19 training images that can be left out, as many of each class; "
+        "the model's are worth 12"
     )
-    assert caught.value.hint == "use reject=0.077, or fit with 7 more images"
+    assert caught.value.hint == "use reject=0.077, or fit with more images, first of the classes that have the fewest"
     assert "--reject 0.077" in caught.value.render("cli")
     assert model.predict(image, reject=0.077) in [*model.classes_, "none of these"]
 
@@ -40,6 +41,17 @@ def test_the_smallest_rate_rejects_what_is_like_no_training_image(sample: Datase
     opposite = method.p_values(-method.image_features)
     assert opposite.tolist() == [1 / 13] * 12
     assert round_up(1 / 13) >= 1 / 13
+
+
+def test_images_of_unequal_classes_are_worth_fewer(sample: Dataset) -> None:
+    """C times the harmonic mean of their numbers: that of the rare class decides."""
+    for method, options in (("closed_form", {}), ("gda", {"views": 0, "estimate": True})):
+        train = tuple(item for n, item in enumerate(sample.train) if item.label == 0 or (item.label == 1 and n % 2))
+        part = dataclasses.replace(sample, labels=sample.labels[:2], names=sample.names[:2], train=train, test=())
+        model = Classifier(method, backbone=make_clip(), device="cpu", **options).fit(part)
+        assert model.smallest_p_value == pytest.approx(1 / (1 + 2 * 2 / (1 / 4 + 1 / 2)))
+        found = model.predict_features(-model.method_.adapt_features(model._encode([train[0].image], None)))
+        assert found.p_values.min() >= model.smallest_p_value
 
 
 def test_models_without_p_values_have_no_smallest(sample: Dataset) -> None:

@@ -11,6 +11,7 @@ from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.product_of_experts import Experts, Hyperparameters
 from dca.stats.conformal import (
     add_best,
+    class_weights,
     conformal_p_values,
     jackknife_plus,
     min_images,
@@ -49,7 +50,7 @@ def test_the_best_class_is_always_in_the_set() -> None:
 
 def literal_p_value(held: list[float], score: float, weights: list[float]) -> float:
     """By the definition: every held-out image below counts, the nearest one in part."""
-    mean = sum(weights) / len(weights)
+    mean = sum(v * v for v in weights) / sum(weights)
     below = sorted((s, v) for s, v in zip(held, weights, strict=True) if s <= score)
     above = [s for s in held if s > score]
     if not above:
@@ -66,20 +67,30 @@ def test_p_values_are_those_of_the_definition(weights: list[float] | None) -> No
     held, scores = [4.0, 1.0, 2.0, 8.0, 3.0], [0.5, 1.0, 1.5, 2.0, 2.75, 5.0, 7.99, 8.0, 9.0]
     expected = [literal_p_value(held, score, weights or [1.0] * 5) for score in scores]
     found = conformal_p_values(double(held), double(scores), None if weights is None else double(weights))
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_p_values_are_multiples_of_the_smallest_at_the_held_out_images() -> None:
     held = torch.tensor([3.0, 1.0, 2.0, 4.0])
     found = conformal_p_values(held, double([-9.0, 1.0, 2.0, 3.0, 3.999999999, 4.0]))
     assert found.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert found.min() == smallest_p_value(4)  # in float64: a rate of 0.05 must not fail by rounding
+    assert found.min() == smallest_p_value(torch.ones(4))  # in float64: a rate of 0.05 must not fail by rounding
 
 
 def test_p_values_can_reach_a_rate_from_the_number_of_images_on_that_it_needs() -> None:
     for rate in (0.01, 0.05, 0.1, 0.3):
         need = min_images_for_rate(rate)
-        assert smallest_p_value(need) <= rate < smallest_p_value(need - 1)
+        assert smallest_p_value(torch.ones(need)) <= rate < smallest_p_value(torch.ones(need - 1))
+
+
+def test_weighted_images_are_worth_classes_times_their_harmonic_mean() -> None:
+    for counts in ([5, 5, 5, 4], [60, 4], [2, 3, 30]):
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        worth = len(counts) ** 2 / sum(1 / n for n in counts)
+        weights = class_weights(labels)
+        assert smallest_p_value(weights) == pytest.approx(1 / (1 + worth))
+        least = conformal_p_values(torch.arange(len(labels)), torch.tensor([-1.0]), weights)
+        assert least.item() == smallest_p_value(weights)
 
 
 @pytest.mark.parametrize("n", [19, 24, 30, 57, 200])

@@ -156,8 +156,8 @@ def command(
     cannot be read have a row with the reason; without --skip-bad the exit code is then 2.
 
     The p-value says how similar an image is to the training images: it is small for images of none of
-    the classes. With n training images that can be left out it is at least 1/(n + 1), so that
-    --reject 0.05 needs 19 of them; what a model cannot do is refused. Sets of the default method contain
+    the classes. With n training images that can be left out, as many of each class, it is at least
+    1/(n + 1), so that --reject 0.05 needs 19; what a model cannot do is refused. Sets of the default method contain
     the right class of new, similar images with probability 2C - 1 at least (jackknife+), and about C in
     practice.
 
@@ -266,14 +266,13 @@ def read_stdin_paths() -> list[str]:
 
 def load_model(source: ModelSource, options: PredictionOptions) -> Classifier:
     """Load the model; raises if it cannot reject at the rate of the options, and says which rates it can keep."""
-    from dca.model.rejection import count_held_out, require_rate
+    from dca.model.rejection import require_rate
 
     model = source.load()
     smallest = model.smallest_p_value
     require_rate(options.reject, smallest)
     if options.reject and smallest is not None:
-        images = pluralize(count_held_out(smallest), "training image")
-        click.echo(f"--reject {options.reject:g}: no p-value is below {smallest:.3f} ({images} held out)", err=True)
+        click.echo(f"--reject {options.reject:g}: no p-value of this model is below {smallest:.3f}", err=True)
     return model
 
 

@@ -654,7 +654,8 @@ class Method(nn.Module, ABC):
         """The smallest p-value that an image can have.
 
         Returns:
-            1 / (n + 1) with n held-out images, or None if the method has no p-values of its own.
+            1 / (n + 1), where the held-out images are worth n (`stats.conformal`); None if the method has no p-values
+            of its own.
         """
         return None
 

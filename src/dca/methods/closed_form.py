@@ -47,7 +47,6 @@ from dca.methods.shared.product_of_experts import (
     select_hyperparameters,
     text_gain,
 )
-from dca.stats.conformal import smallest_p_value
 
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
@@ -155,8 +154,8 @@ class ClosedForm(FrozenMethod):
         return self.familiarity.p_values(features.cpu()) if self.can_hold_out else None
 
     def smallest_p_value(self) -> float | None:
-        """1 / (n + 1) with n training images that can be left out."""
-        return smallest_p_value(len(self.familiarity.held_rows)) if self.can_hold_out else None
+        """1 / (n + 1), where the training images that can be left out are worth n."""
+        return self.familiarity.smallest_p_value if self.can_hold_out else None
 
     def learn_other(self, support: Support) -> None:
         """Keep images of none of the classes, which the p-values take into account."""

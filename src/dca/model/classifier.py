@@ -76,7 +76,14 @@ from dca.model.records import (
 )
 from dca.model.rejection import require_rate
 from dca.stats.calibration import FLOOR
-from dca.stats.conformal import add_best, conformal_p_values, min_images, smallest_p_value, threshold_sets
+from dca.stats.conformal import (
+    add_best,
+    class_weights,
+    conformal_p_values,
+    min_images,
+    smallest_p_value,
+    threshold_sets,
+)
 from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
@@ -522,11 +529,16 @@ class Classifier:
     def smallest_p_value(self) -> float | None:
         """The smallest p-value that an image can have, and so the least rate of false rejections that can be kept.
 
-        1 / (n + 1) with n training images that can be left out; None if the model has no p-values.
+        1 / (n + 1) with n training images that can be left out, as many of each class; unequal classes are worth fewer.
+        None if the model has no p-values.
         """
-        own = self._require_fitted().smallest_p_value()
-        held_out = sum(image.held_out is not None for image in self.training_images_)
-        return own if own is not None or not held_out else smallest_p_value(held_out)
+        own, labels = self._require_fitted().smallest_p_value(), self._held_out_labels
+        return own if own is not None or not len(labels) else smallest_p_value(class_weights(labels))
+
+    @property
+    def _held_out_labels(self) -> Tensor:
+        """Class of each training image with a held-out prediction, (n,)."""
+        return torch.tensor([image.label for image in self.training_images_ if image.held_out], dtype=torch.int64)
 
     def evaluate(
         self,
@@ -1042,9 +1054,8 @@ class Classifier:
         own = self._require_fitted().p_values(features)
         if own is None:
             held = torch.tensor([one.probability for one in self._held_out()], dtype=torch.float64)
-            labels = torch.tensor([image.label for image in self.training_images_ if image.held_out])
-            weights = 1 / labels.bincount()[labels]  # every class counts the same
-            own = conformal_p_values(held, torch.from_numpy(probs).amax(dim=-1), weights)
+            scores = torch.from_numpy(probs).amax(dim=-1)
+            own = conformal_p_values(held, scores, class_weights(self._held_out_labels))
         found: NDArray[np.float64] = own.cpu().double().numpy()
         return found
 

@@ -1,7 +1,8 @@
 """Which rates of false rejections a model can keep when it answers "none of these".
 
-An image is rejected if its p-value is at most the rate. With n held-out images no p-value is below 1/(n + 1), so that a
-smaller rate would reject nothing, without a word; it is refused instead.
+An image is rejected if its p-value is at most the rate. Where the held-out images are worth n (`stats/conformal.py`: n
+images with as many of each class, fewer where classes are unequal), no p-value is below 1/(n + 1), so that a smaller
+rate would reject nothing, without a word; it is refused instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 
 from dca.core.errors import UserError
 from dca.core.hints import Action, fit_with_estimate
-from dca.core.text import pluralize
 from dca.stats.conformal import min_images_for_rate
 
 # The usual rate, and the largest that `choose_rate` takes by itself.
@@ -34,11 +34,10 @@ def require_rate(rate: float | None, smallest: float | None) -> None:
     if smallest is None:
         raise UserError("the model cannot tell images of none of its classes", hint=fit_with_estimate())
     if 0 < rate < smallest:
-        have, need = count_held_out(smallest), min_images_for_rate(rate)
         raise UserError(
-            f"a rate of {rate:g} false rejections needs {pluralize(need, 'training image')} that can be left out, "
-            f"and the model has {have:,}",
-            hint=[_use_rate(round_up(smallest)), f"fit with {pluralize(need - have, 'more image')}"],
+            f"a rate of {rate:g} false rejections needs {min_images_for_rate(rate):,} training images that can be left "
+            f"out, as many of each class; the model's are worth {count_held_out(smallest):,}",
+            hint=[_use_rate(round_up(smallest)), "fit with more images, first of the classes that have the fewest"],
         )
 
 
@@ -54,8 +53,12 @@ def choose_rate(smallest: float | None) -> float | None:
 
 
 def count_held_out(smallest: float) -> int:
-    """Number of held-out images of a model with this smallest p-value."""
-    return round(1 / smallest) - 1
+    """What the held-out images of a model with this smallest p-value are worth.
+
+    >>> count_held_out(1 / 13), count_held_out(0.0625)
+    (12, 15)
+    """
+    return math.floor(1 / smallest - 1 + 1e-9)
 
 
 def round_up(rate: float) -> float:
@@ -71,15 +74,13 @@ def describe_limit(smallest: float | None) -> str | None:
     """One line for models that cannot keep the usual rate; None for those that can.
 
     >>> describe_limit(1 / 13)
-    'works from --reject 0.077 on (12 images can be left out); --reject 0.05 takes 19'
+    'works from --reject 0.077 on; --reject 0.05 takes 19 images, as many of each class, and these are worth 12'
     """
     if smallest is None or smallest <= USUAL_RATE:
         return None
-    can = f"{pluralize(count_held_out(smallest), 'image')} can be left out"
-    return (
-        f"works from --reject {round_up(smallest):g} on ({can}); "
-        f"--reject {USUAL_RATE:g} takes {min_images_for_rate(USUAL_RATE)}"
-    )
+    need, have = min_images_for_rate(USUAL_RATE), count_held_out(smallest)
+    takes = f"--reject {USUAL_RATE:g} takes {need} images, as many of each class, and these are worth {have}"
+    return f"works from --reject {round_up(smallest):g} on; {takes}"
 
 
 def _use_rate(rate: float) -> Action:

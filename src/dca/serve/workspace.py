@@ -296,8 +296,8 @@ class RefitState:
 class RejectionState:
     """When the model answers "none of these".
 
-    rate: largest p-value of a rejected image; None if it rejects nothing. images: training images that can be left out.
-    needed: how many of them the usual answer takes.
+    rate: largest p-value of a rejected image; None if it rejects nothing. images: what the training images that can be
+    left out are worth (`count_held_out`). needed: how many the usual answer takes.
     """
 
     rate: float | None

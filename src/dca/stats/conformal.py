@@ -10,10 +10,14 @@
 s_i = -log p of image i's own class by a model without it, s_-i(x, y) = -log p_y of a new image by that model, and
 t_i, t(x) likewise for how familiar an image is. The most probable class is always in a set.
 
-v_i is the weight of a held-out image and v̄ their mean; equal weights give 1/(n + 1), 2/(n + 1), ... at the held-out
-images. If new images are like these, a share P of them has a p-value of at most P, wherever P is a multiple of
-1/(n + 1); the interpolation keeps that between the multiples, up to the shape of the distribution. Without it, the
-share would fall behind: with 30 images 1/31 have a p-value of at most 0.05. No p-value is below 1/(n + 1).
+v_i is the weight of a held-out image. Where all weights are equal, v̄ is one of them, and at the n held-out images the
+p-values are 1/(n + 1), 2/(n + 1), ... If new images are like these, a share P of them has a p-value of at most P,
+wherever P is a multiple of 1/(n + 1); the interpolation keeps that between the multiples, up to the shape of the
+distribution. Without it, the share would fall behind: with 30 images 1/31 have a p-value of at most 0.05.
+
+With v_i = 1/n_c for an image of a class of n_c, the same holds for new images that are spread evenly over the classes.
+v̄ = Σ v_i² / Σ v_i is then the mean weight of such an image, and the held-out images are worth n = Σ v_i / v̄ of them:
+C times the harmonic mean of the n_c. No p-value is below 1/(n + 1).
 """
 
 from __future__ import annotations
@@ -51,27 +55,36 @@ def conformal_p_values(held: Tensor, scores: Tensor, weights: Tensor | None = No
     weights: of the held-out images (n,), equal if not given.
     """
     held, order = held.double().sort()
-    v = torch.ones_like(held) if weights is None else weights.double()[order]
-    mean, below = v.mean(), v.cumsum(dim=0) - v  # the weight of all images below each one
+    v = (torch.ones_like(held) if weights is None else weights.double())[order]
+    v = v * v.sum() / v.square().sum()  # v̄ = 1
+    below = v.cumsum(dim=0) - v  # the weight of all images below each one
     upper = torch.searchsorted(held, scores.double().contiguous(), right=True)  # the first image above
     lower, inside = (upper - 1).clamp_min(0), (upper > 0) & (upper < len(held))
     step = held[upper.clamp_max(len(held) - 1)] - held[lower]
     way = torch.where(inside, (scores.double() - held[lower]) / torch.where(inside, step, 1.0), 0.0)
-    p = (mean + below[lower] + way * v[lower]) / (mean + v.sum())
+    p = smallest_p_value(v) * (1 + below[lower] + way * v[lower])
     return torch.where(upper == len(held), 1.0, p)
 
 
-def smallest_p_value(images: int) -> float:
-    """The smallest p-value with so many held-out images.
+def class_weights(labels: Tensor) -> Tensor:
+    """Weights (n,) of held-out images with which all classes count the same. labels: (n,)."""
+    return 1 / torch.bincount(labels)[labels].double()
 
-    >>> smallest_p_value(19)
+
+def smallest_p_value(weights: Tensor) -> float:
+    """The smallest p-value with held-out images of these weights (n,).
+
+    >>> smallest_p_value(torch.ones(19))
     0.05
+    >>> smallest_p_value(class_weights(torch.tensor([0] * 60 + [1] * 4)))
+    0.0625
     """
-    return 1 / (images + 1)
+    v = weights.double()
+    return 1 / (1 + round(float(v.sum() ** 2 / v.square().sum()), 9))  # no rounding error may lift it above a rate
 
 
 def min_images_for_rate(rate: float) -> int:
-    """Held-out images needed for p-values of at most `rate`: 1/(n + 1) <= rate.
+    """Held-out images, as many of each class, needed for p-values of at most `rate`: 1/(n + 1) <= rate.
 
     >>> min_images_for_rate(0.05), min_images_for_rate(0.1)
     (19, 9)

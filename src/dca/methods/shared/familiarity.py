@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.stats.conformal import conformal_p_values
+from dca.stats.conformal import class_weights, conformal_p_values, smallest_p_value
 
 WIDTH, RIDGE = 2.0, 0.03
 # The target of other images in every class.
@@ -152,8 +152,16 @@ class Familiarity:
 
     def p_values(self, f: Tensor) -> Tensor:
         """p-value of unit features f (B, D) under "it is of one of the classes": (B,)."""
-        weights = 1 / self.counts[self.labels[self.held_rows]]
-        return conformal_p_values(self.held_out, self.scores(f), weights)
+        return conformal_p_values(self.held_out, self.scores(f), self._held_weights)
+
+    @cached_property
+    def _held_weights(self) -> Tensor:
+        return class_weights(self.labels[self.held_rows])
+
+    @property
+    def smallest_p_value(self) -> float:
+        """The smallest p-value; at least one image can be left out."""
+        return smallest_p_value(self._held_weights)
 
 
 def _subsample(rows: Tensor, most: int) -> Tensor:

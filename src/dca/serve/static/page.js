@@ -129,7 +129,7 @@ function showState() {
 
 function showRejection() {
   const { rate, images, needed } = state.rejection;
-  const why = images < needed ? `it takes ${needed} training images that can be left out, and the model has ${images}` : "switched off";
+  const why = images < needed ? `it takes ${needed} training images that can be left out, as many of each class, and these are worth ${images}` : "switched off";
   $("rejection").textContent = rate === null
     ? `The answer “none of these” is not given: ${why}.`
     : `“None of these” is for images with p ≤ ${rate.toFixed(3)}; about ${percent(rate)} of good images have that, too.`;
