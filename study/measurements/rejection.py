@@ -49,10 +49,14 @@ SITUATIONS: tuple[tuple[int, ...], ...] = (
 )
 # Photos of each of six classes, and other images.
 WITH_OTHER = ((4, 10), (8, 10), (8, 30), (16, 30))
+# Photos of each of six classes, the later half of which are siblings of the others, as photos of one occasion are: they
+# differ by this share of the mean distance within the class.
+WITH_SIBLINGS, SIBLING_DISTANCE = (4, 8, 16), 0.25
 # Photos of each of six classes, where photos and new images come from different parts of a set.
 APART = (8, 16)
-# Most new images of a class, and unknown images, of a task; fewest new images that a class must have.
-MOST_NEW, MOST_UNKNOWN, LEAST_NEW = 60, 1000, 2
+# Most new images of a class, and unknown images, of a task; fewest new images that a class must have, and that six
+# classes must have to make siblings of some.
+MOST_NEW, MOST_UNKNOWN, LEAST_NEW, LEAST_SPARE = 60, 1000, 2, 120
 OPEN = {"caltech101": ("val", "test"), "oxford_flowers": ("val", "test"), "oxford_pets": ("val", "test")}
 HELD_BACK = {"ucf101": ("val", "test"), "sun397": ("val",), "food101": ("train16",)}
 PValues = Callable[[Tensor], Tensor]
@@ -134,6 +138,23 @@ def draw_task(pool: Pool, photos: Sequence[int], seed: int, *, apart: bool = Fal
     )  # fmt: skip
 
 
+def add_siblings(task: Task) -> Task:
+    """Replace half of the photos of each class by siblings of the others.
+
+    A sibling is its photo plus a part of the difference of two images of the class, which are new images no more.
+    """
+    x, kept = task.x.clone(), torch.ones(len(task.new), dtype=torch.bool)
+    for c in range(int(task.y.max()) + 1):
+        own, spare = (task.y == c).nonzero()[:, 0], (task.new_y == c).nonzero()[:, 0]
+        half = len(own) // 2
+        for n, (first, later) in enumerate(zip(own[:half], own[half:], strict=False)):
+            pair = spare[torch.tensor([2 * n, 2 * n + 1]) % max(len(spare) // 2, 1)]
+            change = task.new[pair[0]] - task.new[pair[1]]
+            x[later] = F.normalize(task.x[first] + SIBLING_DISTANCE**0.5 * change, dim=0)
+        kept[spare[: len(spare) // 2]] = False
+    return Task(x, task.y, task.new[kept], task.new_y[kept], task.unknown, task.unknown_y)
+
+
 def earlier_p_values(task: Task) -> PValues:
     """The p-values before: the largest prediction, compared as it is."""
     kernel = KernelRidge(task.x, task.y, int(task.y.max()) + 1, torch.arange(len(task.y)), WIDTH)
@@ -169,6 +190,12 @@ def measure(p_values: PValues, task: Task, unknown: Tensor) -> dict[str, float]:
     }
 
 
+def measure_ways(task: Task, pool: Pool) -> dict[str, Any]:
+    """The figures of a task before and after."""
+    ways = {"before": earlier_p_values(task), "after": present_p_values(task)}
+    return {"pool": pool.name} | {name: measure(p_values, task, task.unknown) for name, p_values in ways.items()}
+
+
 def split_unknown(task: Task, others: int) -> tuple[Tensor, Tensor, Tensor]:
     """Other images, further ones of the same kinds, and images of new kinds."""
     kinds = torch.tensor(sorted(set(task.unknown_y.tolist())))
@@ -186,9 +213,7 @@ def measure_pools(pools: Sequence[Pool], draws: int) -> list[dict[str, Any]]:
             for seed in range(draws):
                 if (task := draw_task(pool, photos, seed)) is None:
                     continue
-                ways = {"before": earlier_p_values(task), "after": present_p_values(task)}
-                found = {name: measure(p_values, task, task.unknown) for name, p_values in ways.items()}
-                rows.append({"pool": pool.name, "photos": list(photos), "other": 0, "seed": seed, **found})
+                rows.append({"photos": list(photos), **measure_ways(task, pool)})
         for shots, others in WITH_OTHER:
             for seed in range(draws):
                 if (task := draw_task(pool, (shots,) * 6, seed)) is None:
@@ -201,25 +226,29 @@ def measure_pools(pools: Sequence[Pool], draws: int) -> list[dict[str, Any]]:
                     for name, other in (("without", None), ("with", learned))
                     for kind, unknown in (("same", same), ("new", new))
                 }
-                rows.append({"pool": pool.name, "photos": [shots] * 6, "other": others, "seed": seed, **found})
+                rows.append({"pool": pool.name, "photos": [shots] * 6, "other": others, **found})
+        for shots in WITH_SIBLINGS:
+            for seed in range(draws):
+                if (task := draw_task(pool, (shots,) * 6, seed)) is not None and len(task.new) >= LEAST_SPARE:
+                    rows.append({"photos": [shots] * 6, "siblings": True, **measure_ways(add_siblings(task), pool)})
         for shots in APART if bool(pool.part.any()) else ():
             for seed in range(draws):
                 if (task := draw_task(pool, (shots,) * 6, seed, apart=True)) is not None:
-                    found = {"before": measure(earlier_p_values(task), task, task.unknown)}
-                    found["after"] = measure(present_p_values(task), task, task.unknown)
-                    rows.append({"pool": pool.name, "photos": [shots] * 6, "other": 0, "apart": pool.name, **found})
+                    rows.append({"photos": [shots] * 6, "apart": pool.name, **measure_ways(task, pool)})
         click.echo(f"{pool.name}: {sum(row['pool'] == pool.name for row in rows)} tasks", err=True)
     return rows
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Means and standard errors over the tasks of each situation, with the number of tasks and of pools."""
-    groups: dict[tuple[str, tuple[int, ...], int], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, bool, tuple[int, ...], int], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row.get("apart", ""), tuple(row["photos"]), row["other"]), []).append(row)
+        kind = (row.get("apart", ""), row.get("siblings", False), tuple(row["photos"]), row.get("other", 0))
+        groups.setdefault(kind, []).append(row)
     return [
         {
             "apart": apart,
+            "siblings": siblings,
             "photos": list(photos),
             "other": other,
             "tasks": len(own),
@@ -236,7 +265,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 if isinstance(values, dict)
             },
         }
-        for (apart, photos, other), own in groups.items()
+        for (apart, siblings, photos, other), own in groups.items()
     ]
 
 
@@ -262,7 +291,7 @@ def make_table(rows: Sequence[Mapping[str, Any]], *, apart: bool = False) -> str
             f"{before[figure][0]:.1f} / {after[figure][0]:.1f}" + (f" ± {after[figure][1]:.1f}" * (figure == "false"))
             for figure in ("false", "rarest", "found", "area")
         ]
-        where = f"{row['apart']}, " if apart else ""
+        where = f"{row['apart']}, " if apart else "half siblings, " if row["siblings"] else ""
         lines.append(f"| {where}{describe_photos(row['photos'])} | {' | '.join(cells)} | {row['tasks']} |")
     return "\n".join(lines)
 

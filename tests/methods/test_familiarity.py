@@ -29,9 +29,9 @@ def make(counts: list[int], seed: int, *, other: int = 0, D: int = 8) -> tuple[F
     return model, strange[other:]
 
 
-def literal_scores(model: Familiarity, left: int | None, f: Tensor) -> Tensor:
-    """t of images f (B, D) by kernel ridge that is solved again without image `left`; rate, ω and b held fixed."""
-    keep = [i for i in range(len(model.x)) if i != left]
+def literal_scores(model: Familiarity, left: list[int], f: Tensor) -> Tensor:
+    """t of images f (B, D) by kernel ridge that is solved again without images `left`; rate, ω and b held fixed."""
+    keep = [i for i in range(len(model.x)) if i not in left]
     x = torch.cat([model.x[keep], model.other])
     C, N = len(model.counts), len(model.x)
     omega = [N / (C * float(model.counts[model.labels[i]])) for i in keep] + [1.0] * len(model.other)
@@ -65,10 +65,57 @@ def literal_scores(model: Familiarity, left: int | None, f: Tensor) -> Tensor:
 @pytest.mark.parametrize("counts", [[4, 4, 4], [7, 3, 2]])
 @pytest.mark.parametrize("other", [0, 5])
 def test_scores_are_those_of_models_that_are_refitted_without_each_image(counts: list[int], other: int) -> None:
-    model, strange = make(counts, 3, other=other)
-    assert torch.allclose(model.scores(strange), literal_scores(model, None, strange), atol=1e-10)
-    held = torch.cat([literal_scores(model, i, model.x[i : i + 1]) for i in range(len(model.x))])
+    model, strange = make(counts, 3, other=other, D=24)
+    assert torch.equal(model.occasions, torch.arange(len(model.x)))  # each leaves alone
+    assert torch.allclose(model.scores(strange), literal_scores(model, [], strange), atol=1e-10)
+    held = torch.cat([literal_scores(model, [i], model.x[i : i + 1]) for i in range(len(model.x))])
     assert torch.allclose(model.held_out, held, atol=1e-10)
+
+
+def with_siblings(model: Familiarity, groups: list[list[int]]) -> Familiarity:
+    """The model with photos of one occasion: the later ones of each group are nearly the first."""
+    x = model.x.clone()
+    for first, *later in groups:
+        for i in later:
+            x[i] = F.normalize(x[first] + 0.05 * model.x[i], dim=-1)
+    return Familiarity(x, model.labels, model.classes, model.other)
+
+
+def test_photos_of_one_occasion_leave_together() -> None:
+    plain, _ = make([6, 5, 2], 3, other=4)
+    model = with_siblings(plain, [[0, 1, 2], [6, 8], [11, 12]])
+    occasions = {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2], 6: [6, 8], 8: [6, 8]}
+    assert model.occasions.tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 6, 9, 10, 11, 12]  # of two images the distance is usual
+    together = [literal_scores(model, occasions.get(i, [i]), model.x[i : i + 1]) for i in range(13)]
+    assert torch.allclose(model.held_out, torch.cat(together), atol=1e-10)
+
+
+def test_a_class_of_one_occasion_is_not_left_out() -> None:
+    plain, _ = make([5, 4], 11)
+    model = with_siblings(plain, [[5, 6], [7, 8]])
+    model.__dict__["occasions"] = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5])
+    assert model.held_rows.tolist() == [0, 1, 2, 3, 4]
+    assert model.held_out.isfinite().all()
+    assert model.smallest_p_value == 1 / 6
+
+
+def test_bursts_make_no_false_rejections() -> None:
+    """Every photo twice: with images that leave alone, most new images would be rejected."""
+    shares = []
+    for seed in range(0, 300, 10):
+        model, _ = make([8] * 4, seed)
+        model = with_siblings(model, [[i, i + 4] for c in range(4) for i in range(8 * c, 8 * c + 4)])
+        centers = 1.5 * drawn(7, 8, seed=seed)
+        new = scattered(centers, torch.arange(4).repeat_interleave(50), seed + 3)
+        shares.append((model.p_values(new) <= 0.05).double().mean())
+    assert torch.stack(shares).mean() < 0.065
+
+
+def test_images_at_random_are_hardly_ever_of_one_occasion() -> None:
+    alone = [
+        model.occasions.unique().numel() / len(model.x) for model, _ in (make([16] * 4, s, D=32) for s in range(9))
+    ]
+    assert min(alone) > 0.9
 
 
 def test_images_of_classes_with_one_image_stay_and_are_not_compared_with() -> None:

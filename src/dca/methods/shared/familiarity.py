@@ -14,14 +14,18 @@ every prediction falls to zero. An image is familiar if some class is predicted 
 
 e_c(n) is, up to a factor, what n images of a class predict for one more, if every two of them have the same
 similarity; b is that similarity without what all classes share. It makes classes with few and with many images
-comparable, and it repairs what leaving an image out changes: the class of a held-out image has n_c - 1 images, that of
-a new image n_c. With G = (K + ρ Ω⁻¹)⁻¹, the prediction for image i by the model
-without it is Y_i - A_i / G_ii; its own class is divided by e_c(n_c - 1).
+comparable, and it repairs what leaving an image out changes: the class of a held-out image has fewer images than that
+of a new image.
+
+Photos of one occasion (the same object, a series, frames of a video) are more alike than new images are like them.
+Images of a class whose distance 1 - x·x' is below `SAME_OCCASION` times the median of its class are taken for one
+occasion, and leave together; the nearest of n images come closer as n grows, and so does that limit. With
+G = (K + ρ Ω⁻¹)⁻¹, the predictions for images B by the model without them are Y_B - G_BB⁻¹ A_B; their own class is
+divided by e_c(n_c - |B|). Without this, half of the new images are rejected where every photo has a sibling.
 
 The p-value of a new image is its position among the held-out training images (`stats/conformal.py`), where every class
 has the same weight: a class with many images would hide that images of a rare class are rejected. Of copies and
-near-copies one image is used, so that all images leave one at a time. Other images are never left out: what is
-promised is about images of the classes.
+near-copies one image is used. Other images are never left out: what is promised is about images of the classes.
 
 w and ρ are fixed numbers, so that nothing is selected on the images that calibrate the p-values. With other values
 (w from 1 to 4, ρ from 0.01 to 3) and other scores the areas under the ROC curve were at best equal
@@ -37,9 +41,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.methods.shared.experts import iterate_copies
 from dca.stats.conformal import class_weights, conformal_p_values, smallest_p_value
 
 WIDTH, RIDGE = 2.0, 0.03
+# Distance, as a share of the median of the class, below which images are of one occasion; and how that falls with more
+# images of the class than `FEW`: by 13 % when their number doubles, as the distance of the nearest image does.
+SAME_OCCASION, FEW, FALL = 0.35, 16, 0.2
 # The target of other images in every class.
 OTHER_TARGET = -0.5
 # Most training images, and other images, that define what is familiar.
@@ -76,9 +84,32 @@ class Familiarity:
         return torch.bincount(self.labels, minlength=self.classes).double()
 
     @cached_property
+    def occasions(self) -> Tensor:
+        """Occasion of each image: the index of the first image of it, (N,)."""
+        near = torch.eye(len(self.x), dtype=torch.bool)
+        for c in range(self.classes):
+            own = (self.labels == c).nonzero()[:, 0]
+            distances = 1 - self.x[own] @ self.x[own].T
+            i, j = torch.triu_indices(len(own), len(own), 1)
+            if len(i):
+                limit = SAME_OCCASION * min(1.0, FEW / len(own)) ** FALL * distances[i, j].median()
+                near[own[:, None], own] |= distances < limit
+        occasions = torch.arange(len(self.x))
+        while True:  # the smallest index spreads over all that are near each other, directly or through others
+            spread = torch.where(near, occasions, len(near)).amin(dim=-1)
+            if torch.equal(spread, occasions):
+                return occasions
+            occasions = spread
+
+    @cached_property
+    def _leaving(self) -> Tensor:
+        """Number of images that leave with each one, itself included, (N,)."""
+        return torch.bincount(self.occasions, minlength=len(self.x))[self.occasions].double()
+
+    @cached_property
     def held_rows(self) -> Tensor:
-        """Indices (n,) of the images that can be left out: those of classes with at least two."""
-        return (self.counts[self.labels] > 1).nonzero()[:, 0]
+        """Indices (n,) of the images that can be left out: an image of another occasion stays in their class."""
+        return (self.counts[self.labels] > self._leaving).nonzero()[:, 0]
 
     @cached_property
     def rate(self) -> float:
@@ -104,11 +135,15 @@ class Familiarity:
 
     @cached_property
     def _solution(self) -> tuple[Tensor, Tensor]:
-        """A (N + M, C) and the diagonal of G (N + M,)."""
+        """A (N + M, C), and predictions (N, C) for each training image by the model without it and its occasion."""
         ridge = torch.cat([self._inverse_weights[self.labels], torch.ones(len(self.other), dtype=torch.float64)])
         K = self.kernel_values(torch.cat([self.x, self.other]))
         G = torch.cholesky_inverse(torch.linalg.cholesky(K + RIDGE * ridge.diag()))
-        return G @ self.targets, G.diagonal()
+        A = G @ self.targets
+        held = (self.targets - A / G.diagonal()[:, None])[: len(self.x)]
+        for rows in iterate_copies(self.occasions):
+            held[rows] = self.targets[rows] - torch.linalg.solve(G[rows][:, rows], A[rows])
+        return A, held
 
     @cached_property
     def similarity(self) -> float:
@@ -123,7 +158,7 @@ class Familiarity:
         return max(float((within - between) / (1 - between)), 0.0)
 
     def expected(self, counts: Tensor) -> Tensor:
-        """e_c(n) of n = counts (C,); infinite where n is 0, since nothing is predicted there."""
+        """e_c(n) of n = counts (..., C); infinite where n is 0, since nothing is predicted there."""
         e = counts / (1 + RIDGE * self._inverse_weights + (counts - 1) * self.similarity)
         return torch.where(counts > 0, e, torch.inf)
 
@@ -138,13 +173,11 @@ class Familiarity:
 
     @cached_property
     def held_out(self) -> Tensor:
-        """Familiarity t of the images `held_rows` by the model without each of them: (n,)."""
-        A, diagonal = self._solution
+        """Familiarity t of the images `held_rows` by the model without each of them and its occasion: (n,)."""
         rows, own = self.held_rows, self.labels[self.held_rows]
-        held = (self.targets - A / diagonal[:, None])[rows]
-        expected = self.expected(self.counts).repeat(len(rows), 1)
-        expected[torch.arange(len(rows)), own] = self.expected(self.counts - 1)[own]
-        return self._largest(held / expected)
+        left = self.counts.repeat(len(rows), 1)
+        left[torch.arange(len(rows)), own] -= self._leaving[rows]
+        return self._largest(self._solution[1][rows] / self.expected(left))
 
     def _largest(self, predictions: Tensor) -> Tensor:
         """The largest of predictions (B, C) for classes with images: (B,)."""
