@@ -124,6 +124,7 @@ def desk(tmp_path: Path, many_photos: Path, tiny_folder: Path, monkeypatch: pyte
             for n, image in enumerate(sorted((many_photos / split / source).iterdir())):
                 shutil.copyfile(image, folder / f"{n}.png")
     shutil.copytree(tmp_path / "photos" / "test", tmp_path / "more_photos")
+    shutil.copytree(many_photos / "train" / "guitar", tmp_path / "other")
     for name in ("zebras", "holiday"):
         shutil.copytree(tmp_path / "photos" / "test" / "dog", tmp_path / name)
     for name in ("new.jpg", "a.jpg", "b.jpg"):

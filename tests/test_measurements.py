@@ -155,6 +155,44 @@ def test_the_example_of_the_readme_is_copied_into_two_folders(load: Load, tmp_pa
         assert counts == [images] * 6
 
 
+@pytest.mark.parametrize(("file", "more"), [("rejection.json", []), ("rejection_held_back.json", ["--held-back"])])
+def test_the_docs_show_the_false_rejections_and_they_are_as_many_as_stated(
+    load: Load, tmp_path: Path, monkeypatch: Any, file: str, more: list[str]
+) -> None:
+    script, pages, path = load("rejection"), load("pages"), ROOT / "study" / file
+    mark, page = " ".join([script.SCRIPT, *more]), tmp_path / "page.md"
+    page.write_text(f"<!-- {mark} -->\n<!-- end -->\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["rejection", "--show", str(path), "--page", str(page), *more])
+    script.main()
+    assert pages.split_page(page.read_text(encoding="utf-8"), mark)[1] == pages.read_part(mark)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    same_source = [row for row in rows if not row["apart"] and not row["other"]]
+    assert len(same_source) > 10
+    for row in same_source:
+        share, error = row["after"]["false"]
+        assert share < 1.3 * 5
+        assert row["siblings"] or share + 2 * error > 5 / 1.3
+        assert row["after"]["area"][0] > row["before"]["area"][0] - 0.2
+
+
+def test_false_rejections_can_be_measured(load: Load, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    centers = torch.randn(30, 24, generator=generator)
+    labels = torch.arange(30).repeat_interleave(24)
+    rows = F.normalize(centers[labels] + torch.randn(len(labels), 24, generator=generator), dim=-1)
+    names = {"ucf101": ("val", "test"), "sun397": ("val",), "food101": ("train16",)}
+    for name, parts in names.items():
+        tensors = {f"{p}_features": rows.half().clone() for p in parts} | {f"{p}_labels": labels.clone() for p in parts}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    line = ["rejection", "--features", str(tmp_path), "--held-back", "--draws", "2", "--json", str(tmp_path / "x.json")]
+    monkeypatch.setattr("sys.argv", line)
+    load("rejection").main()
+    printed = capsys.readouterr().out
+    for part in ("| 6 x 8 |", "half siblings, 6 x 16", "ucf101, ViT-B/32, 6 x 8", "| 6 x 4, 10 |"):
+        assert part in printed
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["rows"]
+
+
 CLIP_FEATURES = ROOT / "study" / "clip_features.json"
 
 

@@ -35,10 +35,10 @@ def literal_scores(model: Familiarity, left: list[int], f: Tensor) -> Tensor:
     x = torch.cat([model.x[keep], model.other])
     C, N = len(model.counts), len(model.x)
     omega = [N / (C * float(model.counts[model.labels[i]])) for i in keep] + [1.0] * len(model.other)
-    targets = torch.zeros(len(x), C, dtype=torch.float64)
+    targets = torch.zeros(len(x), C + 1, dtype=torch.float64)
     for row, i in enumerate(keep):
         targets[row, model.labels[i]] = 1
-    targets[len(keep) :] = OTHER_TARGET
+    targets[len(keep) :, C] = OTHER_TARGET
     distances = torch.stack([1 - a @ b for i, a in enumerate(model.x) for b in model.x[i + 1 :]])
     rate = WIDTH / float(distances.mean())
     K = (rate * (x @ x.T - 1)).exp()
@@ -54,12 +54,14 @@ def literal_scores(model: Familiarity, left: list[int], f: Tensor) -> Tensor:
     between = [whole[model.labels == c][:, model.labels == d].mean() for c in range(C) for d in range(C) if c != d]
     shared = torch.stack(between).mean()
     b = max((torch.stack(within).mean() - shared) / (1 - shared), 0.0)
-    ratios = []
-    for c in range(C):
-        n = sum(int(model.labels[i]) == c for i in keep)
-        n_all = float(model.counts[c])
-        ratios.append(predictions[:, c] * (1 + RIDGE * C * n_all / N + (n - 1) * b) / n)
-    return torch.stack(ratios, dim=-1).amax(dim=-1)
+
+    def expected(c: int, n: float) -> float:
+        return n / (1 + RIDGE * C * float(model.counts[c]) / N + (n - 1) * float(b))
+
+    usual = sum(expected(c, float(model.counts[c])) for c in range(C)) / C
+    left_over = [float(sum(int(model.labels[i]) == c for i in keep)) for c in range(C)]
+    own = torch.stack([predictions[:, c] / expected(c, left_over[c]) for c in range(C)], dim=-1)
+    return own.amax(dim=-1) + predictions[:, C] / usual
 
 
 @pytest.mark.parametrize("counts", [[4, 4, 4], [7, 3, 2]])

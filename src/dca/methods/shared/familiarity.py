@@ -3,13 +3,15 @@
 Kernel ridge regression over the training images says how strongly they speak for each class; far from all of them
 every prediction falls to zero. An image is familiar if some class is predicted strongly:
 
-    t(x) = max_c f_c(x) / e_c(n_c),   f_c(x) = κ(x, ·) A_c,   A = (K + ρ Ω⁻¹)⁻¹ Y,   κ(x, x') = exp(-w (1 - x·x') / s)
+    t(x) = max_c f_c(x) / e_c(n_c) + f_o(x) / ē,   f(x) = κ(x, ·) A,   A = (K + ρ Ω⁻¹)⁻¹ Y
+    κ(x, x') = exp(-w (1 - x·x') / s)
 
-    Y    1 for images of the class, 0 for those of the others, -½ in every class for images of none of the classes,
-         which a user may give ("other" images)
+    Y    in column c 1 for images of the class, 0 for all others; in column o -½ for images of none of the classes,
+         which a user may give ("other" images), and 0 for images of the classes
     ω_i  N / (C n_{y_i}), so that all classes count the same; 1 for other images
     s    mean of 1 - x·x' over pairs of training images
     e_c(n) = n / (1 + ρ/ω_c + (n - 1) b),   b = max(0, (κ_w - κ_b) / (1 - κ_b))
+    ē    mean of the e_c(n_c)
     κ_w  mean κ of two images of a class, the mean over classes;   κ_b  that of two images of different classes
 
 e_c(n) is, up to a factor, what n images of a class predict for one more, if every two of them have the same
@@ -48,7 +50,7 @@ WIDTH, RIDGE = 2.0, 0.03
 # Distance, as a share of the median of the class, below which images are of one occasion; and how that falls with more
 # images of the class than `FEW`: by 13 % when their number doubles, as the distance of the nearest image does.
 SAME_OCCASION, FEW, FALL = 0.35, 16, 0.2
-# The target of other images in every class.
+# The target of other images.
 OTHER_TARGET = -0.5
 # Most training images, and other images, that define what is familiar.
 MOST_IMAGES, MOST_OTHER = 3000, 1000
@@ -129,13 +131,15 @@ class Familiarity:
 
     @cached_property
     def targets(self) -> Tensor:
-        """Y, (N + M, C)."""
-        known = F.one_hot(self.labels, self.classes).double()
-        return torch.cat([known, torch.full((len(self.other), self.classes), OTHER_TARGET, dtype=torch.float64)])
+        """Y, (N + M, C + 1)."""
+        known = F.one_hot(self.labels, self.classes + 1).double()
+        other = torch.zeros(len(self.other), self.classes + 1, dtype=torch.float64)
+        other[:, -1] = OTHER_TARGET
+        return torch.cat([known, other])
 
     @cached_property
     def _solution(self) -> tuple[Tensor, Tensor]:
-        """A (N + M, C), and predictions (N, C) for each training image by the model without it and its occasion."""
+        """A (N + M, C + 1), and predictions (N, C + 1) for training images by the model without them."""
         ridge = torch.cat([self._inverse_weights[self.labels], torch.ones(len(self.other), dtype=torch.float64)])
         K = self.kernel_values(torch.cat([self.x, self.other]))
         G = torch.cholesky_inverse(torch.linalg.cholesky(K + RIDGE * ridge.diag()))
@@ -165,7 +169,12 @@ class Familiarity:
     @cached_property
     def coefficients(self) -> Tensor:
         """Ã (N + M, C): t(x) = max_c κ(x, ·) Ã_c."""
-        return self._solution[0] / self.expected(self.counts)
+        return self._normalize(self._solution[0], self.counts)
+
+    def _normalize(self, predictions: Tensor, counts: Tensor) -> Tensor:
+        """Divide predictions (B, C + 1) by what counts (..., C) let expect, and add that of other images: (B, C)."""
+        usual = self.expected(self.counts)[self.counts > 0].mean()
+        return predictions[:, :-1] / self.expected(counts) + predictions[:, -1:] / usual
 
     def scores(self, f: Tensor) -> Tensor:
         """Familiarity t of unit features f (B, D): (B,)."""
@@ -177,7 +186,7 @@ class Familiarity:
         rows, own = self.held_rows, self.labels[self.held_rows]
         left = self.counts.repeat(len(rows), 1)
         left[torch.arange(len(rows)), own] -= self._leaving[rows]
-        return self._largest(self._solution[1][rows] / self.expected(left))
+        return self._largest(self._normalize(self._solution[1][rows], left))
 
     def _largest(self, predictions: Tensor) -> Tensor:
         """The largest of predictions (B, C) for classes with images: (B,)."""
