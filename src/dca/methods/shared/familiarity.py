@@ -6,7 +6,7 @@ every prediction falls to zero. An image is familiar if some class is predicted 
     t(x) = max_c f_c(x) / e_c(n_c) + f_o(x) / ē,   f(x) = κ(x, ·) A,   A = (K + ρ Ω⁻¹)⁻¹ Y
     κ(x, x') = exp(-w (1 - x·x') / s)
 
-    Y    in column c 1 for images of the class, 0 for all others; in column o -½ for images of none of the classes,
+    Y    in column c 1 for images of the class, 0 for all others; in column o -¼ for images of none of the classes,
          which a user may give ("other" images), and 0 for images of the classes
     ω_i  N / (C n_{y_i}), so that all classes count the same; 1 for other images
     s    mean of 1 - x·x' over pairs of training images
@@ -51,7 +51,7 @@ WIDTH, RIDGE = 2.0, 0.03
 # images of the class than `FEW`: by 13 % when their number doubles, as the distance of the nearest image does.
 SAME_OCCASION, FEW, FALL = 0.35, 16, 0.2
 # The target of other images.
-OTHER_TARGET = -0.5
+OTHER_TARGET = -0.25
 # Most training images, and other images, that define what is familiar.
 MOST_IMAGES, MOST_OTHER = 3000, 1000
 
