@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,43 @@ def test_a_study_prints_its_tables_and_writes_its_figures(
     assert capsys.readouterr().out == printed
     assert printed.strip() in page.read_text(encoding="utf-8")
     assert load("pages").read_part(f"study/measurements/{script}.py")
+
+
+def test_the_centre_of_dca_is_measured_on_validation_images(
+    load: Load,
+    photos: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study, file, page = load("dca_centre"), tmp_path / "found.json", tmp_path / "page.md"
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "test").rename(tmp_path / "photos" / "val")
+    common = ["--shots", "3", "--epochs", "0", "--classes", "4", "--backbone", str(tiny_folder), "--device", "cpu"]
+    for prompts in ("2", "1"):
+        more = [*common, "--prompts", prompts, "--json", str(file)]
+        monkeypatch.setattr("sys.argv", ["dca_centre", str(tmp_path / "photos"), *more])
+        assert study.main() == 0
+    printed = capsys.readouterr().out
+    first, second = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert [(row["M"], row["classes"], row["shots"], row["n"]) for row in (first, second)] == [
+        (2, 4, 3, 12),
+        (1, 4, 3, 12),
+    ]
+    wanted = {"text": "text, γ by shots", "visual": "images, γ by shots"}[first["chosen"]]
+    assert first["accuracy"]["chosen"] == first["accuracy"][wanted]
+    page.write_text(f"<!-- {study.SCRIPT} -->\n<!-- end -->\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["dca_centre", "--show", str(file), "--page", str(page)])
+    assert study.main() == 0
+    assert printed.endswith(shown := capsys.readouterr().out)
+    assert shown.strip() in page.read_text(encoding="utf-8")
+
+
+def test_the_docs_show_the_centre_of_dca_on_validation_images(load: Load) -> None:
+    study = load("dca_centre")
+    rows = load("paired").read_rows(ROOT / "study" / "dca_centre.json")
+    assert study.make_table(rows) == load("pages").read_part(study.SCRIPT)
 
 
 def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:

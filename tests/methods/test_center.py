@@ -58,10 +58,10 @@ def choose_literally(u: Tensor, x: Tensor, y: Tensor, groups: Tensor) -> str:
             text, visual = (is_right(u, x, y, i, together, about) for about in ("text", "visual"))
             gains.append(int(text) - int(visual))
     more = gains.count(1) - gains.count(-1)
-    return "text" if more > 0 and more**2 > 4 * (gains.count(1) + gains.count(-1)) else "visual"
+    return "text" if more > 0 and more**2 > gains.count(1) + gains.count(-1) else "visual"
 
 
-@pytest.mark.parametrize(("text_error", "seed"), [(2.0, 0), (3.5, 3), (3.5, 4), (4.0, 0), (4.0, 3), (5.0, 3), (8.0, 1)])
+@pytest.mark.parametrize(("text_error", "seed"), [(2.0, 0), (3.0, 1), (3.0, 2), (3.0, 4), (3.5, 0), (4.0, 3), (8.0, 1)])
 def test_the_choice_is_that_of_a_literal_implementation(text_error: float, seed: int) -> None:
     u, x, y = make_problem(text_error, counts=(5, 5, 7, 3, 4, 2), seed=seed)
     groups = torch.arange(len(y))
@@ -71,7 +71,7 @@ def test_the_choice_is_that_of_a_literal_implementation(text_error: float, seed:
 
 @pytest.mark.parametrize(
     ("wins", "losses", "expected"),
-    [(0, 0, "visual"), (0, 9, "visual"), (4, 0, "visual"), (5, 0, "text"), (6, 1, "visual"), (10, 2, "text")],
+    [(0, 0, "visual"), (0, 9, "visual"), (1, 0, "visual"), (2, 0, "text"), (3, 1, "visual"), (4, 1, "text")],
 )
 def test_a_difference_that_may_be_chance_leaves_the_images(
     wins: int, losses: int, expected: str, monkeypatch: pytest.MonkeyPatch

@@ -5,11 +5,11 @@ enters the distance. This helps where texts say little about the images and harm
 itself, the mean of equation 2, the distance is nearly that to the text alone. So both heads predict training images
 that were left out, with the γ of the paper:
 
-    text     if w - l > 2 sqrt(w + l), for w images that only this head recognises and l that only the other one does
+    text     if w - l > sqrt(w + l), for w images that only this head recognises and l that only the other one does
     visual   otherwise, and where no class has two images
 
-sqrt(w + l) is the standard deviation of w - l if both are equally good (McNemar), so a difference that may be chance
-leaves the centre that equation 2 has.
+sqrt(w + l) is the standard deviation of w - l if both are equally good (McNemar). So the centre of equation 2 stays
+unless the other one is better by more than one standard error, as in `dca study select`.
 
 Features are those of CLIP alone, and texts those of the initial prompts. After training, the texts are fitted to these
 very images, and nearly all of them are recognised by the text alone, left out of the covariance or not.
@@ -45,7 +45,7 @@ def choose_center(u: Tensor, features: Tensor, labels: Tensor, groups: Tensor, *
     """
     text, visual = recognise_left_out(u, features, labels, groups, shots=shots, tau=tau)
     wins, losses = int((text & ~visual).sum()), int((visual & ~text).sum())
-    return "text" if wins - losses > 2 * math.sqrt(wins + losses) else "visual"
+    return "text" if wins - losses > math.sqrt(wins + losses) else "visual"
 
 
 def recognise_left_out(
