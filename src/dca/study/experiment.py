@@ -27,7 +27,8 @@ class Experiment(FitSpec):
 
     Args:
         data, method, shots, seed, backbone, precision: As for `dca.runs.spec.FitSpec`.
-        hold_out, corrections, other, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
+        hold_out, corrections, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
+        other: None; experiments have no other images.
         options: Options of the method by name, `key=value` texts, or an `Options` object.
         rules: "strict" or "paper". With "paper" the defaults of the options are those that the method's authors
             publish for the protocol, where they do.
@@ -61,6 +62,8 @@ class Experiment(FitSpec):
             targets=(self.targets,) if isinstance(self.targets, str) else tuple(map(str, self.targets)),
             draw=None if self.draw is None else str(self.draw),
         )
+        if self.other is not None:
+            raise UserError("an experiment measures classes, and learns from no other images", hint=omit("other"))
         if self.measured_on == "validation":
             self._check_validation()
         if self.draw is not None:

@@ -30,6 +30,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     facts = [
         ("seed", str(model.method_.problem.seed)),
         ("images per class", str(spec.get("shots") or model.shots or "all")),
+        *([("other images", str(len(model.other_images_)))] if model.other_images_ else []),
         ("draw (sha256)", hash_draw(model.training_images_) if model.training_images_ else "not recorded"),
         ("backbone", f"{clip.source} (sha256 {clip.digest[:16]})"),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
