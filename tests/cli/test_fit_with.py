@@ -26,7 +26,7 @@ def test_it_says_what_the_trained_method_brought(dca: Any, photos: Path, tiny_fo
     said = dca(*line, "--with", "coop", *QUICK, "-o", tmp_path / "m.dca")
     assert said.code == 0, said.err
     assert "note: coop brought nothing here: its weight is zero" in said.out
-    assert "(leave-one-out on 20 training images)" in said.out
+    assert "(2-fold cross-validation on 20 training images" in said.out
     assert "fitted with blend in" in said.out
     plain = dca(*line, "-o", tmp_path / "closed.dca", "--json")
     found = dca("eval", tmp_path / "m.dca", photos, "--json")
@@ -41,7 +41,7 @@ def test_the_trained_part_is_stored_and_its_curve_kept(dca: Any, photos: Path, t
     assert said.code == 0, said.err
     result = json.loads(said.out)
     assert result["trained_parameters"] > 0
-    assert result["estimate"]["how"] == "leave-one-out and 2-fold cross-validation"
+    assert result["estimate"]["how"] == "2-fold cross-validation"
     assert "dca brought +2.0 points" in result["findings"]["notes"][-1]
     config = json.loads((target / "config.json").read_text())
     assert config["options"]["trained"] == "dca"

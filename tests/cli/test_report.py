@@ -29,7 +29,7 @@ def test_report_writes_into_the_model_folder(
     done = dca("report", model, "--backbone", tiny_folder)
     assert done.code == 0, done.err
     assert f"wrote {page} (" in done.out
-    assert "each predicted without it (leave-one-out)" in page.read_text(encoding="utf-8")
+    assert "each predicted without it (4-fold cross-validation)" in page.read_text(encoding="utf-8")
     other = tmp_path / "deep" / "page.html"
     assert dca("report", model, photos, "-o", other, "--open", "--backbone", tiny_folder).code == 0
     assert "test/" in other.read_text(encoding="utf-8")

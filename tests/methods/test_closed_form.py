@@ -17,6 +17,7 @@ from dca.backbones.clip import CLIP
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.methods.closed_form import ClosedForm
+from dca.methods.shared import experts as shared_experts
 from dca.methods.shared import product_of_experts
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.product_of_experts import (
@@ -32,6 +33,7 @@ from dca.methods.shared.product_of_experts import (
 from dca.model.classifier import Classifier
 from dca.training.session import Session
 from dca.training.support import ImageSupport
+from methods.test_experts import literal_noise
 
 C, D, TAU = 4, 24, 100.0
 
@@ -101,7 +103,8 @@ def test_with_one_image_per_class_text_decides() -> None:
     experts = make_experts((1,) * C, text_noise=0.1)
     gain, scale = text_gain(experts.zero_shot, experts.labels)
     numbers = select_hyperparameters(experts)
-    assert astuple(numbers)[:5] == (2 * gain, 10.0, 1.0, 0.75 * scale, 0.0)
+    length = experts.gaussian.whiten(30.0).mean_length(2 * gain)
+    assert astuple(numbers)[:5] == pytest.approx((2 * gain, 30.0, 3 * math.log(C) / length**2, scale / 2, 0.0))
     assert 0 < gain <= 1
     assert held_out_logits(experts, numbers).isnan().all()
 
@@ -141,7 +144,8 @@ def literal_probabilities(experts: Experts, n: Hyperparameters, f: Tensor) -> Te
     m = (n.text_shots * moved + counts * means) / (n.text_shots + counts)
     S = (x - means[y]).T @ (x - means[y]) / (len(x) - len(t))
     P = torch.linalg.inv(S + n.ridge * S.trace() / D * torch.eye(D, dtype=torch.float64))
-    gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
+    noise = literal_noise(experts.gaussian, n.text_shots, n.ridge)
+    gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2 + noise
     apart = np.mean([1 - float(a @ b) for i, a in enumerate(x) for b in x[:i]])
     K = torch.exp(-2 / apart * (1 - x @ x.T))
     omega = len(x) / (len(t) * counts[y, 0])
@@ -167,10 +171,8 @@ def test_the_head_is_the_one_that_is_written_down() -> None:
 
 def test_more_images_than_vote_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = make_experts((8,) * C, noise=0.5)
-    monkeypatch.setattr(product_of_experts, "MAX_SELECTION_IMAGES", 16)
-    vote = product_of_experts._ScaleFitter(experts)
-    assert len(vote.rows) == 16
-    assert len(set(vote.rows.tolist())) == 16
+    monkeypatch.setattr(shared_experts, "MAX_VOTERS", 16)
+    assert len(experts.gaussian.voters) == len(set(experts.gaussian.voters.tolist())) == 16
     assert select_hyperparameters(experts) == select_hyperparameters(experts)
 
 
@@ -222,8 +224,7 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Datas
     """Through the whole library: unlike in the equations, r, x̄ and λ change, so this is close, not exact."""
     five = part(sample, [0, 1, 2, 3, 4])
     method = fitted(five, tiny, **GIVEN)
-    images = ImageSupport(five.train, Session(device="cpu"), tiny, 1)
-    held = method.predict_held_out(images)
+    held = method.leave_one_out()
     rest = dataclasses.replace(five, train=five.train[1:])
     again = fitted(rest, tiny, **GIVEN).classify(method.image_features[:1]).double().numpy()
     assert held.how == "leave-one-out"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared import product_of_experts
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.product_of_experts import (
     Experts,
+    ExpertsHead,
+    FixedHyperparameters,
     _split_in_halves,
-    expected_gain,
     learning_curve,
     select_hyperparameters,
+    take_images,
 )
+from dca.stats.learning_curve import expect_with_twice
 
 
 def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Experts:
@@ -27,24 +31,30 @@ def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Exper
     return Experts(gaussian, 10.0, KernelRidge(x, y, classes, gaussian.groups, 2.0))
 
 
-@pytest.mark.parametrize(("whole", "half", "gain"), [(0.2, 0.3, 0.2 * (1 - 2 / 3)), (0.1, 0.4, 0.05), (0.3, 0.2, 0.0)])
-def test_the_error_falls_by_the_same_factor_again(
-    whole: float, half: float, gain: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     experts = make(8)
-    monkeypatch.setattr(product_of_experts, "_held_out_error", lambda part, numbers: whole if part is experts else half)
-    shots, found = expected_gain(experts, select_hyperparameters(experts)) or (0, 0.0)
-    assert shots == 16
-    assert found == pytest.approx(gain)
+    selected = select_hyperparameters(experts)
+    half, now, twice, four = learning_curve(experts, selected, 0.7)
+    assert [point.shots for point in (half, now, twice, four)] == [4, 8, 16, 32]
+    assert (now.accuracy, now.expected, twice.expected) == (0.7, False, True)
+    accuracies = []
+    for seed in range(4):
+        for rows, others in permutations(_split_in_halves(experts.labels, experts.gaussian.groups, seed)):
+            fixed = FixedHyperparameters(ridge=selected.ridge, kernel_ridge=selected.kernel_ridge)
+            part = take_images(experts, rows, fixed, kernel=selected.kernel > 0)
+            head = ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64)
+            right = head(experts.gaussian.x[others]).argmax(-1) == experts.labels[others]
+            accuracies.append(float(right.double().mean()))
+    assert half.accuracy == pytest.approx(sum(accuracies) / 8)
+    assert twice.accuracy == expect_with_twice(0.7, half.accuracy, 4)
+    assert twice.low is not None
+    assert twice.high is not None
+    assert 0.7 <= twice.low <= twice.accuracy <= twice.high
 
 
-def test_a_hard_task_gains_and_few_images_say_nothing() -> None:
-    hard = make(8, noise=0.6)
-    gain = expected_gain(hard, select_hyperparameters(hard))
-    assert gain is not None
-    assert 0 <= gain[1] < 0.5
+def test_few_images_say_nothing() -> None:
     for few in (make(1), make(3)):
-        assert expected_gain(few, select_hyperparameters(few)) is None
+        assert learning_curve(few, select_hyperparameters(few), 0.8) == []
 
 
 def check_halves(labels: Tensor, groups: Tensor, seed: int) -> None:
@@ -63,19 +73,6 @@ def test_halves_share_no_image_and_no_copy() -> None:
         assert torch.bincount(labels[first]).tolist() == [3, 3, 3]
 
 
-def test_the_curve_ends_where_the_gain_says() -> None:
-    experts = make(8, noise=0.6)
-    numbers = select_hyperparameters(experts)
-    points = learning_curve(experts, numbers)
-    assert [point.shots for point in points] == [2, 4, 8, 16, 32]
-    assert [point.expected for point in points] == [False, False, False, True, True]
-    shots, gain = expected_gain(experts, numbers) or (0, 0.0)
-    assert shots == points[3].shots
-    assert points[3].accuracy - points[2].accuracy == pytest.approx(gain)
-    assert [point.shots for point in learning_curve(make(4), select_hyperparameters(make(4)))] == [2, 4, 8, 16]
-    assert learning_curve(make(3), select_hyperparameters(make(3))) == []
-
-
 def test_halves_of_copies_say_nothing() -> None:
     """Two different images per class, each eight times: no half can leave one out."""
     rng = torch.Generator().manual_seed(5)
@@ -86,5 +83,4 @@ def test_halves_of_copies_say_nothing() -> None:
     gaussian = TextGaussian.from_features(x, y, text, groups)
     experts = Experts(gaussian, 10.0, KernelRidge(x, y, 3, groups, 2.0))
     assert gaussian.can_hold_out
-    assert expected_gain(experts, select_hyperparameters(experts)) is None
-    assert learning_curve(experts, select_hyperparameters(experts)) == []
+    assert learning_curve(experts, select_hyperparameters(experts), 0.8) == []

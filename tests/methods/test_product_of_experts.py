@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.product_of_experts import class_weights, fit_scales, log_loss
+from dca.methods.shared.product_of_experts import class_weights, fit_scales, fit_scales_each, log_loss
 
 
 def problem(seed: int, experts: int = 3, N: int = 40, C: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,3 +71,16 @@ def test_classes_have_equal_weight() -> None:
     assert weights.tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
     logits = torch.zeros(4, 3, dtype=torch.float64)
     assert log_loss(logits, torch.tensor([0, 0, 0, 2]), weights) == pytest.approx(np.log(3))
+
+
+def test_many_problems_together_are_each_alone() -> None:
+    scores, labels, weights = problem(5)
+    other = torch.stack([scores, scores.flip(0), torch.zeros_like(scores)])
+    values, losses = fit_scales_each(other, labels, weights, smoothing=0.1)
+    for n, one in enumerate(other):
+        alone = fit_scales(one, labels, weights, smoothing=0.1)
+        assert torch.allclose(values[n], alone.values, rtol=1e-4, atol=1e-6)
+        assert float(losses[n]) == pytest.approx(alone.loss, abs=1e-9)
+    assert values[2].tolist() == [0, 0, 0], "experts that say nothing"
+    again, _ = fit_scales_each(other[:1], labels, weights, smoothing=0.1, start=values[0])
+    assert torch.allclose(again[0], values[0], rtol=1e-4, atol=1e-6)

@@ -14,10 +14,11 @@ from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
 from dca.model.classifier import Classifier
-from dca.model.estimate import calibrate_held_out, estimate_accuracy
+from dca.model.estimate import WORTH, calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import log_loss
-from dca.stats.intervals import macro_accuracy, wilson_interval
+from dca.stats.intervals import cautious_interval, macro_accuracy
+from dca.stats.learning_curve import expect_with_all
 from dca.training.session import Session
 
 HELD = HeldOutPredictions(np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan], [0.4, 0.6]]), "leave-one-out")
@@ -29,9 +30,30 @@ def test_an_estimate_is_the_macro_accuracy_of_known_rows_with_its_interval():
     found = estimate_accuracy(HELD, LABELS, zero_shot)
     assert (found.accuracy, found.n, found.how) == (0.75, 3, "leave-one-out")
     assert found.zero_shot_accuracy == 0.5, "over the same images"
+    assert (found.held_out_accuracy, found.unmeasured) == (None, 0)
     accuracy, worth = macro_accuracy([True, False, True], [0, 0, 1])
-    assert (found.low, found.high) == wilson_interval(accuracy, 0.8 * worth)
+    assert (found.low, found.high) == cautious_interval(accuracy, WORTH * worth)
     assert Estimate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_images_that_the_models_lack_raise_the_estimate_above_zero_shot():
+    held = HeldOutPredictions(HELD.probabilities, "2-fold cross-validation", shortage=0.5)
+    found = estimate_accuracy(held, LABELS, None)
+    assert found.held_out_accuracy == 0.75
+    assert found.accuracy == expect_with_all(0.75, 0.0, 2, 0.5) > 0.75
+    assert "75.0 % by models with fewer images" in str(found)
+    as_good = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]])
+    assert estimate_accuracy(held, LABELS, as_good).accuracy == 0.75, "images add nothing to zero-shot CLIP"
+
+
+def test_a_class_that_cannot_be_measured_widens_the_interval_and_is_named():
+    held = HeldOutPredictions(np.array([[0.9, 0.1], [0.9, 0.1], [np.nan, np.nan]]), "leave-one-out")
+    found, alone = (estimate_accuracy(held, np.array(labels), None) for labels in ([0, 0, 1], [0, 0, 0]))
+    assert (found.unmeasured, alone.unmeasured) == (1, 0)
+    assert (found.low, found.high) == (alone.low / 2, alone.high / 2 + 0.5)
+    assert "1 class has one photo" in found.caveats()[0]
+    assert "hardly tell" in found.caveats()[1]
+    assert Estimate("leave-one-out", 0.9, 0.85, 0.95, 200).caveats() == []
 
 
 def test_an_estimate_is_said_in_one_line():

@@ -69,7 +69,7 @@ def test_copies_under_two_labels_are_named(squares: Path, clip: CLIP):
 
 def test_an_image_that_is_alone_in_its_class_is_not_checked(squares: Path, clip: CLIP):
     (squares / "green").mkdir()
-    square("red", 7).save(squares / "green" / "alone.png")
+    square("red", 71).save(squares / "green" / "alone.png")
     found = check_labels(load_dataset(squares), Session(device="cpu"), backbone=clip)
     assert found.not_checked == (str(squares / "green" / "alone.png"),)
     assert found.to_dict()["checked"] == 17

@@ -340,11 +340,11 @@ def _format_estimate(result: RunResult) -> list[str]:
     if estimate is None:
         return []
     ends = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
-    how = f"{estimate.how} on {pluralize(estimate.n, 'training image')}"
-    lines = [f"estimated accuracy on new images, mean over classes ({how})"]
+    lines = [f"estimated accuracy on new images, mean over classes ({estimate.basis})"]
     if estimate.zero_shot_accuracy is not None:
         lines.append(f"  zero-shot CLIP  {percent(estimate.zero_shot_accuracy):>7}")
-    return [*lines, f"  {result.method:<14}  {percent(estimate.accuracy):>7}   (95 % interval: {ends})"]
+    lines.append(f"  {result.method:<14}  {percent(estimate.accuracy):>7}   (95 % interval: {ends})")
+    return lines + [f"note: {caveat}" for caveat in estimate.caveats()]
 
 
 def _format_findings(findings: Findings | None, data: str) -> list[str]:
@@ -362,8 +362,9 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
             recognised = ", ".join(map(str, rows[:MOST_LISTED_CLASSES]))
             lines.append(f"{kind} classes, held-out images recognised: {recognised}{rest}")
     more = findings.more_images
-    if more is not None and 100 * more.gain >= 0.5:
-        lines.append(f"more photos: {more.shots} per class would bring about {_format_points(more.gain)}")
+    if more is not None and more.high > more.low:
+        ends = f"{100 * more.low:.0f} to {100 * more.high:.0f}"
+        lines.append(f"more photos: with {more.shots} per class about {100 * more.accuracy:.0f} % ({ends}) is expected")
     if findings.confused:
         pairs = [f"{' and '.join(pair.labels)} ({pluralize(pair.images, 'image')})" for pair in findings.confused]
         lines.append(f"often confused: {', '.join(pairs)}")

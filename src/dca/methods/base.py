@@ -285,15 +285,32 @@ class HeldOutPredictions:
     Args:
         probabilities: (N, C) float64; NaN in the rows of images that cannot be left out (the only one of a class).
         how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
+        shortage: Mean over classes of 1/n' - 1/n, where the models were fitted on n' of the n images of a class; 0 for
+            leave-one-out, whose scores are those of a model of all images.
     """
 
     probabilities: NDArray[np.float64]
     how: str
+    shortage: float = 0.0
 
     @property
     def known(self) -> NDArray[np.bool_]:
         """(N,) whether an image has a prediction."""
         return np.asarray(np.isfinite(self.probabilities).all(axis=1))
+
+
+def fold_shortage(labels: NDArray[np.int64], fold_of: NDArray[np.int64]) -> float:
+    """`HeldOutPredictions.shortage` of folds: labels, fold_of (N,), -1 for images that are in no fold.
+
+    >>> fold_shortage(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]))
+    0.5
+    """
+    means = []
+    for label in np.unique(labels[fold_of >= 0]):
+        own = fold_of[labels == label]
+        left = np.array([len(own) - int((own == fold).sum()) for fold in own[own >= 0]])
+        means.append(float(np.mean(1 / left - 1 / len(own))))
+    return float(np.mean(means)) if means else 0.0
 
 
 @dataclass(frozen=True)
@@ -304,11 +321,14 @@ class CurvePoint:
         shots: Images per class.
         accuracy: A fraction.
         expected: Whether the accuracy is extrapolated rather than measured.
+        low, high: A range that it can be expected in; None if it was measured.
     """
 
     shots: float
     accuracy: float
     expected: bool = False
+    low: float | None = None
+    high: float | None = None
 
 
 class Head(ABC):
@@ -687,16 +707,11 @@ class Method(nn.Module, ABC):
         """
         return None
 
-    def expected_gain(self) -> tuple[int, float] | None:
-        """What more training images would bring.
+    def learning_curve(self, accuracy: float) -> list[CurvePoint]:
+        """Accuracy by number of training images: measured with fewer, expected with more.
 
-        Returns:
-            Images per class, and the expected change of the accuracy with so many; None if the method cannot tell.
-        """
-        return None
-
-    def learning_curve(self) -> list[CurvePoint]:
-        """Accuracy by number of training images, on images that were left out.
+        Args:
+            accuracy: That with all training images, as it is estimated.
 
         Returns:
             Points in the order of their number of images; empty if the method cannot tell.

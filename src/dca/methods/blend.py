@@ -147,10 +147,9 @@ class Blend(Method):
         """Fit the closed form, weigh the trained method in folds, and fit it if it has a weight."""
         self.closed.finish(support)
         self.closed.build_head()
-        own, weights = self.closed.predict_held_out(support), BlendWeights()
+        self._held, weights = self.closed.predict_held_out(support), BlendWeights()
         if self.closed.can_hold_out:
-            own, weights = self._fit_weights(support, own)
-        self._held = own
+            self._held, weights = self._fit_weights(support, self._held)
         self.weights = torch.tensor(astuple(weights), dtype=torch.float64, device=self.clip.device)
         self.trained = self._fit_trained(support) if weights.second else None
 
@@ -158,12 +157,15 @@ class Blend(Method):
         """Fit the weights to held-out predictions of both methods; returns them and the predictions of the blend."""
         if support.fitter is None:
             raise ValueError("a blend needs Support.fitter to fit the trained method")
-        other = support.fitter.predict_held_out(*self.options.inner(), self.options.folds)
-        weights = fit_blend_weights(own.probabilities, other.probabilities, support.labels.cpu().numpy())
+        other, exact = support.fitter.predict_held_out(*self.options.inner(), self.options.folds), self.closed
+        weights = fit_blend_weights(
+            exact.leave_one_out().probabilities, other.probabilities, support.labels.cpu().numpy()
+        )
         if not weights.second:
             return own, weights
         how = " and ".join(dict.fromkeys([own.how, other.how]))
-        return HeldOutPredictions(multiply_probabilities(own.probabilities, other.probabilities, weights), how), weights
+        both = multiply_probabilities(own.probabilities, other.probabilities, weights)
+        return HeldOutPredictions(both, how, max(own.shortage, other.shortage)), weights
 
     def _fit_trained(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it chose become options."""
@@ -233,13 +235,9 @@ class Blend(Method):
         """Those of the closed form if it is alone."""
         return self.closed.prediction_sets(features, coverage) if self.trained is None else None
 
-    def expected_gain(self) -> tuple[int, float] | None:
+    def learning_curve(self, accuracy: float) -> list[CurvePoint]:
         """That of the closed form if it is alone."""
-        return self.closed.expected_gain() if self.trained is None else None
-
-    def learning_curve(self) -> list[CurvePoint]:
-        """That of the closed form if it is alone."""
-        return self.closed.learning_curve() if self.trained is None else []
+        return self.closed.learning_curve(accuracy) if self.trained is None else []
 
     def notes(self) -> list[str]:
         """What the trained method brought."""

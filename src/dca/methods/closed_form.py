@@ -31,19 +31,21 @@ from torch import Tensor
 
 from dca.core.errors import UserError
 from dca.core.options import option
-from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
+from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support, fold_shortage
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.familiarity import Familiarity
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
+    MAX_REFITTED,
     Experts,
     ExpertsHead,
     FixedHyperparameters,
     Hyperparameters,
-    expected_gain,
+    Refits,
     held_out_logits,
     learning_curve,
+    refit_in_folds,
     select_hyperparameters,
     text_gain,
 )
@@ -63,7 +65,9 @@ class ClosedFormOptions(FrozenOptions):
     kernel_scale: float | None = option(None, "s, scale of kernel ridge; 0 leaves it out", low=0)
     kernel_ridge: float | None = option(None, "ridge of the kernel in units of its mean eigenvalue", low=1e-9)
     kernel_width: float = option(2.0, "w of exp(-w (1 - x·x') / mean(1 - x·x'))", low=1e-6)
-    kernel_images: int = option(3000, "most training images for kernel ridge; it is left out if there are more", low=0)
+    kernel_images: int = option(
+        3000, "most training images that kernel ridge keeps; of more, half as many landmarks; 0 leaves it out", low=0
+    )
 
     def fixed(self) -> FixedHyperparameters:
         """The hyperparameters that are set, which are not selected."""
@@ -113,9 +117,29 @@ class ClosedForm(FrozenMethod):
         )
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
+        """By models that are fitted again where there are few images, else by `leave_one_out`."""
+        if not self.can_be_refitted:
+            return self.leave_one_out(fixed_shares=True)
+        folds = self._refits.fold_of.numpy()
+        return HeldOutPredictions(
+            self._refits.logits.softmax(dim=-1).numpy(),
+            f"{self._refits.folds}-fold cross-validation",
+            fold_shortage(self.experts.labels.numpy(), folds),
+        )
+
+    def leave_one_out(self, *, fixed_shares: bool = False) -> HeldOutPredictions:
         """Exact leave-one-out, with the hyperparameters held fixed."""
-        logits = held_out_logits(self.experts, self.selected)
-        return HeldOutPredictions(logits.softmax(dim=-1).cpu().numpy(), "leave-one-out")
+        logits = held_out_logits(self.experts, self.selected, fixed_shares=fixed_shares)
+        return HeldOutPredictions(logits.softmax(dim=-1).numpy(), "leave-one-out")
+
+    @property
+    def can_be_refitted(self) -> bool:
+        """Whether there are so few images that the model can be fitted again in folds; else leave-one-out is close."""
+        return self.experts.zero_shot.numel() <= MAX_REFITTED
+
+    @cached_property
+    def _refits(self) -> Refits:
+        return refit_in_folds(self.experts)
 
     @property
     def can_hold_out(self) -> bool:
@@ -180,13 +204,9 @@ class ClosedForm(FrozenMethod):
             return None
         return self._conformal.prediction_sets(features.cpu(), self.classify(features).cpu(), coverage)
 
-    def expected_gain(self) -> tuple[int, float] | None:
-        """By leave-one-out on halves of the training images."""
-        return expected_gain(self.experts, self.selected)
-
-    def learning_curve(self) -> list[CurvePoint]:
-        """By leave-one-out on parts of the training images."""
-        return learning_curve(self.experts, self.selected)
+    def learning_curve(self, accuracy: float) -> list[CurvePoint]:
+        """By models of halves of the training images."""
+        return learning_curve(self.experts, self.selected, accuracy)
 
     def notes(self) -> list[str]:
         """Whether the class names help."""

@@ -17,7 +17,8 @@ from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import apply_temperature, fit_temperature
-from dca.stats.intervals import macro_accuracy, wilson_interval
+from dca.stats.intervals import cautious_interval, macro_accuracy
+from dca.stats.learning_curve import expect_with_all
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
 from dca.training.held_out import NothingHeldOutError, predict_held_out
@@ -29,10 +30,9 @@ log = logging.getLogger(__name__)
 # ViT-B/32 features.
 DOUBT = 0.5
 
-# Held-out predictions come from models that share training images and settings, so that their errors are not
-# independent: n of them are worth 0.8 n. On 120 random tasks of 6 classes x 8 training and validation images, the
-# 95 % interval then held the accuracy on the other images 114 times, with n 109 times.
-WORTH = 0.8
+# Held-out predictions come from models that share training images, so that their errors are not independent: n of them
+# are worth 0.55 n. Chosen on training and validation images and on noise: docs/closed-form.md.
+WORTH = 0.55
 
 
 def estimate_accuracy(
@@ -43,12 +43,24 @@ def estimate_accuracy(
     zero_shot: probabilities (N, C) of zero-shot CLIP, which has seen none of them. Only images with a held-out
     prediction count; there must be one.
     """
-    known = held.known
+    known, C = held.known, held.probabilities.shape[1]
     truth = labels[known]
-    accuracy, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
+    measured, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
     plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth)[0]
-    low, high = wilson_interval(accuracy, WORTH * worth)
-    return Estimate(held.how, accuracy, low, high, len(truth), plain)
+    accuracy = expect_with_all(measured, plain or 0.0, C, held.shortage) if C > 1 else measured
+    low, high = cautious_interval(accuracy, WORTH * worth)
+    unmeasured = len(np.unique(labels)) - len(np.unique(truth))
+    share = unmeasured / len(np.unique(labels))
+    return Estimate(
+        held.how,
+        accuracy,
+        (1 - share) * low,
+        (1 - share) * high + share,
+        len(truth),
+        plain,
+        measured if accuracy > measured else None,
+        unmeasured,
+    )
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,12 @@ class ClassRecall:
 
 @dataclass(frozen=True)
 class MoreImages:
-    """The expected change `gain` of the accuracy, a fraction, with `shots` images per class."""
+    """The accuracy that is expected with `shots` images per class, and the range that it can be expected in."""
 
     shots: int
-    gain: float
+    accuracy: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,11 @@ class Findings:
 
 
 def examine_training(
-    method: Method, images: Sequence[TrainingImage], labels: Sequence[Any], shared_images: tuple[SharedImages, ...] = ()
+    method: Method,
+    images: Sequence[TrainingImage],
+    labels: Sequence[Any],
+    shared_images: tuple[SharedImages, ...] = (),
+    estimate: Estimate | None = None,
 ) -> Findings:
     """Collect all findings about training images.
 
@@ -159,19 +165,27 @@ def examine_training(
         images: The training images, as `Classifier.training_images_` has them.
         labels: Label of each class.
         shared_images: Pairs of classes that hold copies of the same images.
+        estimate: The estimated accuracy; what more images would bring is not told without it.
 
     Returns:
         Doubtful labels, confused classes and recall where there are held-out predictions, and notes.
     """
-    gain = method.expected_gain()
     return Findings(
         doubtful_labels(images, labels),
         confused_pairs(images, labels),
-        None if gain is None else MoreImages(*gain),
+        None if estimate is None else expect_more_images(method, estimate.accuracy),
         tuple(method.notes()),
         recall_by_class(images, labels),
         shared_images,
     )
+
+
+def expect_more_images(method: Method, accuracy: float) -> MoreImages | None:
+    """What twice as many images would bring to a method of this accuracy; None if the method cannot tell."""
+    for point in method.learning_curve(accuracy):
+        if point.expected and point.low is not None and point.high is not None:
+            return MoreImages(round(point.shots), point.accuracy, point.low, point.high)
+    return None
 
 
 def doubtful_labels(

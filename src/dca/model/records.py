@@ -133,17 +133,24 @@ def _short_name(image: ImageLike) -> str:
 # Accuracy without test images
 
 
+# A 95 % interval of more than this tells little.
+WIDE = 0.4
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Accuracy on new images, estimated on training images by models that have not seen them. All are fractions.
 
     Attributes:
         how: How the images were held out, e.g. "leave-one-out".
-        accuracy: Mean of the classes' accuracies.
-        low: Lower end of its 95 % interval (Wilson).
-        high: Upper end.
+        accuracy: Mean of the classes' accuracies, expected of the model of all training images.
+        low: Lower end of its 95 % interval.
+        high: Upper end. The interval allows for any accuracy of the classes that cannot be measured.
         n: Number of images with a prediction.
         zero_shot_accuracy: That of zero-shot CLIP on the same images; None for zero-shot CLIP itself.
+        held_out_accuracy: That of the predictions for held-out images; `accuracy` is higher where the models that made
+            them lack some of the training images. None: they are the same.
+        unmeasured: Number of classes none of whose images could be held out.
 
     Example:
         >>> from dca import Estimate
@@ -157,6 +164,29 @@ class Estimate:
     high: float
     n: int
     zero_shot_accuracy: float | None = None
+    held_out_accuracy: float | None = None
+    unmeasured: int = 0
+
+    @property
+    def basis(self) -> str:
+        """What the estimate is made from, e.g. "leave-one-out on 48 training images"."""
+        said = f"{self.how} on {pluralize(self.n, 'training image')}"
+        if self.held_out_accuracy is None:
+            return said
+        return f"{said}, {percent(self.held_out_accuracy)} by models with fewer images"
+
+    def caveats(self) -> list[str]:
+        """What the estimate cannot tell, in full sentences."""
+        found = []
+        if self.unmeasured:
+            classes = "class has" if self.unmeasured == 1 else "classes have"
+            found.append(
+                f"{self.unmeasured:,} {classes} one photo, or copies of one, and cannot be measured: the accuracy is "
+                "that of the others, and the interval allows for anything. Add photos of them."
+            )
+        if self.high - self.low > WIDE:
+            found.append("So few photos hardly tell how good the model is. Add photos, or test it with new ones.")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -178,8 +208,7 @@ class Estimate:
         ends = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
         known = self.zero_shot_accuracy
         beside = "" if known is None else f"; zero-shot CLIP {percent(known)}"
-        images = f"{self.how} on {pluralize(self.n, 'training image')}"
-        return f"{percent(self.accuracy)} (95 % interval {ends}; {images}{beside})"
+        return f"{percent(self.accuracy)} (95 % interval {ends}; {self.basis}{beside})"
 
 
 # Changes since the fit
@@ -527,8 +556,9 @@ def _other_image_faults(images: list[Any]) -> list[str]:
 def _estimate_faults(estimate: dict[str, Any]) -> list[str]:
     if not estimate:
         return []
-    kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "zero_shot_accuracy": (float, type(None))}
+    kinds: dict[str, tuple[type, ...]] = {"how": (str,), "n": (int,), "unmeasured": (int,)}
     kinds |= dict.fromkeys(("accuracy", "low", "high"), (float,))
+    kinds |= dict.fromkeys(("zero_shot_accuracy", "held_out_accuracy"), (float, type(None)))
     faults = [f"estimate.{k}: another type expected" for k, v in kinds.items() if type(estimate.get(k)) not in v]
     return faults + [f"estimate.{k}: unknown" for k in estimate if k not in kinds]
 

@@ -414,7 +414,7 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
         **record_targets(tuple(one.result for one in evaluations)),
         estimate=model.estimate_,
         temperature=model.method_.temperature,
-        findings=examine_training(model.method_, model.training_images_, labels, model._shared_images),
+        findings=examine_training(model.method_, model.training_images_, labels, model._shared_images, model.estimate_),
         smallest_p_value=model.smallest_p_value,
         warnings=tuple(name_warnings(task.source)),
         trained_parameters=model.method_.count_parameters(),

@@ -22,7 +22,7 @@ from dca.core import seeds
 from dca.core.errors import UserError
 from dca.core.files import json_digest, write_bytes
 from dca.datasets.dataset import Dataset
-from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions
+from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions, fold_shortage
 from dca.training.context import FitContext, fold_progress, prefix_progress
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
@@ -123,7 +123,8 @@ class Folds:
         labels, groups = support.labels.cpu().numpy(), support.groups.cpu().numpy()
         K = number_of_folds(labels, groups, most)
         fold_of = assign_folds(labels, groups, K, self.context.seed)
-        return HeldOutPredictions(self.predict_folds(fold_of, K), f"{K}-fold cross-validation")
+        probabilities = self.predict_folds(fold_of, K)
+        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, fold_of))
 
     def predict_folds(self, fold_of: Labels, K: int) -> NDArray[np.float64]:
         """Probabilities (N, C) of all images; NaN for images in no fold. fold_of: (N,) fold of each image."""

@@ -25,7 +25,7 @@ def flags(*words: str) -> set[str]:
 def test_a_fit_has_no_flag_of_the_study() -> None:
     study = {"--protocol", "--target", "--rules", "--measured-on", "--draw", "--track"}
     assert not flags("fit") & study
-    assert flags("study", "run") == (flags("fit") | study) - {"--open"}
+    assert flags("study", "run") == (flags("fit") | study) - {"--open", "--other"}
     assert "--classes-per-step" not in flags("fit")
 
 

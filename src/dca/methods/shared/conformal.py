@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dca.methods.shared.product_of_experts import Experts, Hyperparameters, held_out_logits, subsample
+from dca.methods.shared.experts import subsample
+from dca.methods.shared.product_of_experts import Experts, Hyperparameters, held_out_logits
 from dca.stats.conformal import add_best, jackknife_plus
 
 # Most images whose models are compared with a new image in prediction sets, and values in the largest tensor.

@@ -9,18 +9,30 @@ c, N in all, unit text features t_c:
     t̃_c = x̄ + r (t_c - t̄),   r = mean_c ‖x̄_c - x̄‖ / mean_c ‖t_c - t̄‖      text moved to where images are
     m_c = (k t̃_c + n_c x̄_c) / (k + n_c)                                     text counts as k images
     S   = 1/ν Σ_i (x_i - x̄_{y_i}) (x_i - x̄_{y_i})ᵀ,   ν = N - C,   Σ = S + λ I,   λ = g tr(S) / D
-    score_c(x) = xᵀ P m_c - ½ m_cᵀ P m_c,   P = Σ⁻¹
+    score_c(x) = xᵀ P m_c - ½ m_cᵀ P m_c + ½ T n_c / (k + n_c)²,   P = Σ⁻¹
 
-Leaving images out changes the means of their classes and S; ν, λ and t̃ are held fixed. For one image with
-d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
+The last term is a constant for balanced classes. It takes out what the noise of x̄_c adds to m_cᵀ P m_c, which would
+keep rare classes from ever being predicted; T is the mean squared distance of an image to the true mean of its class,
+from the held-out distances d² to x̄_c of images without copies: T = mean of d² / (1 + 1/(n_c - 1)).
+
+Leaving images out changes the means of their classes and S; ν, λ, t̃ and T n_c / (k + n_c)² are held fixed. For one
+image with d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
 copies of each other leave together. The scores of every image under the model without it then cost one
-eigendecomposition and a few products (N, D) x (D, C), in coordinates in which P is the identity.
+eigendecomposition and a few products (N, D) x (D, C), in coordinates in which P is the identity. All vectors lie in the
+span of the images and texts, so that the eigendecomposition has at most N + C rows.
 
 A held-out image is farther from the mean of the n - b remaining images than a new image is from the mean of n.
-`corrected` scores multiply its squared distance to its own class by (1 + 1/(n + k)) / (1 + 1/(n - b + k)).
+`corrected` scores multiply its squared distance to every class that lost b images, its own or that of its copies, by
+(1 + 1/(n + k)) / (1 + 1/(n - b + k)). The class that lost images is also closer to its text, and its ½ m_cᵀ P m_c is
+smaller, which tells the label. `fixed_shares` keeps the weights k / (k + n) and n / (k + n) of the whole class: for
+estimates, not for choosing k, where the mean of fewer images should lean on the text.
 
 Where fewer than half of the images have another image of their class, little can be left out and S would be
-almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ.
+almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ, and the length of
+a mean says more about its one image than about its class: with c̄ the mean of the m_c, ‖·‖ the norm of P and L the mean
+of the lengths,
+
+    score_c(x) = (x - c̄)ᵀ P (m_c - c̄) L / ‖m_c - c̄‖.
 
 **Kernel ridge regression** to one-hot labels over the training images:
 
@@ -29,7 +41,14 @@ almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y
     G = (K + λ Ω⁻¹)⁻¹,   A = G Y,   f(x) = κ(x, ·) A,   λ = ρ times the mean eigenvalue of Ω^½ K Ω^½
 
 The prediction for an image by the model without it is y_i - A_i / G_ii; images B that leave together have
-Y_B - G_BB⁻¹ A_B. One eigendecomposition serves every ρ.
+Y_B - G_BB⁻¹ A_B. One eigendecomposition serves every ρ. The mean eigenvalue is 1, since κ(x, x) = 1 and Σ_i ω_i = N.
+
+With very many images f is restricted to combinations of κ(·, z) of m landmarks z, drawn among the images (Nyström):
+
+    φ(x) = R⁻¹ κ(z, x),  R Rᵀ = κ(z, z),   f(x) = β φ(x),   M = Σ_i ω_i φ_i φ_iᵀ + λ I,   β = Σ_i ω_i y_i φ_iᵀ M⁻¹
+
+Without image i, with φ held fixed, f_-i(x) = f(x) - φ(x)ᵀ M⁻¹ φ_i ω_i (y_i - f(x_i)) / (1 - ω_i φ_iᵀ M⁻¹ φ_i), and
+with all images as landmarks this is the problem above. Time and memory grow linearly with N.
 """
 
 from __future__ import annotations
@@ -37,12 +56,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared.class_features import ClassFeatures
+
+# Most images that a choice looks at, which bounds its time.
+MAX_VOTERS = 4096
+# Images at a time, where there may be very many.
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,17 @@ class TextGaussian:
         return has_peers(self.labels, self.groups)
 
     @cached_property
+    def copies(self) -> list[Tensor]:
+        """Groups of several images, as indices of these images."""
+        return list(iterate_copies(self.groups))
+
+    @cached_property
+    def voters(self) -> Tensor:
+        """Images that can be left out, at most `MAX_VOTERS` of them, by which hyperparameters are chosen: (n,)."""
+        rows = self.peers.nonzero()[:, 0]
+        return rows[subsample(len(rows), MAX_VOTERS)]
+
+    @cached_property
     def can_hold_out(self) -> bool:
         """Whether enough images can be left out: at least half of them."""
         return 2 * int(self.peers.sum()) >= len(self.labels)
@@ -111,92 +147,156 @@ class TextGaussian:
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (D,) and eigenvectors (D, D) of S."""
-        values, vectors = torch.linalg.eigh(self.residuals.T @ self.residuals / self.nu)
-        return values.clamp_min(0), vectors
+        """Eigenvalues (R,) and eigenvectors (D, R) of S in the span of images and texts, R at most D and N + C."""
+        residuals, D = self.residuals, self.x.shape[1]
+        if len(self.x) + len(self.text) >= D:
+            values, vectors = torch.linalg.eigh(residuals.T @ residuals / self.nu)
+            return values.clamp_min(0), vectors
+        span = torch.linalg.qr(torch.cat([self.x, self.moved_text]).T).Q
+        residuals = residuals @ span
+        values, vectors = torch.linalg.eigh(residuals.T @ residuals / self.nu)
+        return values.clamp_min(0), span @ vectors
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """tr(S) / D."""
+        return (self.residuals.square().sum() / self.nu / self.x.shape[1]).clamp_min(1e-12)
 
     def whiten(self, g: float) -> WhitenedGaussian:
         """Change to coordinates in which Σ is the identity."""
         values, vectors = self.spectrum
-        scale = (values + g * values.mean().clamp_min(1e-12)).rsqrt()
-        return WhitenedGaussian(self, vectors * scale)
+        return WhitenedGaussian(self, vectors * (values + g * self.variance).rsqrt())
 
 
 @dataclass(frozen=True)
 class WhitenedGaussian:
-    """A `TextGaussian` for one ridge g. basis: (D, D), P = basis basisᵀ."""
+    """A `TextGaussian` for one ridge g. basis: (D, R), P = basis basisᵀ in the span of images and texts."""
 
     source: TextGaussian
     basis: Tensor
 
     @cached_property
-    def x(self) -> Tensor:
-        """Images, (N, D)."""
-        return self.source.x @ self.basis
-
-    @cached_property
     def text(self) -> Tensor:
-        """t̃, (C, D)."""
+        """t̃, (C, R)."""
         return self.source.moved_text @ self.basis
 
     @cached_property
     def means(self) -> Tensor:
-        """x̄_c, (C, D)."""
+        """x̄_c, (C, R)."""
         return self.source.means @ self.basis
 
     def centers(self, k: float) -> Tensor:
-        """m_c, (C, D); that of a class without images is t̃_c."""
+        """m_c, (C, R); that of a class without images is t̃_c."""
         return mix_means(self.text, self.means, self.source.counts, k)
 
     def linear(self, k: float) -> tuple[Tensor, Tensor]:
         """W (C, D) and b (C,) of score_c(x) = w_c · x + b_c, for images in their own coordinates."""
         centers = self.centers(k)
-        return centers @ self.basis.T, -centers.square().sum(dim=-1) / 2
+        if self.source.can_hold_out:
+            return centers @ self.basis.T, self.noise_terms(k) - centers.square().sum(dim=-1) / 2
+        middle = centers.mean(dim=0)
+        lengths = (centers - middle).norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        centers = (centers - middle) * (lengths.mean() / lengths)
+        return centers @ self.basis.T, -centers @ middle
 
-    def distances(self, x: Tensor, k: float) -> Tensor:
-        """Squared distances (x - m_c)ᵀ P (x - m_c) of images x (B, D) in their own coordinates: (B, C)."""
-        return squared_distances(x.double() @ self.basis, self.centers(k))
+    def mean_length(self, k: float) -> float:
+        """L, mean of ‖m_c - c̄‖."""
+        centers = self.centers(k)
+        return float((centers - centers.mean(dim=0)).norm(dim=-1).mean())
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """T, every class with the same weight; 0 if no image can be left out."""
+        source, p = self.source, self._voter_products
+        alone = torch.bincount(source.groups)[source.groups[p.rows]] == 1
+        labels = source.labels[p.rows][alone]
+        n = source.counts[labels]
+        distances = (p.h + p.gamma * p.h**2)[alone] * n / (n - 1).clamp_min(1)
+        counts = torch.bincount(labels, minlength=len(source.counts)).double()
+        sums = torch.zeros_like(source.counts).index_add_(0, labels, distances)
+        return (sums / counts.clamp_min(1)).sum() / (counts > 0).sum().clamp_min(1)
+
+    def noise_terms(self, k: float) -> Tensor:
+        """½ T n_c / (k + n_c)² minus its mean, (C,)."""
+        counts = self.source.counts
+        shares = counts / (k + counts).square().clamp_min(1e-12)
+        terms: Tensor = self.spread * (shares - shares.mean()) / 2
+        return terms
+
+    def _residuals(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x_i - x̄_{y_i} of the images `rows` (n,), which are x (n, R) in these coordinates: (n, R)."""
+        return x - self.means[self.source.labels[rows]]
+
+    def _gamma(self, h: Tensor, rows: Tensor) -> Tensor:
+        """Factor of P d dᵀ P in the change of P without each of the images `rows`, h = dᵀ P d: (n,)."""
+        n = self.source.counts[self.source.labels[rows]]
+        alpha = torch.where(n > 1, n / ((n - 1).clamp_min(1) * self.source.nu), 0.0)
+        return alpha / (1 - alpha * h)
 
     @cached_property
     def _products(self) -> _Products:
-        x, t, m, y = self.x, self.text, self.means, self.source.labels
+        return self._products_of(torch.arange(len(self.source.x), device=self.basis.device))
+
+    @cached_property
+    def _voter_products(self) -> _Products:
+        return self._products_of(self.source.voters)
+
+    def _products_of(self, rows: Tensor) -> _Products:
+        x, t, m = self.source.x[rows] @ self.basis, self.text, self.means
+        d = self._residuals(x, rows)
+        h = d.square().sum(dim=-1)
         return _Products(
-            xt=x @ t.T, xm=x @ m.T, dt=(x - m[y]) @ t.T, dm=(x - m[y]) @ m.T, xd=(x * (x - m[y])).sum(dim=-1),
-            h=(x - m[y]).square().sum(dim=-1), xx=x.square().sum(dim=-1), tt=t.square().sum(dim=-1),
-            tm=(t * m).sum(dim=-1), mm=m.square().sum(dim=-1),
+            xt=x @ t.T, xm=x @ m.T, dt=d @ t.T, dm=d @ m.T, xd=(x * d).sum(dim=-1), h=h,
+            xx=x.square().sum(dim=-1), tt=t.square().sum(dim=-1), tm=(t * m).sum(dim=-1), mm=m.square().sum(dim=-1),
+            gamma=self._gamma(h, rows), rows=rows,
         )  # fmt: skip
 
-    def held_out(self, k: float, *, corrected: bool = True) -> tuple[Tensor, Tensor]:
+    def held_out(self, k: float, *, corrected: bool = True, fixed_shares: bool = False) -> tuple[Tensor, Tensor]:
         """Scores (N, C) and squared distances (N, C) of every image under the model without it and its copies."""
-        scores, squares = self._held_out_singly(k)
-        for rows in iterate_copies(self.source.groups):
-            scores[rows], squares[rows] = self._held_out_jointly(rows, k)
-        if corrected:
-            rows, y = torch.arange(len(scores), device=scores.device), self.source.labels
-            scores[rows, y] += (1 - self.distance_correction(k)) * squares[rows, y] / 2
-        return scores, squares
+        return self._held_out(self._products, k, corrected, fixed_shares)
 
-    def distance_correction(self, k: float) -> Tensor:
-        """Factor of the squared distance of each held-out image to its own class, (N,)."""
-        labels, groups = self.source.labels, self.source.groups
-        _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
-        leaving = torch.bincount(member)[member].double()
-        n = self.source.counts[labels] + k
-        remaining = n - leaving
+    def voters_held_out(self, k: float) -> Tensor:
+        """The scores of `held_out` for the images `source.voters`, (n, C)."""
+        return self._held_out(self._voter_products, k, corrected=True, fixed_shares=False)[0]
+
+    def _held_out(self, products: _Products, k: float, corrected: bool, fixed_shares: bool) -> tuple[Tensor, Tensor]:
+        source = self.source
+        scores, squares = self._held_out_singly(products, k, fixed_shares)
+        at, y = torch.arange(len(scores), device=scores.device), source.labels[products.rows]
+        lost = F.one_hot(y, len(source.counts)) if source.copies else None
+        if source.copies:
+            place = torch.full_like(source.labels, -1)
+            place[products.rows] = at
+            for rows in source.copies:
+                if (kept := place[rows] >= 0).any():
+                    both = self._held_out_jointly(rows, k, fixed_shares)
+                    scores[place[rows][kept]], squares[place[rows][kept]] = both[0][kept], both[1][kept]
+                    assert lost is not None
+                    lost[place[rows][kept]] = torch.bincount(source.labels[rows], minlength=lost.shape[1])
+        if corrected and lost is None:
+            one = torch.ones_like(y)
+            scores[at, y] += (1 - self._distance_correction(k, y, one)) * squares[at, y] / 2
+        elif corrected and lost is not None:
+            i, c = lost.nonzero(as_tuple=True)
+            scores[i, c] += (1 - self._distance_correction(k, c, lost[i, c])) * squares[i, c] / 2
+        return scores + self.noise_terms(k), squares
+
+    def _distance_correction(self, k: float, classes: Tensor, lost: Tensor) -> Tensor:
+        """Factor of the squared distance to each of the classes (n,) that lost so many images (n,): (n,)."""
+        n = self.source.counts[classes] + k
+        remaining = n - lost
         return torch.where(remaining > 0, (1 + 1 / n) / (1 + 1 / remaining), 1.0)
 
-    def _held_out_singly(self, k: float) -> tuple[Tensor, Tensor]:
+    def _held_out_singly(self, p: _Products, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
         """As `held_out`, as if no image had copies."""
-        p, y, counts = self._products, self.source.labels, self.source.counts
-        n = counts[y]
-        alpha = torch.where(n > 1, n / ((n - 1).clamp_min(1) * self.source.nu), 0.0)
-        gamma = alpha / (1 - alpha * p.h)
+        y, counts = self.source.labels[p.rows], self.source.counts
+        n, gamma = counts[y], p.gamma
         u, v = _weights(counts, k)
         xm, dm = u * p.xt + v * p.xm, u * p.dt + v * p.dm
         mm = (u**2 * p.tt + v**2 * p.mm + 2 * u * v * p.tm).repeat(len(y), 1)
         # The own class, whose mean lost the image: u t̃ + v x̄ - w d.
-        rows, (u, v) = torch.arange(len(y), device=y.device), _weights(n - 1, k)
-        w = torch.where(k + n > 1, 1 / (k + n - 1).clamp_min(1e-12), 0.0)
+        rows, (u, v) = torch.arange(len(y), device=y.device), _weights_without(n, n - 1, k, fixed_shares)
+        w = v / (n - 1).clamp_min(1)
         dt, dx = p.dt[rows, y], p.dm[rows, y]
         xm[rows, y] = u * p.xt[rows, y] + v * p.xm[rows, y] - w * p.xd
         dm[rows, y] = u * dt + v * dx - w * p.h
@@ -210,37 +310,37 @@ class WhitenedGaussian:
 
         Returns (B, n, C); no other image leaves with i.
         """
-        p, y, counts = self._products, self.source.labels[rows], self.source.counts
-        z, d, n = x.double() @ self.basis, (self.x - self.means[self.source.labels])[rows], counts[y]
-        alpha = torch.where(n > 1, n / ((n - 1).clamp_min(1) * self.source.nu), 0.0)
-        gamma = (alpha / (1 - alpha * p.h[rows]))[:, None]
+        y, counts = self.source.labels[rows], self.source.counts
+        z, d, n = x.double() @ self.basis, self._residuals(self.source.x[rows] @ self.basis, rows), counts[y]
+        gamma = self._gamma(d.square().sum(dim=-1), rows)[:, None]
         centers, zd = self.centers(k), z @ d.T  # (B, n)
         zm = (z @ centers.T)[:, None, :].repeat(1, len(rows), 1)
         dm = d @ centers.T
         mm = centers.square().sum(dim=-1).repeat(len(rows), 1)
         # The own class of the image that is left out has another mean.
         at, (u, v) = torch.arange(len(rows), device=y.device), _weights(n - 1, k)
-        w = torch.where(k + n > 1, 1 / (k + n - 1).clamp_min(1e-12), 0.0)
+        w = v / (n - 1).clamp_min(1)
         own = u[:, None] * self.text[y] + v[:, None] * self.means[y] - w[:, None] * d
         zm[:, at, y], dm[at, y], mm[at, y] = z @ own.T, (d * own).sum(dim=-1), own.square().sum(dim=-1)
-        return zm + gamma * zd[..., None] * dm - (mm + gamma * dm**2) / 2
+        return zm + gamma * zd[..., None] * dm - (mm + gamma * dm**2) / 2 + self.noise_terms(k)
 
-    def _held_out_jointly(self, rows: Tensor, k: float) -> tuple[Tensor, Tensor]:
+    def _held_out_jointly(self, rows: Tensor, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
         """As `held_out`, for the images `rows` (b,) that leave together."""
         source, nu = self.source, self.source.nu
-        means, counts = self.means.clone(), source.counts.clone()
+        means, counts, x = self.means.clone(), source.counts.clone(), source.x[rows] @ self.basis
         lost = []
         for c in sorted(set(source.labels[rows].tolist())):
-            d = self.x[rows[source.labels[rows] == c]] - self.means[c]
+            d = x[source.labels[rows] == c] - self.means[c]
             counts[c] -= len(d)
             lost.append(d)
             if counts[c] > 0:
                 lost.append(d.sum(dim=0, keepdim=True) / counts[c].sqrt())
                 means[c] -= d.sum(dim=0) / counts[c]
-        centers = mix_means(self.text, means, counts, k)
+        u, v = _weights_without(source.counts, counts, k, fixed_shares)
+        centers = u[:, None] * self.text + v[:, None] * means
         U = torch.cat(lost)  # rows u with Σ without the images = Σ - 1/ν Uᵀ U
         inner = nu * torch.eye(len(U), dtype=U.dtype, device=U.device) - U @ U.T
-        x, xu, mu = self.x[rows], self.x[rows] @ U.T, centers @ U.T
+        xu, mu = x @ U.T, centers @ U.T
         solved = torch.linalg.solve(inner, mu.T)
         xm, mm = x @ centers.T + xu @ solved, centers.square().sum(dim=-1) + (mu * solved.T).sum(dim=-1)
         xx = x.square().sum(dim=-1) + (xu * torch.linalg.solve(inner, xu.T).T).sum(dim=-1)
@@ -249,7 +349,10 @@ class WhitenedGaussian:
 
 @dataclass(frozen=True)
 class _Products:
-    """Products of images x, residuals d, texts t and means m with P between them: (N, C), (N,) and (C,)."""
+    """Products of images x, residuals d, texts t and means m with P between them: (n, C), (n,) and (C,).
+
+    gamma: as `_gamma`, (n,). rows: the images, (n,).
+    """
 
     xt: Tensor
     xm: Tensor
@@ -261,6 +364,8 @@ class _Products:
     tt: Tensor
     tm: Tensor
     mm: Tensor
+    gamma: Tensor
+    rows: Tensor
 
 
 def _weights(n: Tensor, k: float) -> tuple[Tensor, Tensor]:
@@ -269,22 +374,31 @@ def _weights(n: Tensor, k: float) -> tuple[Tensor, Tensor]:
     return torch.where(k + n > 0, k / total, 1.0), n / total
 
 
+def _weights_without(n: Tensor, remaining: Tensor, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
+    """`_weights` of the remaining images, or with fixed shares those of all n; all text where none remains."""
+    if not fixed_shares:
+        return _weights(remaining, k)
+    u, v = _weights(n, k)
+    return torch.where(remaining > 0, u, 1.0), torch.where(remaining > 0, v, 0.0)
+
+
 def mix_means(text: Tensor, means: Tensor, counts: Tensor, k: float) -> Tensor:
     """m_c = (k t̃_c + n_c x̄_c) / (k + n_c) of texts and means (C, D) and counts (C,)."""
     u, v = _weights(counts, k)
     return u[:, None] * text + v[:, None] * means
 
 
-def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
-    """‖x_i - m_c‖² of x (B, D) and centers (C, D): (B, C)."""
-    squares = x.square().sum(dim=-1, keepdim=True) - 2 * x @ centers.T + centers.square().sum(dim=-1)
-    return squares.clamp_min(0)
-
-
 def has_peers(labels: Tensor, groups: Tensor) -> Tensor:
     """Whether another image of the class, not a copy, remains without an image: labels, groups (N,) -> (N,)."""
     pairs = torch.unique(torch.stack([labels, groups]), dim=1)
     return (torch.bincount(pairs[0]) > 1)[labels]
+
+
+def subsample(count: int, most: int) -> Tensor:
+    """Draw at most `most` of the indices below `count`, always the same ones, in order."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
 
 def iterate_copies(groups: Tensor) -> Iterator[Tensor]:
@@ -294,6 +408,18 @@ def iterate_copies(groups: Tensor) -> Iterator[Tensor]:
     for rows in torch.split(order, sizes[sizes > 0].tolist()):
         if len(rows) > 1:
             yield rows
+
+
+def kernel_rate(x: Tensor, width: float) -> float:
+    """W / s of unit features x (N, D), s the mean of 1 - x·x' over pairs of different images."""
+    n = len(x)
+    return width / max(float((n - x.sum(dim=0).square().sum() / n) / max(n - 1, 1)), 1e-12)
+
+
+def image_weights(labels: Tensor, classes: int) -> Tensor:
+    """ω_i = N / (C n_{y_i}), C the classes that have images: (N,)."""
+    counts = torch.bincount(labels, minlength=classes).double()
+    return len(labels) / ((counts > 0).sum() * counts[labels])
 
 
 @dataclass(frozen=True)
@@ -312,9 +438,12 @@ class KernelRidge:
     @cached_property
     def rate(self) -> float:
         """Rate w / s; kernel values are exp(-rate (1 - x·x'))."""
-        n = len(self.x)
-        s = float((n - self.x.sum(dim=0).square().sum() / n) / max(n - 1, 1))  # over pairs of different images
-        return self.width / max(s, 1e-12)
+        return kernel_rate(self.x, self.width)
+
+    @property
+    def keys(self) -> Tensor:
+        """The images that predictions compare with, (N, D)."""
+        return self.x
 
     def kernel_values(self, x: Tensor) -> Tensor:
         """κ of unit features x (B, D) and the training images: (B, N)."""
@@ -328,8 +457,7 @@ class KernelRidge:
     @cached_property
     def _root(self) -> Tensor:
         """√ω_i, (N,)."""
-        counts = torch.bincount(self.labels, minlength=self.classes).double()
-        return (len(self.labels) / ((counts > 0).sum() * counts[self.labels])).sqrt()
+        return image_weights(self.labels, self.classes).sqrt()
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
@@ -347,15 +475,15 @@ class KernelRidge:
         B, inverse = self._inverse(rho)
         return B @ (inverse[:, None] * (B.T @ self.targets))
 
-    def held_out(self, rho: float) -> Tensor:
-        """Predictions (N, C) for every image by the model without it and its copies."""
+    def held_out(self, rho: float, rows: Tensor | None = None) -> Tensor:
+        """Predictions (N, C) for every image, or (n, C) for those of `rows`, without it and its copies."""
         B, inverse = self._inverse(rho)
         A = self.coefficients(rho)
         held = self.targets - A / (B.square() @ inverse)[:, None]
-        for rows in iterate_copies(self.groups):
-            block = (B[rows] * inverse) @ B[rows].T
-            held[rows] = self.targets[rows] - torch.linalg.solve(block, A[rows])
-        return held
+        for copies in iterate_copies(self.groups):
+            block = (B[copies] * inverse) @ B[copies].T
+            held[copies] = self.targets[copies] - torch.linalg.solve(block, A[copies])
+        return held if rows is None else held[rows]
 
     def predictions_without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
         """Predictions for new images x (B, D) by the models without image i of `rows` (n,): (B, n, C)."""
@@ -364,3 +492,119 @@ class KernelRidge:
         diagonal = (B[rows].square() @ inverse)[:, None]
         change = (values @ B * inverse) @ B[rows].T  # κ(x, ·) G at i
         return (values @ A)[:, None, :] - change[..., None] * (A[rows] / diagonal)
+
+
+@dataclass(frozen=True)
+class LandmarkRidge:
+    """Kernel ridge regression over landmarks; x, labels, classes, groups and width as in `KernelRidge`.
+
+    landmarks: images that are landmarks, (m,).
+    """
+
+    x: Tensor
+    labels: Tensor
+    classes: int
+    groups: Tensor
+    width: float
+    landmarks: Tensor
+
+    @classmethod
+    def with_landmarks(cls, x: Tensor, labels: Tensor, classes: int, groups: Tensor, width: float, m: int) -> Self:
+        """Draw m landmarks, equally many of each class as far as it has them."""
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
+        by_class = order[labels[order].argsort(stable=True)]
+        starts = torch.bincount(labels, minlength=classes).cumsum(0).roll(1)
+        starts[0] = 0
+        rank = torch.arange(len(labels), device=labels.device) - starts[labels[by_class]]
+        return cls(x, labels, classes, groups, width, by_class[rank.argsort(stable=True)[:m]].sort().values)
+
+    @cached_property
+    def rate(self) -> float:
+        """Rate w / s, s over all training images."""
+        return kernel_rate(self.x, self.width)
+
+    @property
+    def keys(self) -> Tensor:
+        """The landmarks, (m, D)."""
+        return self.x[self.landmarks]
+
+    def kernel_values(self, x: Tensor) -> Tensor:
+        """κ of unit features x (B, D) and the landmarks: (B, m)."""
+        return (self.rate * (x.double() @ self.keys.T - 1)).exp()
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """R, lower triangular (m, m)."""
+        values = self.kernel_values(self.keys)
+        values.diagonal().add_(1e-9)  # landmarks may be copies of each other
+        root: Tensor = torch.linalg.cholesky(values)
+        return root
+
+    def _features(self, x: Tensor) -> Tensor:
+        """φ, (B, m)."""
+        features: Tensor = torch.linalg.solve_triangular(self._root, self.kernel_values(x).T, upper=False).T
+        return features
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        return image_weights(self.labels, self.classes)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues (m,) and eigenvectors (m, m) of Σ_i ω_i φ_i φ_iᵀ, and Σ_i ω_i φ_i y_iᵀ (m, C)."""
+        m = len(self.landmarks)
+        second, first = self.x.new_zeros(m, m), self.x.new_zeros(self.classes, m)
+        for rows in torch.split(torch.arange(len(self.x), device=self.x.device), BLOCK):
+            values = self.kernel_values(self.x[rows])
+            weighted = values * self._weights[rows, None]
+            second.addmm_(values.T, weighted)
+            first.index_add_(0, self.labels[rows], weighted)
+        half = torch.linalg.solve_triangular(self._root, second, upper=False)
+        second = torch.linalg.solve_triangular(self._root, half.T, upper=False)
+        values, vectors = torch.linalg.eigh((second + second.T) / 2)
+        return values.clamp_min(0), vectors, torch.linalg.solve_triangular(self._root, first.T, upper=False)
+
+    def _beta(self, rho: float) -> Tensor:
+        """βᵀ, (m, C)."""
+        values, vectors, first = self._moments
+        return vectors @ ((vectors.T @ first) / (values + rho)[:, None])
+
+    def coefficients(self, rho: float) -> Tensor:
+        """A with f(x) = κ(x, z) A, (m, C)."""
+        found: Tensor = torch.linalg.solve_triangular(self._root.T, self._beta(rho), upper=True)
+        return found
+
+    def held_out(self, rho: float, rows: Tensor | None = None) -> Tensor:
+        """Predictions (N, C) for every image, or (n, C) for those of `rows`, without it and its copies."""
+        rows = torch.arange(len(self.x), device=self.x.device) if rows is None else rows
+        values, vectors, _ = self._moments
+        beta = self._beta(rho)
+        held = self.x.new_empty(len(rows), self.classes)
+        for at in torch.split(torch.arange(len(rows), device=rows.device), BLOCK):
+            phi, y, weights = self._take(rows[at])
+            own = weights * ((phi @ vectors).square() / (values + rho)).sum(dim=-1)
+            held[at] = y - (y - phi @ beta) / (1 - own)[:, None]
+        place = torch.full_like(self.labels, -1)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        for copies in iterate_copies(self.groups):
+            if (kept := place[copies] >= 0).any():
+                phi, y, weights = self._take(copies)
+                turned = phi @ vectors
+                hat = (turned / (values + rho)) @ turned.T * weights
+                left = torch.linalg.solve(torch.eye(len(hat), dtype=hat.dtype, device=hat.device) - hat, y - phi @ beta)
+                held[place[copies][kept]] = (y - left)[kept]
+        return held
+
+    def predictions_without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
+        """Predictions for new images x (B, D) by the models without image i of `rows` (n,): (B, n, C)."""
+        values, vectors, _ = self._moments
+        beta, (phi, y, weights) = self._beta(rho), self._take(rows)
+        turned, new = (phi @ vectors) / (values + rho), self._features(x)
+        own = weights * (turned * (phi @ vectors)).sum(dim=-1)
+        change = (new @ vectors) @ turned.T * (weights / (1 - own))
+        return (new @ beta)[:, None, :] - change[..., None] * (y - phi @ beta)
+
+    def _take(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """φ (n, m), one-hot labels (n, C) and ω (n,) of the images `rows`."""
+        targets = F.one_hot(self.labels[rows], self.classes).double()
+        return self._features(self.x[rows]), targets, self._weights[rows]

@@ -1,23 +1,31 @@
-"""A product of experts: fitted scales, chosen hyperparameters, the head, and the learning curve.
+"""A product of experts: fitted scales, chosen hyperparameters, the head, and predictions for held-out images.
 
     p = softmax( Σ_e s_e z_e ),   s_e >= 0
 
 **Scales.** The weighted log-loss with smoothed labels is convex in the scales, of which there are few. Every iteration
-solves the Newton step under s >= 0 exactly, by trying each set of scales that may be zero.
+solves the Newton step under s >= 0 exactly, by trying each set of scales that may be zero. Many problems on the same
+images are solved together.
 
 **Hyperparameters** of the closed form have the least leave-one-out log-loss on the training images. Three experts score
 an image: the Gaussian head of `experts.TextGaussian` (k, g), zero-shot CLIP, and kernel ridge (ρ). First k and g are
-chosen, each pair with the scales of Gaussian and text that suit it best; then ρ likewise; then the three scales are
-fitted together. Every class has the same weight, and every label is smoothed, so that scales stay finite where no image
-is mistaken. Where too few images can be left out (fewer than half have another image of their class), leave-one-out
-says nothing. Zero-shot CLIP was not trained on the images either, so they measure what text is worth: with b the scale
-of least log-loss and gain = 1 - log-loss / log C the share of the uncertainty that text removes,
+chosen, each pair with the scales of Gaussian and text that suit it best; then ρ, each with the scales of all three.
+Every class has the same weight, and every label is smoothed, so that scales stay finite where no image is mistaken.
+Where too few images can be left out (fewer than half have another image of their class), leave-one-out says nothing.
+Zero-shot CLIP was not trained on the images either, so they measure what text is worth: with b the scale of least
+log-loss, gain = 1 - log-loss / log C the share of the uncertainty that text removes, and L the mean length of the class
+means about their centre,
 
-    k = 2 gain,   scale of text ¾ b,   scale of the Gaussian 1,   g = 10,   no kernel.
+    k = 2 gain,   scale of text ½ b,   scale of the Gaussian 3 log C / L²,   g = 30,   no kernel.
 
-**Learning curve.** With e(n) the held-out error with n images per class and e(n/2) its mean over two halves, the error
-is assumed to fall by the same factor with every doubling: e(2n) = e(n)² / e(n/2), at most halved and never more than
-e(n).
+The scale follows from the number of classes: the score of an image at its class mean is then 3 log C above the mean of
+the classes. The three constants were chosen on training and validation images.
+
+**Held-out predictions** for estimates. Leave-one-out with hyperparameters that were chosen on the same images, and with
+one class that lacks an image, is too good where there are few images. There the model is really fitted again, with all
+choices, on folds that take the same number of images out of every class, so that no label shows in the counts.
+
+**Learning curve.** The accuracy with half of the images is that of models of one half on the other half, the mean over
+draws. How that and the accuracy with all images are continued is in `stats/learning_curve.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +34,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.base import CurvePoint, Head
-from dca.methods.shared.experts import KernelRidge, TextGaussian
+from dca.methods.shared.experts import KernelRidge, LandmarkRidge, TextGaussian
+from dca.stats.learning_curve import REPEATS, expect_with_twice
 
 ITERATIONS, TOLERANCE = 60, 1e-10
 
@@ -71,22 +80,39 @@ def fit_scales(
     scores: (E, N, C). labels: (N,). weights: (N,), summing to one. smoothing: share of every label that is spread
     over all classes, which bounds the scales where the experts make no mistake. fixed: scales to keep, None to fit.
     """
-    kept = torch.tensor([value is not None for value in fixed] or [False] * len(scores), device=scores.device)
-    values = scores.new_tensor([value or 0.0 for value in fixed] or [0.0] * len(scores))
+    values, losses = fit_scales_each(scores[None], labels, weights, smoothing=smoothing, fixed=fixed)
+    return Scales(values[0], float(losses[0]))
+
+
+def fit_scales_each(
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    smoothing: float = 0.0,
+    fixed: Sequence[float | None] = (),
+    start: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`fit_scales` of B problems on the same images: scores (B, E, N, C) -> values (B, E) and losses (B,).
+
+    start: scales (E,) to start from.
+    """
+    kept = torch.tensor([value is not None for value in fixed] or [False] * scores.shape[1], device=scores.device)
+    given = scores.new_tensor([value or 0.0 for value in fixed] or [0.0] * scores.shape[1])
     centred = scores - scores.mean(dim=-1, keepdim=True)  # so the share that is spread adds nothing to the target
-    kept = kept | (centred.abs().amax(dim=(1, 2)) <= 1e-12)  # an expert that says nothing keeps a scale of 0
-    problem = _ScaleProblem.from_scores(
-        centred[~kept], torch.einsum("e,enc->nc", values, centred), labels, weights, smoothing
-    )
-    values[~kept], loss = problem.solve()
-    return Scales(values, loss)
+    offset = torch.einsum("e,benc->bnc", given, centred)
+    problem = _ScaleProblems.from_scores(centred[:, ~kept], offset, labels, weights, smoothing)
+    values = given.expand(len(scores), -1).clone()
+    values[:, ~kept], losses = problem.solve(None if start is None else start[~kept])
+    return values, losses
 
 
 @dataclass(frozen=True)
-class _ScaleProblem:
-    """Minimisation of Σ_i ω_i (log Σ_c exp(o + s·z)_ic - target_i) over s >= 0.
+class _ScaleProblems:
+    """Minimisation of Σ_i ω_i (log Σ_c exp(o + s·z)_ic - target_i) over s >= 0, for B problems.
 
-    z: (E, N, C), scaled to unit size. unit: (E,), the sizes. offset: o (N, C). target: (E, N). constant: (N,).
+    z: (B, E, N, C), scaled to unit size; 0 for experts that say nothing, whose scale stays 0. unit: (B, E), the sizes.
+    offset: o (B, N, C). target: (B, E), weighted mean. constant: (B,), likewise of the offset. weights: (N,).
     """
 
     z: Tensor
@@ -97,66 +123,78 @@ class _ScaleProblem:
     weights: Tensor
 
     @classmethod
-    def from_scores(cls, z: Tensor, offset: Tensor, labels: Tensor, weights: Tensor, smoothing: float) -> _ScaleProblem:
+    def from_scores(
+        cls, z: Tensor, offset: Tensor, labels: Tensor, weights: Tensor, smoothing: float
+    ) -> _ScaleProblems:
         rows = torch.arange(len(labels), device=labels.device)
-        unit = (weights * z.square().mean(dim=-1)).sum(dim=-1).sqrt().clamp_min(1e-30)
-        z = z / unit[:, None, None]
-        target = (1 - smoothing) * z[:, rows, labels]
-        return cls(z, unit, offset, target, (1 - smoothing) * offset[rows, labels], weights)
+        unit = (weights * z.square().mean(dim=-1)).sum(dim=-1).sqrt()
+        silent = z.abs().amax(dim=(2, 3)) <= 1e-12
+        unit = torch.where(silent, torch.inf, unit.clamp_min(1e-30))
+        z = z / unit[..., None, None]
+        target = (1 - smoothing) * (z[:, :, rows, labels] @ weights)
+        return cls(z, unit, offset, target, (1 - smoothing) * (offset[:, rows, labels] @ weights), weights)
 
-    def loss(self, s: Tensor) -> float:
-        """The objective at s (E,)."""
-        logits = self.offset + torch.einsum("e,enc->nc", s, self.z)
-        return float((self.weights * (logits.logsumexp(dim=-1) - s @ self.target - self.constant)).sum())
+    def losses(self, s: Tensor) -> Tensor:
+        """The objectives at s (B, E): (B,)."""
+        logits = self.offset + torch.einsum("be,benc->bnc", s, self.z)
+        return logits.logsumexp(dim=-1) @ self.weights - (s * self.target).sum(dim=-1) - self.constant
 
-    def solve(self) -> tuple[Tensor, float]:
-        """Find the best s, in the units of the scores, and its loss."""
-        s = self.z.new_full((len(self.z),), 1 / max(len(self.z), 1))
-        loss = self.loss(s)
-        for _ in range(ITERATIONS if len(s) else 0):
-            step, rate = self._step(s), 1.0
-            while (new := self.loss((s + rate * step).clamp_min(0))) > loss and rate > 1e-6:
-                rate /= 2
-            gained = loss - new
-            if gained > 0:
-                s, loss = (s + rate * step).clamp_min(0), new
-            if gained < TOLERANCE:
+    def solve(self, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Find the best s, in the units of the scores, and the losses."""
+        B, E = self.z.shape[:2]
+        s = torch.full_like(self.unit, 1 / max(E, 1)) if start is None else start * self.unit
+        s = torch.where(self.unit.isinf(), 0.0, s)
+        losses = self.losses(s)
+        for _ in range(ITERATIONS if E else 0):
+            step, rate = self._steps(s), s.new_ones(B)
+            new = self.losses((s + step).clamp_min(0))
+            while (worse := (new > losses) & (rate > 1e-6)).any():
+                rate = torch.where(worse, rate / 2, rate)
+                new = torch.where(worse, self.losses((s + rate[:, None] * step).clamp_min(0)), new)
+            gained = losses - new
+            better = gained > 0
+            s = torch.where(better[:, None], (s + rate[:, None] * step).clamp_min(0), s)
+            losses = torch.where(better, new, losses)
+            if not (gained >= TOLERANCE).any():
                 break
-        return s / self.unit, loss
+        return s / self.unit, losses
 
-    def _step(self, s: Tensor) -> Tensor:
-        """Newton's step at s, under s >= 0."""
-        p = (self.offset + torch.einsum("e,enc->nc", s, self.z)).softmax(dim=-1)
-        mean = (p * self.z).sum(dim=-1)
-        gradient = ((mean - self.target) * self.weights).sum(dim=-1)
-        second = torch.einsum("enc,fnc->ef", self.z * (p * self.weights[:, None]), self.z)
-        return newton_step(s, gradient, second - torch.einsum("en,fn->ef", mean * self.weights, mean))
+    def _steps(self, s: Tensor) -> Tensor:
+        """Newton's steps at s (B, E), under s >= 0."""
+        p = (self.offset + torch.einsum("be,benc->bnc", s, self.z)).softmax(dim=-1)
+        weighted = self.z * p[:, None]
+        mean = weighted.sum(dim=-1)
+        gradient = mean @ self.weights - self.target
+        second = torch.einsum("benc,bfnc->bef", weighted * self.weights[:, None], self.z)
+        return newton_steps(s, gradient, second - torch.einsum("ben,bfn->bef", mean * self.weights, mean))
 
 
-def newton_step(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
-    """The minimum of gradient·δ + ½ δᵀ hessian δ over s + δ >= 0."""
-    damped = hessian + 1e-9 * torch.eye(len(s), dtype=s.dtype, device=s.device) * hessian.diagonal().mean()
-    best, best_value = -s, torch.inf
-    for free in product((True, False), repeat=len(s)):
+def newton_steps(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
+    """The minima of gradient·δ + ½ δᵀ hessian δ over s + δ >= 0; s, gradient (B, E), hessian (B, E, E)."""
+    E = s.shape[1]
+    size = hessian.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-30)
+    damped = hessian + 1e-9 * size[:, None, None] * torch.eye(E, dtype=s.dtype, device=s.device)
+    best, lowest = -s, s.new_full((len(s),), torch.inf)
+    for free in product((True, False), repeat=E):
         on = torch.tensor(free, device=s.device)
         step = torch.where(on, 0.0, -s)
         if on.any():
-            right = -(gradient + damped @ step)[on]
-            step[on] = torch.linalg.solve(damped[on][:, on], right)
-        if (s + step < -1e-12).any():
-            continue
-        value = float(gradient @ step + step @ damped @ step / 2)
-        if value < best_value:
-            best, best_value = step, value
+            right = -(gradient + torch.einsum("bef,bf->be", damped, step))[:, on]
+            step[:, on] = torch.linalg.solve(damped[:, on][:, :, on], right)
+        value = (gradient * step).sum(dim=-1) + torch.einsum("be,bef,bf->b", step, damped, step) / 2
+        lower = (s + step >= -1e-12).all(dim=-1) & (value < lowest)
+        best, lowest = torch.where(lower[:, None], step, best), torch.where(lower, value, lowest)
     return best
 
 
 TEXT_SHOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 KERNEL_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-# Most images that the selection looks at, which bounds its time.
-MAX_SELECTION_IMAGES = 4096
-ONE_SHOT_RIDGE, ONE_SHOT_PULL, ONE_SHOT_TEXT = 10.0, 0.1, 0.75
+# Where nothing can be left out: g, the share of a label that is spread, the share of b, and the scale in units of
+# log C / L². All were chosen on training and validation images.
+ONE_SHOT_RIDGE, ONE_SHOT_PULL, ONE_SHOT_TEXT, ONE_SHOT_SCALE = 30.0, 0.1, 0.5, 3.0
+# Most values of held-out scores in one tensor of the selection: more do not fit into caches.
+MAX_SCORES = 2**18
 
 
 @dataclass(frozen=True)
@@ -190,16 +228,15 @@ class Experts:
 
     gaussian: TextGaussian
     tau: float
-    kernel: KernelRidge | None
+    kernel: KernelRidge | LandmarkRidge | None
     fixed: FixedHyperparameters = field(default_factory=FixedHyperparameters)
 
     @classmethod
     def build(
         cls, gaussian: TextGaussian, tau: float, fixed: FixedHyperparameters, *, width: float, most: int
     ) -> Experts:
-        """Build all three; kernel ridge, of width w, only if there are at most `most` images."""
-        kernel = build_kernel_ridge(gaussian, width) if len(gaussian.x) <= most else None
-        return cls(gaussian, tau, kernel, fixed)
+        """Build all three; `most` images for kernel ridge of width w as for `build_kernel_ridge`, 0 leaves it out."""
+        return cls(gaussian, tau, build_kernel_ridge(gaussian, width, most) if most else None, fixed)
 
     @cached_property
     def zero_shot(self) -> Tensor:
@@ -216,17 +253,17 @@ class Experts:
         return self.gaussian.labels
 
 
-def build_kernel_ridge(source: TextGaussian, width: float, most: int | None = None) -> KernelRidge:
-    """Build kernel ridge of width w over the training images, or over at most `most` of them."""
-    rows = subsample(len(source.labels), len(source.labels) if most is None else most)
-    return KernelRidge(source.x[rows], source.labels[rows], len(source.text), source.groups[rows], width)
+def build_kernel_ridge(source: TextGaussian, width: float, most: int) -> KernelRidge | LandmarkRidge:
+    """Build kernel ridge of width w over the training images; with more than `most`, over half as many landmarks."""
+    x, labels, groups, C = source.x, source.labels, source.groups, len(source.text)
+    if len(x) <= most:
+        return KernelRidge(x, labels, C, groups, width)
+    return LandmarkRidge.with_landmarks(x, labels, C, groups, width, max(most // 2, 1))
 
 
 def select_hyperparameters(experts: Experts) -> Hyperparameters:
     """Select the hyperparameters of the head by the training images."""
-    if experts.gaussian.can_hold_out:
-        return _select_by_leave_one_out(experts)
-    return _select_by_text(experts.fixed, *text_gain(experts.zero_shot, experts.labels))
+    return _select_by_leave_one_out(experts) if experts.gaussian.can_hold_out else _select_by_text(experts)
 
 
 def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -237,91 +274,153 @@ def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
     return max(0.0, 1 - log_loss(scale * zero_shot, labels, weights) / uncertainty), float(scale)
 
 
-def _select_by_text(fixed: FixedHyperparameters, gain: float, scale: float) -> Hyperparameters:
-    defaults = (1.0, ONE_SHOT_TEXT * scale, 0.0)
+def _select_by_text(experts: Experts) -> Hyperparameters:
+    fixed = experts.fixed
+    gain, scale = text_gain(experts.zero_shot, experts.labels)
+    k = 2 * gain if fixed.text_shots is None else fixed.text_shots
+    g = ONE_SHOT_RIDGE if fixed.ridge is None else fixed.ridge
+    length = experts.gaussian.whiten(g).mean_length(k)
+    own = ONE_SHOT_SCALE * math.log(len(experts.gaussian.text)) / max(length, 1e-6) ** 2
+    defaults = (own, ONE_SHOT_TEXT * scale, 0.0)
     a, b, c = (default if value is None else value for value, default in zip(fixed.scales, defaults, strict=True))
-    return Hyperparameters(
-        text_shots=2 * gain if fixed.text_shots is None else fixed.text_shots,
-        ridge=ONE_SHOT_RIDGE if fixed.ridge is None else fixed.ridge,
-        gaussian=a, text=b, kernel=c, kernel_ridge=fixed.kernel_ridge or 1.0,
-    )  # fmt: skip
-
-
-def subsample(count: int, most: int) -> Tensor:
-    """Draw at most `most` of the indices below `count`, always the same ones, in order."""
-    if count <= most:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
+    return Hyperparameters(k, g, gaussian=a, text=b, kernel=c, kernel_ridge=fixed.kernel_ridge or 1.0)
 
 
 class _ScaleFitter:
-    """Fits scales on held-out images, a sample of them if there are very many."""
+    """Fits scales on the images that vote."""
 
     def __init__(self, experts: Experts) -> None:
-        rows = experts.gaussian.peers.nonzero()[:, 0]
-        rows = rows[subsample(len(rows), MAX_SELECTION_IMAGES)]
-        self.rows, self.labels = rows, experts.labels[rows]
+        self.rows = experts.gaussian.voters
+        self.labels = experts.labels[self.rows]
         self.weights = class_weights(self.labels)
         self.smoothing = 1 / (len(experts.labels) + 2)  # as Platt's targets: N right answers do not prove certainty
 
-    def fit(self, scores: Sequence[Tensor], fixed: Sequence[float | None]) -> Scales:
-        """Fit the scales of experts with these scores (N, C) of all images; `fixed` ones are kept."""
-        sample = torch.stack([expert[self.rows] for expert in scores])
-        return fit_scales(sample, self.labels, self.weights, smoothing=self.smoothing, fixed=fixed)
+    def fit_best(
+        self, scores: Sequence[Tensor], fixed: Sequence[float | None], start: Tensor | None = None
+    ) -> tuple[int, Tensor, float]:
+        """The first candidate of least loss, its scales (E,) and the loss; candidates have scores (E, n, C)."""
+        values, losses = list[Tensor](), list[Tensor]()
+        size = max(MAX_SCORES // max(scores[0].numel(), 1), 1)
+        for first in range(0, len(scores), size):
+            batch = torch.stack(list(scores[first : first + size]))
+            found = fit_scales_each(
+                batch, self.labels, self.weights, smoothing=self.smoothing, fixed=fixed, start=start
+            )
+            values.append(found[0])
+            losses.append(found[1])
+        every = torch.cat(losses)
+        best = int((every <= every.min() + 1e-12).double().argmax())
+        return best, torch.cat(values)[best], float(every[best])
 
 
 def _select_by_leave_one_out(experts: Experts) -> Hyperparameters:
+    """Of equal candidates the one with the larger ridge, then the larger k."""
     fixed, fitter = experts.fixed, _ScaleFitter(experts)
-    a, b, c = fixed.scales
-    gaussian, k, g, held = _select_gaussian(experts, fitter)
-    scores, scales, rho = [held, experts.zero_shot], [a, b], fixed.kernel_ridge or 1.0
-    if experts.kernel is not None and c != 0:
-        rho, kernel = _select_kernel_ridge(experts.kernel, experts, fitter)
-        scores, scales = [*scores, kernel], [*scales, c]
-        values = fitter.fit(scores, scales).values.tolist()
-    else:
-        values = [*gaussian.values.tolist(), 0.0]
-    a, b, c = values
+    zero_shot = experts.zero_shot[fitter.rows]
+    ridges = sorted(RIDGES if fixed.ridge is None else (fixed.ridge,), reverse=True)
+    shots = sorted(TEXT_SHOTS if fixed.text_shots is None else (fixed.text_shots,), reverse=True)
+    g, k, held, scales, loss = 0.0, 0.0, zero_shot, None, math.inf
+    for ridge in ridges:
+        model = experts.gaussian.whiten(ridge)
+        candidates = [torch.stack([model.voters_held_out(value), zero_shot]) for value in shots]
+        place, values, found = fitter.fit_best(candidates, fixed.scales[:2], scales)
+        if found < loss - 1e-12:
+            g, k, held, scales, loss = ridge, shots[place], candidates[place][0], values, found
+    assert scales is not None
+    a, b, c = [*scales.tolist(), 0.0]
+    rho = fixed.kernel_ridge or 1.0
+    if experts.kernel is not None and fixed.scales[2] != 0:
+        rhos = sorted(KERNEL_RIDGES if fixed.kernel_ridge is None else (fixed.kernel_ridge,), reverse=True)
+        candidates = [torch.stack([held, zero_shot, experts.kernel.held_out(rho, fitter.rows)]) for rho in rhos]
+        place, scales, _ = fitter.fit_best(candidates, fixed.scales)
+        rho, (a, b, c) = rhos[place], scales.tolist()
     return Hyperparameters(k, g, a, b, c, rho)
 
 
-def _select_gaussian(experts: Experts, fitter: _ScaleFitter) -> tuple[Scales, float, float, Tensor]:
-    """Scales, k, g and held-out scores of the best pair; of equal ones the larger g, then the larger k."""
-    fixed = experts.fixed
-    best: tuple[Scales, float, float, Tensor] | None = None
-    for g in sorted(RIDGES if fixed.ridge is None else (fixed.ridge,), reverse=True):
-        model = experts.gaussian.whiten(g)
-        for k in sorted(TEXT_SHOTS if fixed.text_shots is None else (fixed.text_shots,), reverse=True):
-            held, _ = model.held_out(k)
-            scales = fitter.fit([held, experts.zero_shot], fixed.scales[:2])
-            if best is None or scales.loss < best[0].loss - 1e-12:
-                best = (scales, k, g, held)
-    assert best is not None
-    return best
-
-
-def _select_kernel_ridge(kernel: KernelRidge, experts: Experts, fitter: _ScaleFitter) -> tuple[float, Tensor]:
-    """ρ and held-out predictions of the best ridge, beside zero-shot CLIP; of equal ones the largest."""
-    fixed = experts.fixed.kernel_ridge
-    best: tuple[float, float, Tensor] | None = None
-    for rho in sorted(KERNEL_RIDGES if fixed is None else (fixed,), reverse=True):
-        held = kernel.held_out(rho)
-        loss = fitter.fit([held, experts.zero_shot], (None, None)).loss
-        if best is None or loss < best[0] - 1e-12:
-            best = (loss, rho, held)
-    assert best is not None
-    return best[1], best[2]
-
-
-def held_out_logits(experts: Experts, selected: Hyperparameters, *, corrected: bool = True) -> Tensor:
+def held_out_logits(
+    experts: Experts, selected: Hyperparameters, *, corrected: bool = True, fixed_shares: bool = False
+) -> Tensor:
     """Logits (N, C) of every image by the model without it and its copies; NaN where it cannot be left out."""
     if not experts.gaussian.can_hold_out:
         return torch.full_like(experts.zero_shot, torch.nan)
-    scores, _ = experts.gaussian.whiten(selected.ridge).held_out(selected.text_shots, corrected=corrected)
+    model = experts.gaussian.whiten(selected.ridge)
+    scores, _ = model.held_out(selected.text_shots, corrected=corrected, fixed_shares=fixed_shares)
     logits = selected.gaussian * scores + selected.text * experts.zero_shot
     if experts.kernel is not None and selected.kernel > 0:
         logits = logits + selected.kernel * experts.kernel.held_out(selected.kernel_ridge)
     return torch.where(experts.gaussian.peers[:, None], logits, torch.nan)
+
+
+# Folds of really refitted models, and most values of their scores, N C: above that exact leave-one-out is close.
+FOLDS, MAX_REFITTED = 4, 50_000
+
+
+@dataclass(frozen=True)
+class Refits:
+    """Predictions for images by models that were fitted again without them, all choices included.
+
+    logits: (N, C), NaN for images that were not left out. fold_of: (N,), as `assign_even_folds` gives them.
+    """
+
+    logits: Tensor
+    fold_of: Tensor
+
+    @property
+    def folds(self) -> int:
+        """Number of models."""
+        return int(self.fold_of.max()) + 1
+
+
+def refit_in_folds(experts: Experts) -> Refits:
+    """Fit the model on all folds of its training images but one, each in turn, and predict that one."""
+    labels, source = experts.labels, experts.gaussian
+    fold_of = assign_even_folds(labels, source.groups, order_by_content(source.x))
+    logits = torch.full_like(experts.zero_shot, torch.nan)
+    for fold in range(int(fold_of.max()) + 1):
+        out = fold_of == fold
+        part = take_images(experts, (~out).nonzero()[:, 0], experts.fixed)
+        head = ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64)
+        logits[out] = head.logits(source.x[out])
+    return Refits(logits, fold_of)
+
+
+def order_by_content(x: Tensor) -> Tensor:
+    """Places (N,) of images x (N, D) along a random direction, always the same: not a matter of the images' order."""
+    direction = torch.randn(x.shape[1], dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
+    return (x @ direction).argsort().argsort()
+
+
+def assign_even_folds(labels: Tensor, groups: Tensor, order: Tensor) -> Tensor:
+    """Fold of each image, (N,): 0 to `FOLDS` - 1 or fewer, or -1 for images that are never left out.
+
+    Every class starts at fold 0, so that balanced classes lose the same number of images in every fold; the images of a
+    class are dealt out by their places `order` (N,). Copies are in one fold, and every class keeps an image: those of a
+    single group are not left out.
+    """
+    first = torch.full((int(groups.max()) + 1,), len(order), device=groups.device)
+    first = first.scatter_reduce(0, groups, order, "amin")
+    fold_of_group = torch.full_like(first, -1)
+    per_class = [torch.unique(groups[labels == c]) for c in range(int(labels.max()) + 1)]
+    most = min(max(len(own) for own in per_class), FOLDS)
+    for own in per_class:
+        free = own[first[own].argsort()]
+        free = free[fold_of_group[free] < 0]
+        fold_of_group[free] = torch.arange(len(own) - len(free), len(own), device=own.device) % most
+    for own in per_class:
+        if len(torch.unique(fold_of_group[own])) == 1:
+            fold_of_group[own] = -1
+    return fold_of_group[groups]
+
+
+def take_images(experts: Experts, rows: Tensor, fixed: FixedHyperparameters, *, kernel: bool = True) -> Experts:
+    """The experts on some of the images, with these fixed hyperparameters; kernel: False leaves kernel ridge out."""
+    source, ridge = experts.gaussian, experts.kernel
+    _, groups = torch.unique(source.groups[rows], return_inverse=True)
+    gaussian = TextGaussian(source.x[rows], source.labels[rows], source.text, groups)
+    if ridge is None or not kernel:
+        return replace(experts, gaussian=gaussian, kernel=None, fixed=fixed)
+    most = 2 * len(ridge.landmarks) if isinstance(ridge, LandmarkRidge) else len(ridge.x)
+    return replace(experts, gaussian=gaussian, kernel=build_kernel_ridge(gaussian, ridge.width, most), fixed=fixed)
 
 
 @dataclass(frozen=True)
@@ -343,7 +442,7 @@ class ExpertsHead(Head):
         cls,
         weight: Tensor,
         bias: Tensor,
-        kernel: KernelRidge | None = None,
+        kernel: KernelRidge | LandmarkRidge | None = None,
         coefficients: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> ExpertsHead:
@@ -352,7 +451,7 @@ class ExpertsHead(Head):
         weight, bias = (weight - weight.mean(dim=0)).to(dtype), (bias - bias.mean()).to(dtype)
         if kernel is None or coefficients is None:
             return cls(weight, bias, None, None, 0.0)
-        return cls(weight, bias, (kernel.rate * kernel.x).to(dtype), coefficients.to(dtype), kernel.rate)
+        return cls(weight, bias, (kernel.rate * kernel.keys).to(dtype), coefficients.to(dtype), kernel.rate)
 
     @classmethod
     def from_experts(
@@ -387,38 +486,30 @@ class ExpertsHead(Head):
         return len(self.weight) + (0 if self.keys is None else len(self.keys))
 
 
-# The learning curve needs this many images per class, since a half with fewer says little; and draws of halves.
-MIN_SHOTS = 4
-DRAWS = 4
+# The learning curve needs this many images per class, since a half with fewer says little, and at most so many values
+# of scores N C, which bounds its time; and the number of draws of two halves.
+MIN_SHOTS, MAX_CURVE_SCORES, DRAWS = 4, 1_000_000, 4
 
 
-def expected_gain(experts: Experts, selected: Hyperparameters) -> tuple[int, float] | None:
-    """Twice as many images per class, and the expected gain in accuracy; None if there are too few to tell."""
-    half = _mean_half_error(experts, selected, DRAWS)
-    if half is None:
-        return None
-    error = _held_out_error(experts, selected)
-    return round(2 * _images_per_class(experts)), error * (1 - _doubling_factor(error, half))
+def learning_curve(experts: Experts, selected: Hyperparameters, accuracy: float) -> list[CurvePoint]:
+    """Accuracy by images per class: with half of the images, with all, and expected with 2 and 4 times as many.
 
-
-def learning_curve(experts: Experts, selected: Hyperparameters) -> list[CurvePoint]:
-    """Accuracy by images per class: with a quarter and half of the images, with all, and expected with 2 and 4 times.
-
-    Empty where there are too few images to tell.
+    accuracy: that with all images. Empty where there are too few images to tell, or so many that it would take long.
     """
-    shots, half = _images_per_class(experts), _mean_half_error(experts, selected, DRAWS)
-    if half is None:
+    shots = _images_per_class(experts)
+    if shots < MIN_SHOTS or not experts.gaussian.can_hold_out or experts.zero_shot.numel() > MAX_CURVE_SCORES:
         return []
-    error = _held_out_error(experts, selected)
-    points = [CurvePoint(shots / 2, 1 - half), CurvePoint(shots, 1 - error)]
-    halves = [
-        _restrict(experts, rows, selected) for rows in _split_in_halves(experts.labels, experts.gaussian.groups, 0)
-    ]
-    errors = [_mean_half_error(part, select_hyperparameters(part), 2) for part in halves if part.gaussian.can_hold_out]
-    if quarters := [one for one in errors if one is not None]:
-        points.insert(0, CurvePoint(shots / 4, 1 - sum(quarters) / len(quarters)))
-    factor = _doubling_factor(error, half)
-    return [*points, *(CurvePoint(shots * 2**k, 1 - error * factor**k, expected=True) for k in (1, 2))]
+    halves = _half_accuracies(experts, selected)
+    if not halves:
+        return []
+    C, half = len(torch.unique(experts.labels)), sum(halves) / len(halves)
+    points = [CurvePoint(shots / 2, half), CurvePoint(shots, accuracy)]
+    for more in (1, 2):
+        ends = [accuracy] * 3
+        for _ in range(more):
+            ends = [expect_with_twice(end, half, C, repeat) for end, repeat in zip(ends, REPEATS, strict=True)]
+        points.append(CurvePoint(shots * 2**more, ends[1], expected=True, low=ends[0], high=ends[2]))
+    return points
 
 
 def _images_per_class(experts: Experts) -> float:
@@ -426,32 +517,18 @@ def _images_per_class(experts: Experts) -> float:
     return len(experts.labels) / max(int((experts.gaussian.counts > 0).sum()), 1)
 
 
-def _mean_half_error(experts: Experts, selected: Hyperparameters, draws: int) -> float | None:
-    """Held-out error with half of the images, the mean over `draws` draws of two halves.
-
-    None where there are too few images, or too many copies among them, to leave any out of a half.
-    """
-    if _images_per_class(experts) < MIN_SHOTS or not experts.gaussian.can_hold_out:
-        return None
-    labels, groups = experts.labels, experts.gaussian.groups
-    parts = [
-        _restrict(experts, rows, selected) for seed in range(draws) for rows in _split_in_halves(labels, groups, seed)
-    ]
-    errors = [_held_out_error(part, select_hyperparameters(part)) for part in parts if part.gaussian.can_hold_out]
-    return sum(errors) / len(errors) if errors else None
-
-
-def _doubling_factor(error: float, half: float) -> float:
-    """Factor of the error when the number of images doubles."""
-    return min(max(error / half, 0.5), 1.0) if half > 0 else 1.0
-
-
-def _held_out_error(experts: Experts, selected: Hyperparameters) -> float:
-    """Held-out error, the mean over classes."""
-    logits, able = held_out_logits(experts, selected), experts.gaussian.peers
-    labels = experts.labels[able]
-    wrong = (logits[able].argmax(dim=-1) != labels).double()
-    return float((wrong * class_weights(labels)).sum())
+def _half_accuracies(experts: Experts, selected: Hyperparameters) -> list[float]:
+    """Accuracies of models of one half of the images on the other half, each the mean over classes."""
+    labels, found = experts.labels, list[float]()
+    for seed in range(DRAWS):
+        for rows, others in permutations(_split_in_halves(labels, experts.gaussian.groups, seed)):
+            part = _restrict(experts, rows, selected)
+            if not len(rows) or not len(others) or not part.gaussian.can_hold_out:
+                continue
+            head = ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64)
+            right = (head.logits(experts.gaussian.x[others]).argmax(dim=-1) == labels[others]).double()
+            found.append(float((right * class_weights(labels[others])).sum()))
+    return found
 
 
 def _split_in_halves(labels: Tensor, groups: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -478,10 +555,5 @@ def _first_of_group(groups: Tensor) -> Tensor:
 
 def _restrict(experts: Experts, rows: Tensor, selected: Hyperparameters) -> Experts:
     """The experts on some of the images; the ridges are kept, so that only k and the scales are selected again."""
-    source = experts.gaussian
-    gaussian = TextGaussian(source.x[rows], source.labels[rows], source.text, source.groups[rows])
-    kernel = experts.kernel if selected.kernel > 0 else None
-    if kernel is not None:
-        kernel = KernelRidge(gaussian.x, gaussian.labels, kernel.classes, gaussian.groups, kernel.width)
     fixed = FixedHyperparameters(ridge=selected.ridge, kernel_ridge=selected.kernel_ridge)
-    return replace(experts, gaussian=gaussian, kernel=kernel, fixed=fixed)
+    return take_images(experts, rows, fixed, kernel=selected.kernel > 0)

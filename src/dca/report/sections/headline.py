@@ -134,11 +134,10 @@ def _estimated_accuracies(reported: ReportedModel) -> list[Accuracy]:
     found = reported.model.estimate_
     if found is None:
         return []
-    basis = f"{found.how} on {pluralize(found.n, 'training image')}"
-    own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, basis, estimated=True)
+    own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, found.basis, estimated=True)
     if found.zero_shot_accuracy is None:
         return [own, own]
-    return [_with_interval("zero-shot CLIP", found.zero_shot_accuracy, found.n, basis), own]
+    return [_with_interval("zero-shot CLIP", found.zero_shot_accuracy, found.n, found.basis), own]
 
 
 def _difference_to_zero_shot(reported: ReportedModel) -> PairedDifference | None:

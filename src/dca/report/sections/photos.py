@@ -15,18 +15,18 @@ from dca.report.svg import LogScale, Scale, drawing, element, label, percent_axi
 
 def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     """The learning curve."""
-    points = reported.model.method_.learning_curve()
-    if not points:
+    found = reported.model.estimate_
+    points = [] if found is None else reported.model.method_.learning_curve(found.accuracy)
+    if found is None or not points:
         name = reported.model.method_.name
         return f"{name} cannot tell from these training images: the closed form can, with at least 4 images per class."
     now = [point for point in points if not point.expected][-1]
     twice = next(point for point in points if point.expected)
-    found = reported.model.estimate_
     return {
         "chart": draw_curve(points),
         "now": now,
-        "gain": twice.accuracy - now.accuracy,
-        "reach": max(found.high - found.accuracy, found.accuracy - found.low) if found is not None else 0,
+        "twice": twice,
+        "reach": max(found.high - found.accuracy, found.accuracy - found.low),
     }
 
 
@@ -43,6 +43,9 @@ def draw_curve(points: Sequence[CurvePoint]) -> Markup:
         parts.append(element("polyline", points=where, class_=look))
     for point in points:
         said = f"{point.shots:.3g} per class: {percent(point.accuracy)}"
+        if point.low is not None and point.high is not None:
+            ends = {"y1": y(point.low), "y2": y(point.high)}
+            parts.append(element("line", x1=x(point.shots), x2=x(point.shots), class_="ahead", **ends))
         dot = {"cx": x(point.shots), "cy": y(point.accuracy), "r": 4.5}
         parts.append(element("circle", element("title", said), **dot, class_="hollow" if point.expected else "good"))
         parts.append(label(x(point.shots), y(point.accuracy) - 10, f"{100 * point.accuracy:.0f}", "middle strong"))
