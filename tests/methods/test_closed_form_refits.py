@@ -17,7 +17,10 @@ from dca.methods.shared.product_of_experts import (
     ExpertsHead,
     FixedHyperparameters,
     Refits,
+    _ScaleFitter,
     assign_even_folds,
+    class_weights,
+    fit_scales,
     refit_in_folds,
     select_hyperparameters,
 )
@@ -125,3 +128,34 @@ def test_a_rare_class_of_noise_is_not_estimated_to_be_recognised() -> None:
         found = estimate_from(refit_in_folds(experts), labels)
         covered += found.low <= truth <= found.high
     assert covered >= 18
+
+
+def test_a_class_of_one_photo_is_not_chosen_against() -> None:
+    """Only images of the large class can be left out: their votes alone would choose that all are of that class."""
+    centers = unit(2, D, seed=1)
+    labels = torch.tensor([0] * 150 + [1])
+    found = []
+    for task in range(5):
+        x = F.normalize(centers[labels] + 0.9 * unit(151, D, seed=10 + task), dim=-1)
+        experts = build(x, labels, 2)
+        assert experts.gaussian.can_hold_out
+        assert not experts.gaussian.can_choose
+        head = ExpertsHead.from_experts(experts, select_hyperparameters(experts), torch.float64)
+        new = F.normalize(centers[1] + 0.9 * unit(100, D, seed=100 + task), dim=-1)
+        found.append(float((head.logits(new).argmax(-1) == 1).double().mean()))
+    assert np.mean(found) > 0.5
+
+
+def test_classes_without_votes_are_left_out_of_the_choice() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2])
+    x = F.normalize(unit(3, D, seed=1)[labels] + 0.8 * unit(21, D, seed=2), dim=-1)
+    experts = build(x, labels, 3)
+    assert experts.gaussian.can_choose
+    fitter = _ScaleFitter(experts)
+    assert fitter.classes.tolist() == [0, 1]
+    scores = torch.stack([experts.gaussian.whiten(1.0).voters_held_out(0.0)])
+    _, found, _ = fitter.fit_best([scores], (None,))
+    alone = fit_scales(scores[..., :2], labels[:20], class_weights(labels[:20]), smoothing=1 / 23)
+    assert torch.allclose(found, alone.values)
+    against = fit_scales(scores, labels[:20], class_weights(labels[:20]), smoothing=1 / 23)
+    assert not torch.allclose(found, against.values, rtol=1e-3)

@@ -82,5 +82,12 @@ def test_many_problems_together_are_each_alone() -> None:
         assert torch.allclose(values[n], alone.values, rtol=1e-4, atol=1e-6)
         assert float(losses[n]) == pytest.approx(alone.loss, abs=1e-9)
     assert values[2].tolist() == [0, 0, 0], "experts that say nothing"
-    again, _ = fit_scales_each(other[:1], labels, weights, smoothing=0.1, start=values[0])
-    assert torch.allclose(again[0], values[0], rtol=1e-4, atol=1e-6)
+
+
+def test_scores_that_saturate_every_probability_have_scales_too() -> None:
+    labels = torch.arange(4).repeat(5)
+    scores = 1e4 * F.one_hot(labels, 4).double()[None].repeat(2, 1, 1)
+    scores[1] = 0
+    found = fit_scales(scores, labels, class_weights(labels), smoothing=0.05)
+    assert 0 < float(found.values[0]) < 1e-2
+    assert float(found.values[1]) == 0

@@ -136,6 +136,11 @@ class TextGaussian:
         return 2 * int(self.peers.sum()) >= len(self.labels)
 
     @cached_property
+    def can_choose(self) -> bool:
+        """Whether hyperparameters can be chosen by images that are left out: enough, of two classes or more."""
+        return self.can_hold_out and len(torch.unique(self.labels[self.peers])) > 1
+
+    @cached_property
     def residuals(self) -> Tensor:
         """d_i = x_i - x̄_{y_i}, or x_i - t̃_{y_i} where too few images can be left out: (N, D)."""
         return self.x - (self.means if self.can_hold_out else self.moved_text)[self.labels]

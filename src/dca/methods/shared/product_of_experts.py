@@ -10,7 +10,8 @@ images are solved together.
 an image: the Gaussian head of `experts.TextGaussian` (k, g), zero-shot CLIP, and kernel ridge (ρ). First k and g are
 chosen, each pair with the scales of Gaussian and text that suit it best; then ρ, each with the scales of all three.
 Every class has the same weight, and every label is smoothed, so that scales stay finite where no image is mistaken.
-Where too few images can be left out (fewer than half have another image of their class), leave-one-out says nothing.
+Where too few images can be left out (fewer than half have another image of their class, or those of one class only),
+leave-one-out says nothing.
 Zero-shot CLIP was not trained on the images either, so they measure what text is worth: with b the scale of least
 log-loss, gain = 1 - log-loss / log C the share of the uncertainty that text removes, and L the mean length of the class
 means about their centre,
@@ -91,19 +92,15 @@ def fit_scales_each(
     *,
     smoothing: float = 0.0,
     fixed: Sequence[float | None] = (),
-    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`fit_scales` of B problems on the same images: scores (B, E, N, C) -> values (B, E) and losses (B,).
-
-    start: scales (E,) to start from.
-    """
+    """`fit_scales` of B problems on the same images: scores (B, E, N, C) -> values (B, E) and losses (B,)."""
     kept = torch.tensor([value is not None for value in fixed] or [False] * scores.shape[1], device=scores.device)
     given = scores.new_tensor([value or 0.0 for value in fixed] or [0.0] * scores.shape[1])
     centred = scores - scores.mean(dim=-1, keepdim=True)  # so the share that is spread adds nothing to the target
     offset = torch.einsum("e,benc->bnc", given, centred)
     problem = _ScaleProblems.from_scores(centred[:, ~kept], offset, labels, weights, smoothing)
     values = given.expand(len(scores), -1).clone()
-    values[:, ~kept], losses = problem.solve(None if start is None else start[~kept])
+    values[:, ~kept], losses = problem.solve()
     return values, losses
 
 
@@ -139,11 +136,10 @@ class _ScaleProblems:
         logits = self.offset + torch.einsum("be,benc->bnc", s, self.z)
         return logits.logsumexp(dim=-1) @ self.weights - (s * self.target).sum(dim=-1) - self.constant
 
-    def solve(self, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    def solve(self) -> tuple[Tensor, Tensor]:
         """Find the best s, in the units of the scores, and the losses."""
         B, E = self.z.shape[:2]
-        s = torch.full_like(self.unit, 1 / max(E, 1)) if start is None else start * self.unit
-        s = torch.where(self.unit.isinf(), 0.0, s)
+        s = (1 / max(E, 1)) * self.unit.isfinite().to(self.unit.dtype)
         losses = self.losses(s)
         for _ in range(ITERATIONS if E else 0):
             step, rate = self._steps(s), s.new_ones(B)
@@ -172,7 +168,8 @@ class _ScaleProblems:
 def newton_steps(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     """The minima of gradient·δ + ½ δᵀ hessian δ over s + δ >= 0; s, gradient (B, E), hessian (B, E, E)."""
     E = s.shape[1]
-    size = hessian.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-30)
+    # Where all probabilities are 0 or 1 the Hessian is 0: the damping must not be.
+    size = hessian.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-6)
     damped = hessian + 1e-9 * size[:, None, None] * torch.eye(E, dtype=s.dtype, device=s.device)
     best, lowest = -s, s.new_full((len(s),), torch.inf)
     for free in product((True, False), repeat=E):
@@ -263,7 +260,7 @@ def build_kernel_ridge(source: TextGaussian, width: float, most: int) -> KernelR
 
 def select_hyperparameters(experts: Experts) -> Hyperparameters:
     """Select the hyperparameters of the head by the training images."""
-    return _select_by_leave_one_out(experts) if experts.gaussian.can_hold_out else _select_by_text(experts)
+    return _select_by_leave_one_out(experts) if experts.gaussian.can_choose else _select_by_text(experts)
 
 
 def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -287,25 +284,24 @@ def _select_by_text(experts: Experts) -> Hyperparameters:
 
 
 class _ScaleFitter:
-    """Fits scales on the images that vote."""
+    """Fits scales on the images that vote, among the classes that do.
+
+    A class none of whose images can be left out would only ever be a wrong answer, and be chosen against.
+    """
 
     def __init__(self, experts: Experts) -> None:
         self.rows = experts.gaussian.voters
-        self.labels = experts.labels[self.rows]
+        self.classes, self.labels = torch.unique(experts.labels[self.rows], return_inverse=True)
         self.weights = class_weights(self.labels)
         self.smoothing = 1 / (len(experts.labels) + 2)  # as Platt's targets: N right answers do not prove certainty
 
-    def fit_best(
-        self, scores: Sequence[Tensor], fixed: Sequence[float | None], start: Tensor | None = None
-    ) -> tuple[int, Tensor, float]:
+    def fit_best(self, scores: Sequence[Tensor], fixed: Sequence[float | None]) -> tuple[int, Tensor, float]:
         """The first candidate of least loss, its scales (E,) and the loss; candidates have scores (E, n, C)."""
         values, losses = list[Tensor](), list[Tensor]()
         size = max(MAX_SCORES // max(scores[0].numel(), 1), 1)
         for first in range(0, len(scores), size):
-            batch = torch.stack(list(scores[first : first + size]))
-            found = fit_scales_each(
-                batch, self.labels, self.weights, smoothing=self.smoothing, fixed=fixed, start=start
-            )
+            batch = torch.stack([one[..., self.classes] for one in scores[first : first + size]])
+            found = fit_scales_each(batch, self.labels, self.weights, smoothing=self.smoothing, fixed=fixed)
             values.append(found[0])
             losses.append(found[1])
         every = torch.cat(losses)
@@ -323,7 +319,7 @@ def _select_by_leave_one_out(experts: Experts) -> Hyperparameters:
     for ridge in ridges:
         model = experts.gaussian.whiten(ridge)
         candidates = [torch.stack([model.voters_held_out(value), zero_shot]) for value in shots]
-        place, values, found = fitter.fit_best(candidates, fixed.scales[:2], scales)
+        place, values, found = fitter.fit_best(candidates, fixed.scales[:2])
         if found < loss - 1e-12:
             g, k, held, scales, loss = ridge, shots[place], candidates[place][0], values, found
     assert scales is not None
