@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": {"core"},
     "features": {"core"},
     "datasets": {"core", "images"},
-    "backbones": {"core", "images", "features"},
+    "backbones": {"core", "images", "features", "datasets.classes"},
     "methods": {"core", "stats", "backbones", "datasets.classes"},
     "plots": {"core", "stats"},
     "estimators": {"core", "stats", "methods"},

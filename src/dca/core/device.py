@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -71,6 +71,16 @@ def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def compute_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which towers on a device compute in `dtype`; autocast is local to the thread."""
+    if dtype == torch.float32:
+        # Nothing to switch off in the usual case: traced programs stay free of autocast regions.
+        enabled = torch.is_autocast_enabled(device.type)
+        return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
+    # No cache of cast weights: it is shared by all threads, and frozen weights never enter it.
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def require_device(device: str, precision: str) -> None:

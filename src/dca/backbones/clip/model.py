@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from dca.backbones.clip.tokenizer import Tokenizer
 from dca.backbones.clip.vision import BlockCallback, ExtraTokens, VisionTower
 from dca.backbones.preprocess import Preprocess
 from dca.backbones.state_dict import hash_backbone
+from dca.core.device import compute_in
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -345,12 +346,7 @@ class CLIP(nn.Module):
 
     def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
         """A context in which the towers compute in `dtype`; autocast is local to the thread."""
-        dtype, kind = dtype or self._dtype, self.device.type
-        if dtype == torch.float32:
-            # Nothing to switch off in the usual case: traced programs stay free of autocast regions.
-            return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        # No cache of cast weights: it is shared by all threads, and frozen weights never enter it.
-        return torch.autocast(kind, dtype=dtype, cache_enabled=False)
+        return compute_in(dtype or self._dtype, self.device)
 
 
 def compute_digest(clip: CLIP) -> str:
