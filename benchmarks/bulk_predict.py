@@ -41,7 +41,6 @@ from dca.core.device import keep_freed_memory
 from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
 from dca.model.predict import predict_to_file
-from dca.training.pipeline import choose_cpu_batch_size
 
 DISTINCT, SHARED_BATCH = 100, 32
 
@@ -60,7 +59,7 @@ def make_images(folder: Path, count: int, size: tuple[int, int]) -> int:
 
 def encode_bare(clip: CLIP, count: int, *, shared: bool) -> None:
     """Pixels in memory through the image tower; shared: all cores compute every batch together."""
-    size, batch = clip.preprocess.size, SHARED_BATCH if shared else choose_cpu_batch_size(clip.config.vision)
+    size, batch = clip.preprocess.size, SHARED_BATCH if shared else clip.batch_size_on_cpu
     pixels = clip.preprocess.normalize(torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8))
     threads = torch.get_num_threads()
 

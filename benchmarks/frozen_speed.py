@@ -36,7 +36,7 @@ def measure_fit_seconds(kind: type[Method], dataset: Dataset, session: Session, 
     """Time of one fit with default options."""
     clip = session.load_backbone(backbone)
     began = time.perf_counter()
-    fit(kind, kind.parse_options({}), dataset, FitContext(session=session, clip=clip, seed=seed))
+    fit(kind, kind.parse_options({}), dataset, FitContext(session=session, encoder=clip, seed=seed))
     if clip.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began

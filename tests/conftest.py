@@ -32,6 +32,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Features that tests store stay out of the user's cache; processes they start inherit this.
 os.environ["DCA_CACHE"] = tempfile.mkdtemp(prefix="dca-test-cache-")
+# The small encoder alone, for speed: tests of the pool ask for it.
+os.environ["DCA_BACKBONE"] = "mini"
 # Tests of plots ask for them; for the others they would only take time.
 os.environ["DCA_PLOTS"] = "0"
 

@@ -19,7 +19,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.backbones.encoder import Ability
 from dca.core.files import read_json, write_json
 from dca.datasets.draws import draw_positions
 from dca.methods.base import Problem
@@ -58,10 +58,17 @@ WITH_TEXT: dict[str, dict[str, Any]] = {"zero_shot": {}, **METHODS, "clap": {"vi
 class Given:
     """Stands in for a backbone: images are given as features, and so are the texts."""
 
+    abilities = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES})
+    label_names = ()
+
     def __init__(self, text: Tensor) -> None:
-        self.text = text
-        self.config = SimpleNamespace(embed_dim=text.shape[1])
+        self.text, self.feature_dim = text, text.shape[1]
         self.tau, self.device = 100.0, torch.device("cpu")
+
+    @property
+    def members(self) -> tuple[Given]:
+        """Itself."""
+        return (self,)
 
     def encode_image(self, features: Tensor) -> Tensor:
         """The features themselves."""

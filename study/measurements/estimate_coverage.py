@@ -45,9 +45,10 @@ from dca.stats.intervals import macro_accuracy, wilson_interval
 
 SCRIPT = "study/measurements/estimate_coverage.py"
 # Photos of each class.
-BALANCED = ((2,) * 6, (3,) * 6, (4,) * 6, (8,) * 6)
-UNEQUAL = ((200, 2), (112, 4), (112, 2), (12, 12, 12, 2, 2, 2))
-COPIED, NOISE = 8, ((2,) * 6, (8,) * 6)
+BALANCED: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (4,) * 6, (8,) * 6)
+UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4), (112, 2), (12, 12, 12, 2, 2, 2))
+COPIED = 8
+NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (8,) * 6)
 # Fewest new images of a class: with fewer the truth is not known.
 LEAST = 6
 
@@ -65,7 +66,7 @@ def measure(x: Tensor, y: Tensor, groups: Tensor, new: Tensor, truth: Tensor, te
     given.tau = tau
     problem = Problem(names=tuple(map(str, range(len(text)))), shots=max(len(y) // len(text), 1))
     method = ClosedForm.build(given, problem, ClosedFormOptions())  # type: ignore[arg-type]
-    method.finish(_Grouped(support, groups))  # type: ignore[arg-type]
+    method.finish(_Grouped(support, groups))
     method.build_head()
     labels, zero_shot = y.numpy(), (tau * x @ text.double().T).softmax(dim=-1).numpy()
     found = estimate_accuracy(method.predict_held_out(support), labels, zero_shot)  # type: ignore[arg-type]

@@ -144,8 +144,8 @@ def test_class_names_are_in_the_order_of_the_logits(folder: str, name: str) -> N
     encoder = load(LITE0)
     files = sorted((Path(dca.datasets.sample.__path__[0]) / "test" / folder).glob("*.webp"))
     best = encoder.class_logits(encoder.encode_image([open_image(file) for file in files])).argmax(-1)
-    found = [encoder.class_names[int(n)] for n in best]
-    assert len(encoder.class_names) == 1000
+    found = [encoder.label_names[int(n)] for n in best]
+    assert len(encoder.label_names) == 1000
     assert found.count(name) > len(files) / 2, found
 
 

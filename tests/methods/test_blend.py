@@ -137,8 +137,8 @@ def test_damaged_tensors_are_named_by_their_part(sample: Dataset, tiny: CLIP) ->
         ("weights", -state["weights"], "weights: exponents of at least 0 expected"),
         (
             "closed.hyperparameters",
-            state["closed.hyperparameters"][:2],
-            "closed: hyperparameters: shape (2,), expected (6,)",
+            state["closed.hyperparameters"][:, :2],
+            "closed: hyperparameters: shape (1, 2), expected (1, 6)",
         ),
         ("trained.visual.x", state["weights"], "trained: unexpected visual.x"),
         ("other", state["weights"], "unexpected other"),

@@ -234,7 +234,10 @@ def test_held_out_predictions_are_those_of_a_fit_without_the_image(sample: Datas
 def test_damaged_results_are_named(sample: Dataset, tiny: CLIP) -> None:
     method = fitted(part(sample, [0, 1, 2, 3, 4]), tiny, **GIVEN)
     state = method.state_dict()
-    for name, wrong in (("image_labels", state["image_labels"] + 3), ("hyperparameters", state["hyperparameters"][:2])):
+    for name, wrong in (
+        ("image_labels", state["image_labels"] + 3),
+        ("hyperparameters", state["hyperparameters"][:, :2]),
+    ):
         with pytest.raises(UserError, match="not those of a 'closed_form' model") as caught:
             method.restore({**state, name: wrong})
         assert any(name in line for line in caught.value.details)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dca.methods.base import HeldOutPredictions, fold_shortage
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.product_of_experts import (
+    ExpertPool,
     Experts,
     ExpertsHead,
     FixedHyperparameters,
@@ -77,14 +78,17 @@ def test_the_order_of_the_images_does_not_matter() -> None:
     labels = torch.arange(3).repeat_interleave(4)
     x = F.normalize(unit(3, D, seed=1)[labels] + 0.8 * unit(12, D, seed=2), dim=-1)
     shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(4))
-    found, again = refit_in_folds(build(x, labels, 3)), refit_in_folds(build(x[shuffled], labels[shuffled], 3))
+    found, again = (
+        refit_in_folds(ExpertPool((build(x, labels, 3),))),
+        refit_in_folds(ExpertPool((build(x[shuffled], labels[shuffled], 3),))),
+    )
     assert torch.allclose(found.logits[shuffled].softmax(-1), again.logits.softmax(-1), atol=1e-6)
 
 
 def test_predictions_are_those_of_a_model_that_never_saw_the_fold() -> None:
     labels = torch.arange(3).repeat_interleave(5)
     x = F.normalize(unit(3, D, seed=1)[labels] + 0.8 * unit(15, D, seed=2), dim=-1)
-    found = refit_in_folds(build(x, labels, 3))
+    found = refit_in_folds(ExpertPool((build(x, labels, 3),)))
     assert found.folds == 4
     for fold in range(4):
         out = found.fold_of == fold
@@ -102,7 +106,7 @@ def test_noise_is_estimated_as_guessing(shots: int) -> None:
         head = ExpertsHead.from_experts(experts, select_hyperparameters(experts), torch.float64)
         new, truth = unit(600, D, seed=10_000 + task), torch.arange(classes).repeat(100)
         accuracy = float((head.logits(new).argmax(-1) == truth).double().mean())
-        found = estimate_from(refit_in_folds(experts), labels)
+        found = estimate_from(refit_in_folds(ExpertPool((experts,))), labels)
         covered += found.low <= accuracy <= found.high
         estimates.append(found.accuracy)
     assert covered >= 57
@@ -112,7 +116,7 @@ def test_noise_is_estimated_as_guessing(shots: int) -> None:
 def test_the_same_photos_in_two_classes_are_told_apart_by_nothing() -> None:
     labels = torch.arange(2).repeat_interleave(6)
     x = unit(6, D, seed=3).repeat(2, 1)
-    found = estimate_from(refit_in_folds(build(x, labels, 2, torch.arange(6).repeat(2))), labels)
+    found = estimate_from(refit_in_folds(ExpertPool((build(x, labels, 2, torch.arange(6).repeat(2)),))), labels)
     assert found.accuracy <= 0.6
     assert found.low < 0.5 < found.high
 
@@ -125,7 +129,7 @@ def test_a_rare_class_of_noise_is_not_estimated_to_be_recognised() -> None:
         head = ExpertsHead.from_experts(experts, select_hyperparameters(experts), torch.float64)
         predicted = head.logits(unit(400, D, seed=500 + task)).argmax(-1)
         truth = float(((predicted[:200] == 0).double().mean() + (predicted[200:] == 1).double().mean()) / 2)
-        found = estimate_from(refit_in_folds(experts), labels)
+        found = estimate_from(refit_in_folds(ExpertPool((experts,))), labels)
         covered += found.low <= truth <= found.high
     assert covered >= 18
 

@@ -104,8 +104,8 @@ def held(
 ) -> HeldOutPredictions:
     kind = get_method(name)
     chosen = kind.parse_options(options)
-    method, _ = fit(kind, chosen, source, FitContext(session=session, clip=clip, seed=1))
-    return predict_held_out(method, chosen, source, FitContext(session=session, clip=clip, seed=1, folder=folder))
+    method, _ = fit(kind, chosen, source, FitContext(session=session, encoder=clip, seed=1))
+    return predict_held_out(method, chosen, source, FitContext(session=session, encoder=clip, seed=1, folder=folder))
 
 
 def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: CLIP):
@@ -116,7 +116,7 @@ def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: C
     labels = np.array([item.label for item in source.train])
     numbers = assign_folds(labels, np.arange(len(labels)), 4, 1)
     kind = get_method("gda")
-    whole, _ = fit(kind, kind.parse_options(FOLDED), source, FitContext(session=session, clip=clip, seed=1))
+    whole, _ = fit(kind, kind.parse_options(FOLDED), source, FitContext(session=session, encoder=clip, seed=1))
     alpha = float(whole.alpha)  # type: ignore[arg-type]  # folds keep what the search found
     for i, item in enumerate(source.train):
         if numbers[i] == -1:
@@ -125,7 +125,10 @@ def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: C
         rest = tuple(other for other, fold in zip(source.train, numbers, strict=True) if fold != numbers[i])
         part = dataclasses.replace(source, train=rest)
         method, _ = fit(
-            kind, kind.parse_options({**FOLDED, "alpha": alpha}), part, FitContext(session=session, clip=clip, seed=1)
+            kind,
+            kind.parse_options({**FOLDED, "alpha": alpha}),
+            part,
+            FitContext(session=session, encoder=clip, seed=1),
         )
         (p,) = predict_probabilities([method], [item.image], session)
         assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3)
@@ -229,7 +232,7 @@ def test_exact_leave_one_out_is_a_fit_without_the_image(name: str, session: Sess
     source = drawn((4, 3, 1), val=tuple(LabelledImage(pattern(500 + n), n % 3) for n in range(6)))
     kind = get_method(name)
     chosen = kind.parse_options({"views": 2})
-    whole, _ = fit(kind, chosen, source, FitContext(session=session, clip=clip, seed=1))
+    whole, _ = fit(kind, chosen, source, FitContext(session=session, encoder=clip, seed=1))
     found = held(name, source, session, clip, views=2)
     assert found.how == "leave-one-out"
     for i, item in enumerate(source.train):
@@ -237,7 +240,7 @@ def test_exact_leave_one_out_is_a_fit_without_the_image(name: str, session: Sess
             assert np.isnan(found.probabilities[i]).all()
             continue
         part = dataclasses.replace(source, train=source.train[:i] + source.train[i + 1 :])
-        again, _ = fit(kind, whole.options_for_folds(chosen), part, FitContext(session=session, clip=clip, seed=1))
+        again, _ = fit(kind, whole.options_for_folds(chosen), part, FitContext(session=session, encoder=clip, seed=1))
         (p,) = predict_probabilities([again], [item.image], session)
         # A fitted GDA keeps its weights in float32.
         assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3 if name == "gda" else 1e-5)

@@ -27,11 +27,11 @@ def clip() -> CLIP:
 def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, clip: CLIP, tmp_path: Path) -> None:
     said: list[str] = []
     session = Session(device="cpu", progress=lambda stage, done, total, note: said.append(note))
-    nested = NestedFits(sample, FitContext(session=session, clip=clip, seed=1, folder=tmp_path))
+    nested = NestedFits(sample, FitContext(session=session, encoder=clip, seed=1, folder=tmp_path))
     kind = get_method(name)
     chosen = kind.parse_options(options)
-    alone, _ = fit(kind, chosen, sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
-    expected = predict_held_out(alone, chosen, sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
+    alone, _ = fit(kind, chosen, sample, FitContext(session=Session(device="cpu"), encoder=clip, seed=1))
+    expected = predict_held_out(alone, chosen, sample, FitContext(session=Session(device="cpu"), encoder=clip, seed=1))
     found = nested.predict_held_out(kind, chosen, 5)
     assert found.how == expected.how
     np.testing.assert_array_equal(found.probabilities, expected.probabilities)
@@ -42,7 +42,7 @@ def test_a_nested_fit_is_a_fit(name: str, options: list[str], sample: Dataset, c
 
 def test_the_number_of_folds_is_limited(sample: Dataset, clip: CLIP) -> None:
     kind = get_method("gda")
-    nested = NestedFits(sample, FitContext(session=Session(device="cpu"), clip=clip, seed=1))
+    nested = NestedFits(sample, FitContext(session=Session(device="cpu"), encoder=clip, seed=1))
     assert (
         nested.predict_held_out(kind, kind.parse_options({"views": 0, "shrinkage": "oas"}), 3).how
         == "3-fold cross-validation"

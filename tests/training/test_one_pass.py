@@ -50,9 +50,11 @@ def test_the_counters_count(tmp_path: Path, counts: tuple[Counter[str], list[int
     assert len(decoded) == 2
 
 
+@pytest.mark.parametrize("more", ["", ",efficientnet-lite0"])
 @pytest.mark.parametrize("part", ["train", "."])
 def test_a_default_fit_from_the_shell_opens_and_decodes_every_image_once(
     part: str,
+    more: str,
     photos: Path,
     tiny_folder: Path,
     tmp_path: Path,
@@ -60,11 +62,11 @@ def test_a_default_fit_from_the_shell_opens_and_decodes_every_image_once(
     dca: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without and with test images, from an empty cache of features, with gallery and estimate."""
+    """Without and with test images, one encoder and two, from an empty cache of features, with gallery and estimate."""
     monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
     opened, decoded = counts
     images = sorted((photos / part).rglob("*.png"))
-    said = dca("fit", photos / part, "-o", tmp_path / "m.dca", "--backbone", tiny_folder, "--device", "cpu")
+    said = dca("fit", photos / part, "-o", tmp_path / "m.dca", "--backbone", f"{tiny_folder}{more}", "--device", "cpu")
     assert said.code == 0, said.err
     assert opened == {str(image): 1 for image in images}
     assert len(decoded) == len(images)

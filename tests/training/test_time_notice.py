@@ -138,7 +138,7 @@ def test_a_fit_says_it_already_while_it_looks_for_the_learning_rate(
     sample: Dataset, clip: CLIP, slow: Session, caplog: pytest.LogCaptureFixture
 ):
     options = DCAOptions(epochs=3, batch_size=8, warmup_epochs=1)
-    fit(DCA, options, draw_few_shot(sample, 2, 1), FitContext(session=slow, clip=clip, seed=1))
+    fit(DCA, options, draw_few_shot(sample, 2, 1), FitContext(session=slow, encoder=clip, seed=1))
     # Two trial steps and 3 epochs of two steps.
     assert told(caplog) == [TOLD.format("8 minutes")]
 
@@ -153,18 +153,18 @@ def test_a_fit_that_continues_counts_what_is_left(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(DCA, options, source, FitContext(session=slow.with_progress(stop), clip=clip, seed=1, folder=tmp_path))
+        fit(DCA, options, source, FitContext(session=slow.with_progress(stop), encoder=clip, seed=1, folder=tmp_path))
     caplog.clear()
     slow.time_notice.given = False
-    fit(DCA, options, source, FitContext(session=slow, clip=clip, seed=1, folder=tmp_path))
+    fit(DCA, options, source, FitContext(session=slow, encoder=clip, seed=1, folder=tmp_path))
     (_, notice) = told(caplog)
     assert notice == TOLD.format("6 minutes"), "two trial steps and two epochs of two steps"
 
 
 def test_folds_say_it_for_those_to_come(sample: Dataset, clip: CLIP, slow: Session, caplog: pytest.LogCaptureFixture):
     options, source = DCAOptions(epochs=1, batch_size=4, warmup_epochs=0), draw_few_shot(sample, 2, 1)
-    method, _ = fit(DCA, options, source, FitContext(session=slow.with_progress(silent), clip=clip, seed=1))
+    method, _ = fit(DCA, options, source, FitContext(session=slow.with_progress(silent), encoder=clip, seed=1))
     assert told(caplog) == []
-    predict_held_out(method, options, source, FitContext(session=slow, clip=clip, seed=1))
+    predict_held_out(method, options, source, FitContext(session=slow, encoder=clip, seed=1))
     # Two folds of ten images: two trial steps and two steps each.
     assert told(caplog) == [TOLD.format("8 minutes")]

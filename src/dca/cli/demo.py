@@ -25,7 +25,7 @@ from dca.cli.common import device_flags, emit, json_flag, overwrite_flag, quiet_
     show_default=True,
     help="Seed of the draw and of the initial values.",
 )
-@click.option("--backbone", default="mini", show_default=True, help="Backbone, as for dca fit.")
+@click.option("--backbone", default="auto", show_default=True, help="Backbone, as for dca fit.")
 @overwrite_flag
 @device_flags
 @quiet_flag

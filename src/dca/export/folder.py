@@ -233,7 +233,7 @@ def measure_int8_cost(
 
 def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress) -> NDArray[np.float32]:
     """Predict probabilities (N, C) with an ONNX file, by the code that is exported with it."""
-    preprocess = model.method_.clip.preprocess.to_dict()
+    preprocess = model.method_.encoder.preprocess.to_dict()
     session, probs = predict.open_session(file), list[NDArray[np.float32]]()
     readable = [image for image in images if not isinstance(image, StoredImage)]  # which only a refit has
     for crops in predict.iter_batches(readable, preprocess):
@@ -244,11 +244,11 @@ def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], pro
 
 def require_cpu(model: Classifier) -> None:
     """Raise if the model is not on the CPU in float32, which is what is exported."""
-    clip = model.method_.clip
-    if clip.device.type != "cpu" or clip.dtype.itemsize != 4:
-        precision = str(clip.dtype).removeprefix("torch.")
+    encoder = model.method_.encoder
+    if encoder.device.type != "cpu" or encoder.dtype.itemsize != 4:
+        precision = str(encoder.dtype).removeprefix("torch.")
         raise UserError(
-            f"the model is on {clip.device} in {precision}; an export needs it on the CPU in float32",
+            f"the model is on {encoder.device} in {precision}; an export needs it on the CPU in float32",
             hint="load it with Classifier.from_pretrained(folder, device='cpu', precision='fp32')",
         )
 

@@ -30,11 +30,11 @@ class ImageProgram(nn.Module):
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
-        self.clip = method.clip  # a method does not register its backbone
+        self.encoder = method.encoder  # a method does not register its backbone
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise, encode, classify."""
-        pixels = self.clip.preprocess.normalize(images.permute(0, 3, 1, 2))
+        pixels = self.encoder.preprocess.normalize(images.permute(0, 3, 1, 2))
         return self.method.classify(self.method.encode(pixels)).float()
 
 
@@ -104,7 +104,7 @@ def convert(method: Method, file: Path, description: ModelDescription) -> list[s
 
     description: also written into the metadata of the file.
     """
-    size = method.clip.preprocess.size
+    size = method.encoder.preprocess.size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     with torch.no_grad(), _silence_exporter():
         program = torch.onnx.export(
@@ -121,7 +121,7 @@ def convert(method: Method, file: Path, description: ModelDescription) -> list[s
     model.metadata_props.update({key: _to_text(value) for key, value in description.to_dict().items()})
     model.producer_name, model.producer_version = LIBRARY, dca.__version__
     nodes = list(model.graph.all_nodes())
-    backbone_nodes = [node.name or "" for node in nodes if "'clip." in node.metadata_props.get(SCOPES, "")]
+    backbone_nodes = [node.name or "" for node in nodes if "'encoder." in node.metadata_props.get(SCOPES, "")]
     for node in nodes:
         node.metadata_props.clear()  # they name source files of this machine
     program.save(file)

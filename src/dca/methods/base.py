@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dca.backbones.encoder import Ability, Encoder
 from dca.core import options as core_options
 from dca.core import seeds
 from dca.core.choices import ProtocolName, Rules, ValidationUse
@@ -356,13 +357,14 @@ class Method(nn.Module, ABC):
     frozen and shared: it is neither among the parameters nor in the state.
 
     Args:
-        clip: The frozen backbone.
+        encoder: The frozen backbone.
         problem: Classes, shots and seed.
         options: Options with all values filled in; `build` does that.
 
     Attributes:
         name: Name of the method.
         paper: Authors, title and venue.
+        needs: What its encoder must be able to do. Methods that read texts where there are some do not need them.
         trains_on: What the training loop feeds to steps: "images", "features", or "nothing".
         Options: Dataclass of the options.
         validation: Validation images that the authors choose options on.
@@ -391,6 +393,7 @@ class Method(nn.Module, ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    needs: ClassVar[frozenset[Ability]] = frozenset({Ability.IMAGE_FEATURES})
     trains_on: ClassVar[TrainsOn] = "nothing"
     Options: ClassVar[type[TrainingOptions]]
     validation: ClassVar[ValidationUse] = "none"
@@ -508,31 +511,36 @@ class Method(nn.Module, ABC):
     # A fit: build, prepare, train, finish, build the head.
 
     @classmethod
-    def build(cls, clip: CLIP, problem: Problem, options: Any) -> Self:
+    def build(cls, encoder: Encoder, problem: Problem, options: Any) -> Self:
         """Create a method for a problem, not trained yet.
 
         Args:
-            clip: The frozen backbone.
+            encoder: The frozen backbone.
             problem: Classes, shots and seed.
             options: Options of `parse_options`; `resolve` fills in what is not set.
 
         Returns:
             The method.
         """
-        return cls(clip, problem, cls.resolve(options, problem))
+        return cls(encoder, problem, cls.resolve(options, problem))
 
-    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
+    def __init__(self, encoder: Encoder, problem: Problem, options: Any) -> None:
         super().__init__()
-        self._backbone = (clip,)  # a tuple, so that nn.Module does not register it
+        self._backbone = (encoder,)  # a tuple, so that nn.Module does not register it
         self.problem = problem
         self.options = options
         for name in self.results:
             self.register_buffer(name, None)
 
     @property
-    def clip(self) -> CLIP:
+    def encoder(self) -> Encoder:
         """The frozen backbone."""
         return self._backbone[0]
+
+    @property
+    def clip(self) -> CLIP:
+        """The frozen backbone of methods that need more of it than features."""
+        return cast("CLIP", self._backbone[0])
 
     def generator(self, stream: str) -> torch.Generator:
         """Open a random stream of this method's own, e.g. for initial values.
@@ -601,7 +609,7 @@ class Method(nn.Module, ABC):
         Returns:
             Unit features (B, D).
         """
-        return self.adapt_features(self.clip.encode_image(pixels))
+        return self.adapt_features(self.encoder.encode_image(pixels))
 
     def adapt_features(self, features: Tensor) -> Tensor:
         """Turn features of the frozen backbone into those of `encode`.
@@ -894,7 +902,7 @@ class Method(nn.Module, ABC):
         Raises:
             UserError: If a parameter belongs to classes that the other problem does not have.
         """
-        other = type(self)(self.clip, problem, self.options)
+        other = type(self)(self.encoder, problem, self.options)
         rows = [s for s in sources if s is not None]
         if mismatch := copy_parameters(self, other, self.class_parameters(), rows):
             raise UserError(
@@ -962,7 +970,7 @@ class Method(nn.Module, ABC):
             for name, parameter in self.named_parameters():
                 parameter.copy_(state[name])
         for name in self.results:
-            setattr(self, name, state[name].to(self.clip.device))
+            setattr(self, name, state[name].to(self.encoder.device))
         self.build_head()
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
@@ -981,7 +989,7 @@ class TrainedMethod(Method):
     """A method that the training loop trains: it turns a batch into loss terms.
 
     Args:
-        clip, problem, options: As for `Method`.
+        encoder, problem, options: As for `Method`.
 
     Attributes:
         recordable: Whether a GPU may record a step once and replay it. False for a step that reads values

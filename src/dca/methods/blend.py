@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.hints import list_methods
 from dca.core.options import option, replace_options
@@ -44,7 +44,7 @@ from dca.methods.base import (
     check_state,
 )
 from dca.methods.closed_form import ClosedForm
-from dca.methods.registry import get_method
+from dca.methods.registry import choose_encoder, get_method
 from dca.methods.shared.frozen_features import check_shapes
 from dca.methods.shared.product_of_experts import class_weights, fit_scales
 from dca.stats.calibration import FLOOR
@@ -92,11 +92,11 @@ class Blend(Method):
     weights: Tensor
     _held: HeldOutPredictions | None = None
 
-    def __init__(self, clip: CLIP, problem: Problem, options: BlendOptions) -> None:
-        super().__init__(clip, problem, options)
+    def __init__(self, encoder: Encoder, problem: Problem, options: BlendOptions) -> None:
+        super().__init__(encoder, problem, options)
         kind, inner = options.inner()
-        self.closed = ClosedForm.build(clip, problem, ClosedForm.Options())
-        self.trained: Method | None = kind.build(clip, problem, inner)
+        self.closed = ClosedForm.build(encoder, problem, ClosedForm.Options())
+        self.trained: Method | None = kind.build(choose_encoder(kind, encoder), problem, inner)
 
     @classmethod
     def parse_options(
@@ -150,7 +150,7 @@ class Blend(Method):
         self._held, weights = self.closed.predict_held_out(support), BlendWeights()
         if self.closed.can_hold_out:
             self._held, weights = self._fit_weights(support, self._held)
-        self.weights = torch.tensor(astuple(weights), dtype=torch.float64, device=self.clip.device)
+        self.weights = torch.tensor(astuple(weights), dtype=torch.float64, device=self.encoder.device)
         self.trained = self._fit_trained(support) if weights.second else None
 
     def _fit_weights(self, support: Support, own: HeldOutPredictions) -> tuple[HeldOutPredictions, BlendWeights]:
@@ -189,7 +189,7 @@ class Blend(Method):
     @property
     def _size(self) -> int:
         """Size of the features of the closed form; those of the trained method follow."""
-        return self.clip.config.embed_dim
+        return self.encoder.feature_dim
 
     @property
     def has_frozen_image_tower(self) -> bool:
@@ -200,12 +200,16 @@ class Blend(Method):
         """Unit features of the frozen backbone, and those of the trained method: (B, D) or (B, 2 D)."""
         if self.trained is None or self.trained.has_frozen_image_tower:
             return super().encode(pixels)
-        return torch.cat([self.closed.encode(pixels), self.trained.encode(pixels)], dim=-1)
+        own = self.encoder.take_pixels(self.trained.encoder, pixels)
+        return torch.cat([self.closed.encode(pixels), self.trained.encode(own)], dim=-1)
 
     def adapt_features(self, features: Tensor) -> Tensor:
         """The features of `encode`, where the image tower is unchanged."""
         own = self.closed.adapt_features(features)
-        return own if self.trained is None else torch.cat([own, self.trained.adapt_features(features)], dim=-1)
+        if self.trained is None:
+            return own
+        others = self.encoder.take_features(self.trained.encoder, features)
+        return torch.cat([own, self.trained.adapt_features(others)], dim=-1)
 
     def text_contexts(self) -> Sequence[Tensor]:
         """Those of the trained method."""
@@ -269,7 +273,7 @@ class Blend(Method):
     def _rebuild(self, closed: ClosedForm, trained: Method | None) -> Self:
         """A blend of these two with the same weights, and its head."""
         options = self.options if trained is None else self.options.with_inner(trained.name, trained.options)
-        other = type(self)(self.clip, closed.problem, options)
+        other = type(self)(self.encoder, closed.problem, options)
         other.closed, other.trained, other.weights = closed, trained, self.weights
         return other.build_head()
 
@@ -278,7 +282,7 @@ class Blend(Method):
         own, closed, trained = _split_state(state)
         problems = check_state({}, self.results, own) or self.check_results(own)
         if not problems:
-            self.weights = own["weights"].to(self.clip.device)
+            self.weights = own["weights"].to(self.encoder.device)
             self.trained = self.trained if self.blend_weights.second else None
             problems = _restore_part("closed", self.closed, closed) + _restore_part("trained", self.trained, trained)
         if problems:

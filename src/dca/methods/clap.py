@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability, Encoder
 from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, describe_terms
 from dca.methods.shared.frozen_features import (
@@ -130,6 +130,7 @@ class CLAP(FrozenMethod, TrainedMethod):
 
     name = "clap"
     paper = "Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large VLMs, CVPR 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES})
     trains_on = "features"
     imagenet_templates = (*SEVEN_TEMPLATES, "a photo of a {}.")
     term_titles = describe_terms(near_text="near the text")
@@ -142,9 +143,9 @@ class CLAP(FrozenMethod, TrainedMethod):
         """Fill in the strength by recipe."""
         return options.fill_unset(strength=STRENGTH[options.recipe])
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CLAPOptions) -> None:
-        super().__init__(clip, problem, options)
-        self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
+    def __init__(self, encoder: Encoder, problem: Problem, options: CLAPOptions) -> None:
+        super().__init__(encoder, problem, options)
+        self.weight = nn.Parameter(torch.zeros(len(problem.names), encoder.feature_dim, device=encoder.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,); each view alone if they are shuffled."""
@@ -162,23 +163,23 @@ class CLAP(FrozenMethod, TrainedMethod):
         names = None
         if self.options.names == "raw":
             names = [raw_name(name, self.problem.dataset) for name in self.problem.names]
-        return encode_class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates, names)
+        return encode_class_texts(self.encoder, self.problem, self.options.templates, self.imagenet_templates, names)
 
     def prepare(self, support: Support) -> None:
         """Initial prototypes, and λ."""
         self._text = self.texts().mean(dim=0)
         if self.options.recipe == "scaled":
-            self._text = self._text / clip_scale(self._text, CLIP_TEXT_NORM, self.clip.tau)
+            self._text = self._text / clip_scale(self._text, CLIP_TEXT_NORM, self.encoder.tau)
         with torch.no_grad():
             self.weight.copy_(self._text)
         views = F.normalize(self._views, dim=-1)
         labels = support.labels.repeat_interleave(views.shape[1])
         unit = F.normalize(self._text, dim=-1)
-        self._lambda = class_multipliers(views.flatten(0, 1), labels, unit, self.clip.tau, self.options.multipliers)
+        self._lambda = class_multipliers(views.flatten(0, 1), labels, unit, self.encoder.tau, self.options.multipliers)
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image, and the penalty."""
-        logits = self.clip.tau * draw_unit_view(batch) @ F.normalize(self.weight, dim=-1).T
+        logits = self.encoder.tau * draw_unit_view(batch) @ F.normalize(self.weight, dim=-1).T
         terms = {"cls": F.cross_entropy(logits, batch.labels)}
         if self.options.multipliers != "none":
             assert self.options.strength is not None
@@ -187,7 +188,7 @@ class CLAP(FrozenMethod, TrainedMethod):
 
     def make_head(self) -> Head:
         """Softmax of τ cos(f, w)."""
-        return LinearHead.cosine(F.normalize(self.weight, dim=-1), self.clip.tau)
+        return LinearHead.cosine(F.normalize(self.weight, dim=-1), self.encoder.tau)
 
 
 METHOD = CLAP

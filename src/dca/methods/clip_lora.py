@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Update
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.prompts import dropout
@@ -57,6 +58,7 @@ class CLIPLoRA(TowerUpdateMethod):
 
     name = "clip_lora"
     paper = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of Vision-Language Models, CVPR Workshops 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
     steps_per_shot = 500
     Options = CLIPLoRAOptions
     options: CLIPLoRAOptions

@@ -27,6 +27,7 @@ from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import LINEARS, QKV, Block, Update
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.vision import VisionTower
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import OptimizerName, Problem, ScheduleUnit
 from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
@@ -95,6 +96,7 @@ class CLIPSVD(TowerUpdateMethod):
 
     name = "clip_svd"
     paper = "Koleilat et al., Singular Value Few-shot Adaptation of Vision-Language Models, arXiv 2509.03740, 2025"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
     steps_per_shot = 200
     Options = CLIPSVDOptions
     options: CLIPSVDOptions

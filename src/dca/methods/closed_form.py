@@ -28,7 +28,10 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from dca.backbones.encoder import Ability, Encoder
+from dca.backbones.pool import Pool
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support, fold_shortage
@@ -38,15 +41,15 @@ from dca.methods.shared.familiarity import Familiarity
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
     MAX_REFITTED,
+    ExpertPool,
     Experts,
-    ExpertsHead,
     FixedHyperparameters,
     Hyperparameters,
+    LabelReader,
     Refits,
-    held_out_logits,
     learning_curve,
     refit_in_folds,
-    select_hyperparameters,
+    split_features,
     text_gain,
 )
 
@@ -96,6 +99,7 @@ class ClosedForm(FrozenMethod):
             "image_groups": torch.int64,
             "other_features": torch.float32,
             "text_features": torch.float32,
+            "label_text": torch.float32,
             "hyperparameters": torch.float64,
         }
     )
@@ -105,6 +109,7 @@ class ClosedForm(FrozenMethod):
     image_groups: Tensor
     other_features: Tensor
     text_features: Tensor
+    label_text: Tensor
     hyperparameters: Tensor
 
     def finish(self, support: Support) -> None:
@@ -112,9 +117,9 @@ class ClosedForm(FrozenMethod):
         self.image_features, self.image_labels = self.encode_all(support), support.labels
         self.image_groups, self.other_features = support.groups, self.image_features[:0]
         self.text_features = unit_mean(self.texts())
-        self.hyperparameters = torch.tensor(
-            astuple(select_hyperparameters(self.experts)), dtype=torch.float64, device=self.clip.device
-        )
+        self.label_text = self._encode_labels()
+        selected = [astuple(own) for own in self.experts.select()]
+        self.hyperparameters = torch.tensor(selected, dtype=torch.float64, device=self.encoder.device)
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """By models that are fitted again where there are few images, else by `leave_one_out`."""
@@ -129,13 +134,13 @@ class ClosedForm(FrozenMethod):
 
     def leave_one_out(self, *, fixed_shares: bool = False) -> HeldOutPredictions:
         """Exact leave-one-out, with the hyperparameters held fixed."""
-        logits = held_out_logits(self.experts, self.selected, fixed_shares=fixed_shares)
+        logits = self.experts.held_out_logits(self.selected, fixed_shares=fixed_shares)
         return HeldOutPredictions(logits.softmax(dim=-1).numpy(), "leave-one-out")
 
     @property
     def can_be_refitted(self) -> bool:
         """Whether there are so few images that the model can be fitted again in folds; else leave-one-out is close."""
-        return self.experts.zero_shot.numel() <= MAX_REFITTED
+        return self.experts.held_out_scores <= MAX_REFITTED
 
     @cached_property
     def _refits(self) -> Refits:
@@ -144,23 +149,55 @@ class ClosedForm(FrozenMethod):
     @property
     def can_hold_out(self) -> bool:
         """Whether enough images can be left out to select anything by them."""
-        return self.experts.gaussian.can_hold_out
+        return self.experts.source.can_hold_out
 
     @property
-    def selected(self) -> Hyperparameters:
-        """The hyperparameters of the head."""
-        return Hyperparameters(*self.hyperparameters.tolist())
+    def selected(self) -> tuple[Hyperparameters, ...]:
+        """The hyperparameters of the head, for each encoder."""
+        return tuple(Hyperparameters(*own) for own in self.hyperparameters.tolist())
 
     @cached_property
-    def experts(self) -> Experts:
-        """The experts on the training images."""
+    def experts(self) -> ExpertPool:
+        """The experts on the training images, for each encoder."""
         # On the CPU: the selection takes thousands of small steps, each of which would wait for a GPU.
-        x, y, text = self.image_features.cpu(), self.image_labels.cpu(), self.text_features.cpu()
+        y, sizes = self.image_labels.cpu(), [member.feature_dim for member in self.encoder.members]
         # Numbered anew: removed classes leave gaps, and a file from elsewhere may hold any numbers.
         _, groups = torch.unique(self.image_groups.cpu(), return_inverse=True)
-        gaussian, options = TextGaussian.from_features(x, y, text, groups), self.options
-        width, most = options.kernel_width, options.kernel_images
-        return Experts.build(gaussian, self.clip.tau, options.fixed(), width=width, most=most)
+        images, texts = (
+            split_features(self.image_features.cpu(), sizes),
+            split_features(self.text_features.cpu(), sizes),
+        )
+        parts = []
+        for member, x, text in zip(self.encoder.members, images, texts, strict=True):
+            gaussian, options = TextGaussian.from_features(x, y, text, groups), self.options
+            width, most = options.kernel_width, options.kernel_images
+            reader = self._label_reader(member, texts)
+            parts.append(Experts.build(gaussian, member.tau, options.fixed(), width=width, most=most, reader=reader))
+        return ExpertPool(tuple(parts))
+
+    def _encode_labels(self) -> Tensor:
+        """Unit text features (L, T) of the labels that members of the pool know, one after the other, by its reader."""
+        pool = self.encoder
+        if not isinstance(pool, Pool) or pool.reader is None:
+            return self.text_features[:0, :0]
+        names = [name for member in pool.members for name in member.label_names]
+        if not names:
+            return self.text_features[:0, :0]
+        with torch.no_grad():
+            return F.normalize(
+                pool.reader.encode_text([self.problem.template.replace("{}", name) for name in names]), dim=-1
+            )
+
+    def _label_reader(self, member: Encoder, texts: Sequence[Tensor]) -> LabelReader | None:
+        """What reads names through the labels of a member; texts: of the classes, for each member."""
+        pool = self.encoder
+        if not isinstance(pool, Pool) or pool.reader is None or not member.label_names or not len(self.label_text):
+            return None
+        first = sum(len(other.label_names) for other in pool.members[: pool.members.index(member)])
+        weight, bias = member.label_classifier()
+        own = self.label_text[first : first + len(bias)]
+        text = texts[pool.members.index(pool.reader)]
+        return LabelReader(weight.cpu(), bias.cpu(), own.cpu(), text, pool.reader.tau)
 
     @cached_property
     def _conformal(self) -> ConformalPredictor:
@@ -210,14 +247,16 @@ class ClosedForm(FrozenMethod):
 
     def notes(self) -> list[str]:
         """Whether the class names help."""
-        gain, _ = text_gain(self.experts.zero_shot, self.experts.labels)
-        if gain >= NO_TEXT:
+        pool = self.experts
+        if Ability.TEXT_FEATURES not in self.encoder.abilities:
+            return []
+        if max(text_gain(part.zero_shot, pool.labels)[0] for part in pool.parts) >= NO_TEXT:
             return []
         return ["The class names tell CLIP nothing about these images, so that only the images count."]
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""
-        return ExpertsHead.from_experts(self.experts, self.selected).to(self.clip.device)
+        return self.experts.make_head(self.selected).to(self.encoder.device)
 
     def with_class(self, name: str, images: Support) -> Self:
         """Exactly the fit of all classes with the same hyperparameters; no other image is read again."""
@@ -245,22 +284,28 @@ class ClosedForm(FrozenMethod):
 
     def _copy_for_names(self, names: Sequence[str]) -> Self:
         """A copy with the same images and hyperparameters and the texts of these names, without a head."""
-        other = type(self)(self.clip, dataclasses.replace(self.problem, names=tuple(names)), self.options)
+        other = type(self)(self.encoder, dataclasses.replace(self.problem, names=tuple(names)), self.options)
         for result in self.results:
             setattr(other, result, getattr(self, result))
         other.text_features = unit_mean(other.texts())
         return other
 
+    def _label_text_shape(self) -> tuple[int, int]:
+        pool = self.encoder
+        labels = sum(len(member.label_names) for member in pool.members)
+        return (labels, pool.reader.feature_dim) if isinstance(pool, Pool) and pool.reader and labels else (0, 0)
+
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Feature, label and group of each image, features of other images and of class texts, hyperparameters."""
-        C, D, N = len(self.problem.names), self.clip.config.embed_dim, len(state["image_features"])
+        C, D, N = len(self.problem.names), self.encoder.feature_dim, len(state["image_features"])
         shapes = {
             "image_features": (N, D),
             "image_labels": (N,),
             "image_groups": (N,),
             "other_features": (len(state["other_features"]), D),
             "text_features": (C, D),
-            "hyperparameters": (len(dataclasses.fields(Hyperparameters)),),
+            "label_text": self._label_text_shape(),
+            "hyperparameters": (len(self.encoder.members), len(dataclasses.fields(Hyperparameters))),
         }
         problems = check_shapes(state, shapes)
         labels = state["image_labels"]

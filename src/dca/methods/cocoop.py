@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, TrainedMethod, TrainingOptions
 from dca.methods.shared.prompts import check_name_lengths, init_context, init_linear, tokenize_names
@@ -88,6 +89,7 @@ class CoCoOp(TrainedMethod):
 
     name = "cocoop"
     paper = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS})
     trains_on = "images"
     Options = CoCoOpOptions
     options: CoCoOpOptions

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step
 from dca.methods.shared.prompts import check_name_lengths, coop_epochs, init_context, tokenize_names
@@ -57,6 +58,7 @@ class CoOp(TextFeatureMethod):
 
     name = "coop"
     paper = "Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS})
     trains_on = "images"
     Options = CoOpOptions
     options: CoOpOptions

@@ -45,8 +45,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
 from dca.backbones.clip.vision import VisionTower, apply_last_block
+from dca.backbones.encoder import Ability, Encoder
 from dca.core.errors import UserError
 from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Head, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
@@ -155,6 +155,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
 
     name = "cross_modal"
     paper = "Lin et al., Multimodality Helps Unimodality: Cross-Modal Few-Shot Learning, CVPR 2023"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES})
     trains_on = "features"
     validation = "few"
     Options = CrossModalOptions
@@ -206,17 +207,17 @@ class CrossModal(FrozenMethod, TrainedMethod):
             return []
         return ["search=grid had no validation images to select on, so one fixed point of the grid was trained."]
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CrossModalOptions) -> None:
-        super().__init__(clip, problem, options)
-        self.weight = nn.Parameter(torch.zeros(len(problem.names), clip.config.embed_dim, device=clip.device))
-        self.end = TowerEnd(clip.visual) if options.form == "partial" else None
+    def __init__(self, encoder: Encoder, problem: Problem, options: CrossModalOptions) -> None:
+        super().__init__(encoder, problem, options)
+        self.weight = nn.Parameter(torch.zeros(len(problem.names), encoder.feature_dim, device=encoder.device))
+        self.end = TowerEnd(self.clip.visual) if options.form == "partial" else None
         # The best end so far, in the state of an unfinished run; in a finished model it is the parameters.
         self.register_buffer("best_end", None)
 
     @property
     def tau(self) -> float:
         """τ, the scale of the softmax."""
-        return self.clip.tau if self.options.tau is None else self.options.tau
+        return self.encoder.tau if self.options.tau is None else self.options.tau
 
     @property
     def has_frozen_image_tower(self) -> bool:
@@ -322,7 +323,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One weight vector per class, and one accuracy."""
-        C, D = len(self.problem.names), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.encoder.feature_dim
         return check_shapes(state, {"final_weight": (C, D), "validated": ()})
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step, Support, describe_terms
 from dca.methods.shared import metric
@@ -72,6 +73,7 @@ class DAPT(TextFeatureMethod):
 
     name = "dapt"
     paper = "Cho et al., Distribution-Aware Prompt Tuning for Vision-Language Models, ICCV 2023"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = DAPTOptions
     term_titles = describe_terms(visual="to prototypes", text="between texts")

@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.hints import set_option
 from dca.core.options import option, replace_options
@@ -184,6 +185,7 @@ class DCA(ClassFeatureMethod):
 
     name = "dca"
     paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions

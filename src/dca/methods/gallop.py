@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions, describe_terms
@@ -135,6 +136,7 @@ class GalLoP(TrainedMethod):
 
     name = "gallop"
     paper = "Lafon et al., GalLoP: Learning Global and Local Prompts for Vision-Language Models, ECCV 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.LAYERS})
     trains_on = "images"
     Options = GalLoPOptions
     # Unit text features of the global, then of the local prompts: (G + J, C, D).

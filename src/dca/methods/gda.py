@@ -146,7 +146,7 @@ class GDA(FrozenMethod):
         scores, queries, y = scores[kept], queries[kept], y[kept]
 
         def log_likelihood(alpha: float) -> float:
-            return -log_loss_at_best_scale(add_text(scores, queries, text, tau=self.clip.tau, alpha=alpha), y)
+            return -log_loss_at_best_scale(add_text(scores, queries, text, tau=self.encoder.tau, alpha=alpha), y)
 
         return first_best(ALPHAS, log_likelihood)[0]
 
@@ -157,7 +157,7 @@ class GDA(FrozenMethod):
             return None
         views, text = self._encode_views(support), self.text_features
         probabilities = held_out_logits(
-            views, y, self.encode_all(support), text, tau=self.clip.tau, alpha=float(self.alpha)
+            views, y, self.encode_all(support), text, tau=self.encoder.tau, alpha=float(self.alpha)
         ).softmax(dim=-1)
         probabilities[y.bincount(minlength=len(text))[y] == 1] = torch.nan
         return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
@@ -168,7 +168,7 @@ class GDA(FrozenMethod):
 
     def _linear(self, alpha: float | Tensor) -> LinearHead:
         """The head with this α."""
-        return gda_head(self.text_features, self.weight, self.bias, self.clip.tau, alpha)
+        return gda_head(self.text_features, self.weight, self.bias, self.encoder.tau, alpha)
 
     def make_head(self) -> Head:
         """Softmax of text and Gaussian part."""
@@ -176,7 +176,7 @@ class GDA(FrozenMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature, one weight vector and one bias per class, and one α."""
-        C, D = len(self.problem.names), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.encoder.feature_dim
         shapes = {"text_features": (C, D), "weight": (C, D), "bias": (C,), "alpha": ()}
         return check_shapes(state, shapes)
 

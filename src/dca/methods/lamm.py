@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Problem, Step, describe_terms
 from dca.methods.shared.prompts import (
@@ -78,6 +79,7 @@ class LAMM(TextFeatureMethod):
 
     name = "lamm"
     paper = "Gao et al., LAMM: Label Alignment for Multi-Modal Prompt Learning, AAAI 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS})
     trains_on = "images"
     Options = LAMMOptions
     term_titles = describe_terms(names="drift of names", features="drift of texts", distillation="distillation")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.options import option, replace_options
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support, TrainingOptions
 from dca.methods.shared.frozen_features import FrozenMethod, accuracy, first_best
@@ -90,11 +90,11 @@ class LinearProbe(FrozenMethod):
     options: LinearProbeOptions
     _solution: tuple[float, Tensor, Tensor]  # c, W and b of `finish`, in float64
 
-    def __init__(self, clip: CLIP, problem: Problem, options: LinearProbeOptions) -> None:
-        super().__init__(clip, problem, options)
-        C, D = len(problem.names), clip.config.embed_dim
-        self.weight = nn.Parameter(torch.zeros(C, D, device=clip.device))
-        self.bias = nn.Parameter(torch.zeros(C, device=clip.device))
+    def __init__(self, encoder: Encoder, problem: Problem, options: LinearProbeOptions) -> None:
+        super().__init__(encoder, problem, options)
+        C, D = len(problem.names), encoder.feature_dim
+        self.weight = nn.Parameter(torch.zeros(C, D, device=encoder.device))
+        self.bias = nn.Parameter(torch.zeros(C, device=encoder.device))
 
     def adapt_features(self, features: Tensor) -> Tensor:
         """Image features f (B, D) of the encoder, normalised only with features=unit."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step
 from dca.methods.shared.prompts import check_name_lengths, random_tokens, tokenize_names
@@ -53,6 +54,7 @@ class MaPLe(TextFeatureMethod):
 
     name = "maple"
     paper = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = MaPLeOptions
     # The defaults are its recipe for base-to-new.

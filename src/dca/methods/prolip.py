@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import (
     VIEW_CROP_LOW,
@@ -92,6 +93,7 @@ class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
 
     name = "prolip"
     paper = "Fahes et al., CLIP's Visual Embedding Projector is a Few-shot Cornucopia, arXiv 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
     trains_on = "features"
     term_titles = describe_terms(near_clip="near CLIP's projection")
     Options = ProLIPOptions

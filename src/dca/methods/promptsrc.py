@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step, Support, describe_terms
@@ -114,6 +115,7 @@ class PromptSRC(TextFeatureMethod):
 
     name = "promptsrc"
     paper = "Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting, ICCV 2023"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = PromptSRCOptions
     term_titles = describe_terms(text="drift of texts", image="drift of images", logits="drift of answers")

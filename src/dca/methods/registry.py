@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 
+from dca.backbones.encoder import Encoder
 from dca.core.choices import DEFAULT_METHOD  # defined there, so that the command line reads it without torch
-from dca.core.errors import unknown_name
+from dca.core.errors import UserError, unknown_name
 from dca.core.hints import list_methods
 from dca.core.text import normalize_name
 from dca.methods.base import Method
 
-__all__ = ["DEFAULT_METHOD", "all_methods", "get_method"]
+__all__ = ["DEFAULT_METHOD", "all_methods", "choose_encoder", "get_method", "methods_for"]
 
 log = logging.getLogger(__name__)
 
@@ -66,3 +67,33 @@ def get_method(name: str) -> type[Method]:
     if normalize_name(name) not in methods:
         raise unknown_name("method", name, all_methods(), hint=list_methods())
     return methods[normalize_name(name)]
+
+
+def methods_for(encoder: Encoder) -> list[str]:
+    """Names of the methods that run on an encoder, or on a member of a pool."""
+    candidates = _candidates(encoder)
+    return [
+        name
+        for name, kind in all_methods().items()
+        if not kind.fits_others and any(kind.needs <= one.abilities for one in candidates)
+    ]
+
+
+def choose_encoder(kind: type[Method], encoder: Encoder) -> Encoder:
+    """The encoder, or the first member of a pool that has what the method needs where the whole pool has not.
+
+    Raises:
+        UserError: If the method cannot run on it.
+    """
+    for candidate in _candidates(encoder):
+        if kind.needs <= candidate.abilities:
+            return candidate
+    missing = sorted(kind.needs - encoder.abilities)
+    raise UserError(
+        f"{kind.name} needs {' and '.join(missing)}, which {encoder.source} does not have",
+        hint=f"methods that run on it: {', '.join(methods_for(encoder))}",
+    )
+
+
+def _candidates(encoder: Encoder) -> tuple[Encoder, ...]:
+    return (encoder, *(member for member in encoder.members if member is not encoder))

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability, Encoder
 from dca.core.options import option
 from dca.datasets.classes import read_class_list
 from dca.methods.base import Head, HeldOutPredictions, Problem, Support
@@ -64,6 +64,7 @@ class SiM(FrozenMethod):
 
     name = "sim"
     paper = "Zanella, Fuchs et al., Vocabulary-free few-shot learning for Vision-Language Models, arXiv 2025"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES})
     trains_on = "nothing"  # by the training loop; W is solved for
     Options = SiMOptions
     class_rows = frozenset({"mapping", "weight"})
@@ -73,15 +74,15 @@ class SiM(FrozenMethod):
     weight: Tensor
     _ridge: Ridge  # of `finish`
 
-    def __init__(self, clip: CLIP, problem: Problem, options: SiMOptions) -> None:
-        super().__init__(clip, problem, options)
+    def __init__(self, encoder: Encoder, problem: Problem, options: SiMOptions) -> None:
+        super().__init__(encoder, problem, options)
         shape = len(problem.names), len(imagenet_names())
-        self.mapping = nn.Parameter(torch.zeros(shape, device=clip.device))
+        self.mapping = nn.Parameter(torch.zeros(shape, device=encoder.device))
 
     def encode_sentences(self) -> Tensor:
         """P, unit text features of the ImageNet names, (K, D)."""
         names = dataclasses.replace(self.problem, names=imagenet_names())
-        return unit_mean(encode_class_texts(self.clip, names, self.options.templates or SENTENCE))
+        return unit_mean(encode_class_texts(self.encoder, names, self.options.templates or SENTENCE))
 
     def finish(self, support: Support) -> None:
         """Solve for W."""
@@ -92,12 +93,12 @@ class SiM(FrozenMethod):
         W = Q @ self._ridge.coefficients
         with torch.no_grad():
             self.mapping.copy_(W.T)
-        self.weight = (self.clip.tau * W.T @ P).float()
+        self.weight = (self.encoder.tau * W.T @ P).float()
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
         """Exact leave-one-out; near-copies are left out together."""
         labels, groups = support.labels, support.groups
-        probabilities = (self.clip.tau * self._ridge.held_out(groups)).softmax(dim=-1)
+        probabilities = (self.encoder.tau * self._ridge.held_out(groups)).softmax(dim=-1)
         _, member = torch.unique(torch.stack([groups, labels]), dim=1, return_inverse=True)
         probabilities[member.bincount()[member] == labels.bincount()[labels]] = torch.nan
         return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
@@ -115,7 +116,7 @@ class SiM(FrozenMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One weight vector per class."""
-        expected = len(self.problem.names), self.clip.config.embed_dim
+        expected = len(self.problem.names), self.encoder.feature_dim
         return check_shapes(state, {"weight": expected})
 
 

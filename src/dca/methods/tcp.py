@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Activation
+from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, Step, describe_terms
@@ -84,6 +85,7 @@ class TCP(TextFeatureMethod):
 
     name = "tcp"
     paper = "Yao et al., TCP: Textual-based Class-aware Prompt tuning for Visual-Language Model, CVPR 2024"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS})
     trains_on = "images"
     Options = TCPOptions
     term_titles = describe_terms(text="drift of texts")

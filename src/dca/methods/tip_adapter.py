@@ -151,7 +151,7 @@ class TipAdapter(FrozenMethod):
         alphas = search_grid(alpha_end, ALPHA_STEPS) if alpha is None else [alpha]
         betas = search_grid(beta_end, BETA_STEPS) if beta is None else [beta]
         f = self.encode_all(validation)
-        text = self.clip.tau * f @ self.text_features.T
+        text = self.encoder.tau * f @ self.text_features.T
         return search_alpha_beta(text, f @ self.keys.T, self.key_labels, validation.labels, alphas, betas)
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions | None:
@@ -162,7 +162,7 @@ class TipAdapter(FrozenMethod):
         C, copies = len(self.text_features), support.groups[:, None] == support.groups
         near = torch.where(copies, 0.0, (-beta * (1 - f @ self.keys.double().T)).exp())
         cache = near.new_zeros(len(near), C).index_add(1, y, near)
-        probabilities = (self.clip.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
+        probabilities = (self.encoder.tau * f @ self.text_features.double().T + alpha * cache).softmax(dim=-1)
         alone = (copies | (y[:, None] != y)).all(dim=1)
         probabilities[alone] = torch.nan
         return HeldOutPredictions(probabilities.cpu().numpy(), "leave-one-out")
@@ -175,11 +175,13 @@ class TipAdapter(FrozenMethod):
     def make_head(self) -> Head:
         """Softmax of text and cache."""
         alpha, beta = self.alpha_beta.tolist()
-        return CacheHead.from_keys(self.text_features, self.keys.detach(), self.key_labels, self.clip.tau, alpha, beta)
+        return CacheHead.from_keys(
+            self.text_features, self.keys.detach(), self.key_labels, self.encoder.tau, alpha, beta
+        )
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class, keys with labels of these classes, α and β."""
-        C, D = len(self.problem.names), self.clip.config.embed_dim
+        C, D = len(self.problem.names), self.encoder.feature_dim
         N = max(len(state["key_labels"]), C) if state["key_labels"].dim() else C
         shapes = {"text_features": (C, D), "keys": (N, D), "key_labels": (N,), "alpha_beta": (2,)}
         problems = check_shapes(state, shapes)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.options import option
 from dca.methods.base import Batch, LastBatch, OptimizerName, Problem, ScheduleUnit, Step, Support, TrainedMethod
 from dca.methods.shared.frozen_features import draw_unit_view, encode_views, unit_mean
@@ -66,10 +66,10 @@ class TipAdapterF(TipAdapter, TrainedMethod):
         """Fill in epochs: 20, for EuroSAT 100."""
         return super().resolve(options.fill_unset(epochs=100 if problem.dataset == "eurosat" else 20), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: TipAdapterFOptions) -> None:
-        super().__init__(clip, problem, options)
+    def __init__(self, encoder: Encoder, problem: Problem, options: TipAdapterFOptions) -> None:
+        super().__init__(encoder, problem, options)
         rows = len(problem.names) * problem.shots
-        self.keys = nn.Parameter(torch.zeros(rows, clip.config.embed_dim, device=clip.device))
+        self.keys = nn.Parameter(torch.zeros(rows, encoder.feature_dim, device=encoder.device))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
         """Features of the views of each image, (N, V, D), and labels (N,)."""
@@ -85,7 +85,7 @@ class TipAdapterF(TipAdapter, TrainedMethod):
         """τ f T + α exp(-β (1 - f Fᵀ)) L, differentiable in the keys: (B, C)."""
         alpha, beta = self.alpha_beta[0], self.alpha_beta[1]
         cache = cache_logits(features @ self.keys.T, self.key_labels, len(self.text_features), beta)
-        return self.clip.tau * features @ self.text_features.T + alpha * cache
+        return self.encoder.tau * features @ self.text_features.T + alpha * cache
 
     def step(self, batch: Batch) -> Step:
         """Cross-entropy of one view of each image."""

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import NORMS, NORMS_OUTSIDE, Update
+from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit, Step, Support
 from dca.methods.shared.text_feature_methods import TOWERS, TextFeatureOptions, TowerUpdateMethod
@@ -86,6 +87,7 @@ class TwoSFS(TowerUpdateMethod):
 
     name = "two_sfs"
     paper = "Farina et al., Rethinking Few-Shot Adaptation of Vision-Language Models in Two Stages, CVPR 2025"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
     steps_per_shot = 300
     Options = TwoSFSOptions
     options: TwoSFSOptions

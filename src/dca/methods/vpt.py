@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step, Support
@@ -63,6 +64,7 @@ class VPT(TextFeatureMethod):
 
     name = "vpt"
     paper = "Jia et al., Visual Prompt Tuning, ECCV 2022"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = VPTOptions
     learns_text = False

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import torch
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability, Encoder
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import HeldOutPredictions, Problem, Support, TrainingOptions
@@ -40,22 +40,25 @@ class ZeroShot(ClassNameMethod):
 
     name = "zero_shot"
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES})
     trains_on = "nothing"
     Options = ZeroShotOptions
     has_cheap_held_out = True
     options: ZeroShotOptions
 
     @classmethod
-    def for_problem(cls, clip: CLIP, problem: Problem) -> Self:
+    def for_problem(cls, encoder: Encoder, problem: Problem) -> Self:
         """Zero-shot CLIP for a problem, with its head: what other methods are compared with."""
-        method = cls.build(clip, problem, ZeroShotOptions())
+        method = cls.build(encoder, problem, ZeroShotOptions())
         method.finish()
         return method.build_head()
 
     def finish(self, support: Support | None = None) -> None:
         """Text features of the sentences, normalised, averaged, normalised again: (C, D)."""
         ensemble = SEVEN_TEMPLATES if self.options.ensemble == "seven" else (self.problem.template,)
-        self.text_features = unit_mean(encode_class_texts(self.clip, self.problem, self.options.templates or ensemble))
+        self.text_features = unit_mean(
+            encode_class_texts(self.encoder, self.problem, self.options.templates or ensemble)
+        )
 
     @torch.no_grad()
     def predict_held_out(self, support: Support) -> HeldOutPredictions:

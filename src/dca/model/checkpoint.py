@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
-from dca.backbones.sources import find_backbone
+from dca.backbones.encoder import Encoder
+from dca.backbones.sources import SEPARATOR, find_backbone
 from dca.core.errors import UserError
 from dca.core.files import (
     atomic_folder,
@@ -208,13 +208,13 @@ def require_intact_weights(folder: Path, record: ModelRecord) -> None:
         raise _changed_error(folder / WEIGHTS, "its content")
 
 
-def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
+def load_model(folder: Path, record: ModelRecord, encoder: Encoder) -> Method:
     """The method of a model folder on its backbone, sealed; raises for another backbone."""
-    require_same_backbone(folder, record, clip)
+    require_same_backbone(folder, record, encoder)
     tensors = read_tensors(folder)
     kind = get_method(record.method)
     with torch.no_grad():
-        method = kind.build(clip, record.problem, kind.parse_options(record.options))
+        method = kind.build(encoder, record.problem, kind.parse_options(record.options))
         try:
             method.restore(tensors)
         except UserError as error:
@@ -224,28 +224,28 @@ def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
     return method
 
 
-def require_same_backbone(folder: Path, record: ModelRecord, clip: CLIP) -> None:
-    """Raise unless `clip` is exactly the backbone that the model was trained on."""
-    wanted, found = record.backbone.digest, clip.digest
+def require_same_backbone(folder: Path, record: ModelRecord, encoder: Encoder) -> None:
+    """Raise unless `encoder` is exactly the backbone that the model was trained on."""
+    wanted, found = record.backbone.digest, encoder.digest
     if wanted != found:
         raise UserError(
             f"{folder} was made with backbone {record.backbone.source} (sha256 {wanted[:8]}); "
-            f"{clip.source} is a different one (sha256 {found[:8]})",
+            f"{encoder.source} is a different one (sha256 {found[:8]})",
             hint=[choose_backbone(), "fit again on the new one"],
         )
 
 
 def load_backbone(
-    folder: Path, record: ModelRecord, given: str | Path | CLIP | None, session: Session, precision: str
-) -> tuple[str | Path | CLIP, CLIP]:
+    folder: Path, record: ModelRecord, given: str | Path | Encoder | None, session: Session, precision: str
+) -> tuple[str | Path | Encoder, Encoder]:
     """Where the backbone of the model in `folder` is, and the backbone: the given one, or found by name and hash.
 
     Raises:
         UserError: If it cannot be loaded.
     """
     if given is not None:
-        return given, session.load_backbone(given, precision)
-    source = find_backbone(source=record.backbone.source, digest=record.backbone.digest)
+        return given, session.load_backbone(given, precision, kind=get_method(record.method))
+    source = SEPARATOR.join(str(find_backbone(**member)) for member in record.backbone.members())
     try:
         return source, session.load_backbone(source, precision)
     except UserError as error:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import dca
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
+from dca.backbones.sources import AUTO
 from dca.core.choices import Rules
 from dca.core.device import require_device
 from dca.core.errors import UserError, not_fitted_error, unknown_name
@@ -139,7 +140,9 @@ class Classifier:
         method: Name of the method; `dca.list_methods()` has all of them.
         shots: Images per class to draw for training; None takes all.
         seed: Decides the draw and the initial values.
-        backbone: A short name ("mini", "vit-b-16"), a hub id, a folder, or a loaded `CLIP`.
+        backbone: "auto", a short name ("mini", "vit-b-16"), a hub id, a folder, several of these with commas between
+            them, or a loaded encoder. "auto" is a pool of the encoders that come with the package; a method that needs
+            more than features takes the CLIP among them.
         device: "auto", "cpu", "cuda", ...
         precision: "auto", "fp32" or "bf16".
         estimate: Estimate the accuracy on the training images, each predicted by a model that has not seen it. Takes
@@ -190,7 +193,7 @@ class Classifier:
         *,
         shots: int | None = None,
         seed: int = 1,
-        backbone: str | Path | CLIP = "mini",
+        backbone: str | Path | Encoder = AUTO,
         device: str = "auto",
         precision: str = "auto",
         estimate: bool = False,
@@ -346,13 +349,13 @@ class Classifier:
         if source.other:
             require_other(kind)
         own, session = session, session.for_dataset(source.public, rules)
-        clip = session.load_backbone(self.backbone, self.precision)
+        encoder = session.load_backbone(self.backbone, self.precision, kind=kind)
         images = [*(item.image for item in (*source.train, *source.val)), *source.other]
-        session.require_readable(clip, images, summaries=estimate or kind.has_cheap_held_out)
+        session.require_readable(encoder, images, summaries=estimate or kind.has_cheap_held_out)
         require_other_only(source, session)
         context = FitContext(
             session=session,
-            clip=clip,
+            encoder=encoder,
             seed=int(self.seed),
             rules=rules,
             folder=folder,
@@ -362,7 +365,7 @@ class Classifier:
         method, self.history_ = fit(kind, options, source, context, fitter=NestedFits(source, context))
         if source.other:
             method.learn_other(
-                ImageSupport([LabelledImage(image, 0) for image in source.other], session, clip, context.seed)
+                ImageSupport([LabelledImage(image, 0) for image in source.other], session, encoder, context.seed)
             )
         found = assess(method, options, source, context, estimate=estimate, calibrate=bool(self.calibrate))
         method.temperature = found.temperature
@@ -598,7 +601,7 @@ class Classifier:
     def zero_shot(self) -> ZeroShot:
         """Zero-shot CLIP for the same classes on the same backbone, for comparison; the classifier must be fitted."""
         method = self._require_fitted()
-        return ZeroShot.for_problem(method.clip, method.problem)
+        return ZeroShot.for_problem(method.encoder, method.problem)
 
     @torch.no_grad()
     def add_class(
@@ -631,8 +634,8 @@ class Classifier:
         self._require_new_class(label, words)
         session = self._session.with_progress(progress)
         items = [LabelledImage(image, index) for image in as_images(images)]
-        session.require_readable(method.clip, [item.image for item in items])
-        changed = method.with_class(words, ImageSupport(items, session, method.clip, method.problem.seed))
+        session.require_readable(method.encoder, [item.image for item in items])
+        changed = method.with_class(words, ImageSupport(items, session, method.encoder, method.problem.seed))
         added = record_training_images(items, session)
         known = self.gallery()
         other = self._copy_with(
@@ -652,7 +655,7 @@ class Classifier:
             changed.keep_other(kept)
             other.other_images_ = tuple(compress(self.other_images_, kept))
         if known is not None:
-            other.gallery_ = known.concatenate(Gallery.make(items, added, session, method.clip))
+            other.gallery_ = known.concatenate(Gallery.make(items, added, session, method.encoder))
         return other
 
     @torch.no_grad()
@@ -775,7 +778,7 @@ class Classifier:
         """
         method = self._require_fitted()
         if self.gallery_ is None and self._training:
-            self.gallery_ = Gallery.make(self._training, self.training_images_, self._session, method.clip)
+            self.gallery_ = Gallery.make(self._training, self.training_images_, self._session, method.encoder)
         return self.gallery_
 
     def _to_record(self) -> ModelRecord:
@@ -788,7 +791,7 @@ class Classifier:
             options=dataclasses.asdict(method.options),
             problem=method.problem,
             labels=tuple(map(to_stored_label, self.classes_.tolist())),
-            backbone=BackboneRecord.from_backbone(method.clip),
+            backbone=BackboneRecord.from_backbone(method.encoder),
             fit_arguments=FitArguments(
                 shots, _to_plain(self.method_options), bool(self.estimate), bool(self.calibrate)
             ),
@@ -879,7 +882,7 @@ class Classifier:
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        backbone: str | Path | CLIP | None = None,
+        backbone: str | Path | Encoder | None = None,
         device: str = "auto",
         precision: str = "auto",
         session: Session | None = None,
@@ -911,7 +914,7 @@ class Classifier:
         path = find_model(pretrained_model_name_or_path, hub)
         record = checkpoint.read_record(path)
         session = session or Session(device=device)
-        source, clip = checkpoint.load_backbone(path, record, backbone, session, precision)
+        source, encoder = checkpoint.load_backbone(path, record, backbone, session, precision)
         arguments = record.fit_arguments
         model = cls(
             record.method,
@@ -924,7 +927,7 @@ class Classifier:
             calibrate=arguments.calibrate,
             **arguments.options,
         )
-        model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
+        model._adopt(checkpoint.load_model(path, record, encoder), session, record.labels)
         model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
         model.other_images_ = record.other_images
         model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, Gallery.load(path)

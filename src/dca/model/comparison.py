@@ -169,13 +169,13 @@ def _measure_model(
     low, high = wilson_interval(found.accuracy, found.n)
     seconds = model.results_.get("seconds")
     cost = Cost(method.count_parameters(), time_per_image(method, images[:TIMED]), seconds)
-    return ModelResult(name, method.name, method.clip.source, found, low, high, cost)
+    return ModelResult(name, method.name, method.encoder.source, found, low, high, cost)
 
 
 @torch.no_grad()
 def time_per_image(method: Method, images: Sequence[ImageLike]) -> float:
     """Time per image of encoding and classifying a batch of these images, the median of several."""
-    pixels = method.clip.preprocess([open_image(image) for image in images]).to(method.clip.device)
+    pixels = method.encoder.preprocess([open_image(image) for image in images]).to(method.encoder.device)
     times = []
     for _ in range(1 + REPEATS):  # the first warms up
         began = time.perf_counter()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dca.backbones.encoder import Ability
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
@@ -98,8 +99,11 @@ def assess(
     calibrates = calibrate and not method.calibrated
     temperature = fit_temperature(held.probabilities[known], labels[known], prior=DOUBT) if calibrates else 1.0
     plain = None
-    if not isinstance(method, ZeroShot):
-        images, zero_shot = [item.image for item in dataset.train], ZeroShot.for_problem(context.clip, method.problem)
+    if not isinstance(method, ZeroShot) and Ability.TEXT_FEATURES in context.encoder.abilities:
+        images, zero_shot = (
+            [item.image for item in dataset.train],
+            ZeroShot.for_problem(context.encoder, method.problem),
+        )
         (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
     context.progress("estimating", 1, 1, held.how)
     return Assessment(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
+from dca.backbones.sources import AUTO
 from dca.core.errors import UserError
 from dca.core.text import pluralize
 from dca.datasets.dataset import Dataset
@@ -294,7 +295,7 @@ def check_labels(
     dataset: Dataset,
     session: Session,
     *,
-    backbone: str | Path | CLIP = "mini",
+    backbone: str | Path | Encoder = AUTO,
     precision: str = "auto",
     odds: float = ODDS,
 ) -> LabelCheck:

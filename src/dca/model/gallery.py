@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.files import write_bytes
 from dca.datasets.dataset import LabelledImage
@@ -54,7 +54,7 @@ class Gallery:
 
     @classmethod
     def make(
-        cls, items: Sequence[LabelledImage], records: Sequence[TrainingImage], session: Session, clip: CLIP
+        cls, items: Sequence[LabelledImage], records: Sequence[TrainingImage], session: Session, encoder: Encoder
     ) -> Self:
         """Make thumbnails and features of training images.
 
@@ -62,7 +62,7 @@ class Gallery:
             items: The images.
             records: Their rows of `Classifier.training_images_`.
             session: Reads images and features.
-            clip: The backbone.
+            encoder: The backbone.
 
         Returns:
             A gallery of at most `MOST` images.
@@ -73,7 +73,7 @@ class Gallery:
         kept = [len(items) * n // MOST for n in range(MOST)] if len(items) > MOST else range(len(items))
         images = [items[n].image for n in kept]
         return cls(
-            session.frozen_features(clip, images),
+            session.frozen_features(encoder, images),
             tuple(records[n].label for n in kept),
             tuple(records[n].sha256 for n in kept),
             tuple(records[n].name for n in kept),

@@ -65,9 +65,9 @@ def predict_stream(
     method = model.method_
     listed, sources = tee(images)
     batches = encode_batches(
-        (Source(image, method.clip.preprocess.crop) for image in sources),
+        (Source(image, method.encoder.preprocess.crop) for image in sources),
         lambda pixels: model.predict_features(method.encode(pixels), coverage=coverage),
-        method.clip,
+        method.encoder,
         size=batch,
     )
     for done in batches:
@@ -208,7 +208,7 @@ def prediction_identity(model: Classifier, options: PredictionOptions, copy_to: 
     """Plain values that decide the rows."""
     method = model.method_
     weights, labels = hash_weights(method), list(map(str, model.classes_.tolist()))
-    facts = [weights, labels, method.temperature, str(method.options), method.clip.digest, str(method.clip.dtype)]
+    facts = [weights, labels, method.temperature, str(method.options), method.encoder.digest, str(method.encoder.dtype)]
     return {
         "model": json_digest(facts)[:16],
         "top": options.top,

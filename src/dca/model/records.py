@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import dca
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.text import percent, pluralize
 from dca.datasets.dataset import LabelledImage
 from dca.images.decode import ImageLike, StoredImage
@@ -340,9 +340,14 @@ class BackboneRecord:
     preprocess: dict[str, Any]
 
     @classmethod
-    def from_backbone(cls, clip: CLIP) -> Self:
+    def from_backbone(cls, encoder: Encoder) -> Self:
         """The record of a loaded backbone."""
-        return cls(clip.source, clip.digest, clip.config.to_dict(), clip.preprocess.to_dict())
+        return cls(encoder.source, encoder.digest, encoder.describe(), encoder.preprocess.to_dict())
+
+    def members(self) -> list[dict[str, str]]:
+        """Source and digest of each encoder of a pool; of one encoder, its own."""
+        own = {"source": self.source, "digest": self.digest}
+        return [{name: str(member[name]) for name in own} for member in self.config.get("members", ())] or [own]
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,16 @@ class Refitter:
         self.model = model
         self.obstacle = _find_obstacle(model)
         self._store = MemoryStore()
-        self._session = Session(device=str(model.method_.clip.device), store=self._store)
+        self._session = Session(device=str(model.method_.encoder.device), store=self._store)
         gallery = model.gallery()
         if gallery is not None:
             rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
             self._images = {row[0]: StoredImage(*row) for row in rows}
-            self._store.add(feature_space(model.method_.clip), gallery.sha256, gallery.features)
+            self._store.add(feature_space(model.method_.encoder), gallery.sha256, gallery.features)
         self._other = tuple(StoredImage(image.sha256, image.name, b"") for image in model.other_images_)
         stored = model.method_.stored_other_features()
         if stored is not None:
-            self._store.add(feature_space(model.method_.clip), [image.sha256 for image in self._other], stored)
+            self._store.add(feature_space(model.method_.encoder), [image.sha256 for image in self._other], stored)
 
     def refit(self, examples: Sequence[LabelledFeatures]) -> Classifier:
         """Fit the model on all images; an example replaces a training image of the same content.
@@ -70,11 +70,11 @@ class Refitter:
         if self.obstacle:
             raise UserError(self.obstacle, hint="fit it again on all images")
         model, method = self.model, self.model.method_
-        self._store.add(feature_space(method.clip), [e.image.sha256 for e in examples], _stack_features(examples))
+        self._store.add(feature_space(method.encoder), [e.image.sha256 for e in examples], _stack_features(examples))
         other = Classifier(
             model.method,
             seed=model.seed,
-            backbone=method.clip,
+            backbone=method.encoder,
             precision=model.precision,
             estimate=model.estimate,
             calibrate=model.calibrate,

@@ -56,7 +56,7 @@ def make_model_page(
     """
     page.require_jinja()
     reported = prepare_report(model, name, session, folder=folder, dataset=dataset, data=data, progress=progress)
-    below = f"{model.method_.name} on {model.method_.clip.source}, {pluralize(len(model.classes_), 'class')}"
+    below = f"{model.method_.name} on {model.method_.encoder.source}, {pluralize(len(model.classes_), 'class')}"
     return page.render(SECTIONS, reported, title=name, about=below)
 
 

@@ -142,7 +142,7 @@ class ReportedModel:
         assert self.predictions is not None
         if self.predictions.images:
             images = [self.predictions.images[n] for n in indices]
-            return self.session.frozen_features(self.model.method_.clip, images, stage="test images: features")
+            return self.session.frozen_features(self.model.method_.encoder, images, stage="test images: features")
         kept = [self.predictions.gallery_indices[n] for n in indices]
         return self.gallery.features[kept] if self.gallery is not None and min(kept, default=0) >= 0 else None
 
@@ -254,7 +254,7 @@ def collect_training_features(reported: ReportedModel) -> tuple[Tensor, list[int
     method, gallery = reported.model.method_, reported.gallery
     if method.has_frozen_image_tower and gallery is not None:
         with torch.no_grad():
-            features = method.adapt_features(gallery.features.to(method.clip.device)).cpu()
-        return features[:, : method.clip.config.embed_dim], list(gallery.labels)
+            features = method.adapt_features(gallery.features.to(method.encoder.device)).cpu()
+        return features[:, : method.encoder.feature_dim], list(gallery.labels)
     kept = method.stored_training_features()
     return None if kept is None else (kept[0].cpu(), kept[1].tolist())

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dca import plots
+from dca.backbones.sources import AUTO
 from dca.core.choices import DEFAULT_METHOD
 from dca.core.files import write_json
 from dca.core.progress import Progress, silent
@@ -38,7 +39,7 @@ COMPARISON, CURVES, GRID = "comparison.png", "training.png", "predictions.png"
 def run_demo(
     folder: Path,
     *,
-    backbone: str = "mini",
+    backbone: str = AUTO,
     seed: int = 1,
     device: str = "auto",
     precision: str = "auto",
@@ -65,7 +66,7 @@ def run_demo(
     default = default or fit_default(spec, task, session)
     model, evaluations = finished.classifier, finished.evaluations
     if model is None:
-        model = Classifier.from_pretrained(folder, backbone=backbone, precision=precision, session=session)
+        model = Classifier.from_pretrained(folder, precision=precision, session=session)
         evaluations = evaluate(model.method_, task.targets, session)
     (target,) = evaluations
     if not rows:
@@ -74,6 +75,7 @@ def run_demo(
         write_json(folder / RESULT, finished.result.to_dict())
     if not drawable:
         return finished
+    assert target.zero_shot is not None, "DCA needs an encoder that knows texts"
     seconds = [row.seconds for row in rows[1:]]
     plot_results(folder, dataset, target.zero_shot, default[0], target.adapted, seconds, model.method_.term_titles)
     return finished

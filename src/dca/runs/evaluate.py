@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from dca.backbones.encoder import Ability
 from dca.datasets.task import Target
 from dca.methods.base import Method
 from dca.methods.zero_shot import ZeroShot
@@ -37,7 +38,7 @@ class TargetEvaluation:
 
     name: str
     adapted: Evaluation
-    zero_shot: Evaluation
+    zero_shot: Evaluation | None
     metric: str | None
 
     @property
@@ -48,7 +49,7 @@ class TargetEvaluation:
             classes=len(self.adapted.labels),
             test_images=self.adapted.n,
             accuracy=self.adapted.accuracy,
-            zero_shot_accuracy=self.zero_shot.accuracy,
+            zero_shot_accuracy=None if self.zero_shot is None else self.zero_shot.accuracy,
             ece=self.adapted.ece,
             metric=self.metric,
             seen_in_training=self.adapted.seen_in_training,
@@ -89,11 +90,12 @@ def _evaluate(
     session.progress(stage, 0, len(images), "")
     moved = retarget_method(method, target)
     session = session.for_dataset(target.dataset, method.problem.rules)
-    zero_shot = ZeroShot.for_problem(moved.clip, moved.problem)
+    knows_texts = Ability.TEXT_FEATURES in moved.encoder.abilities
+    zero_shot = [ZeroShot.for_problem(moved.encoder, moved.problem)] if knows_texts else []
     if features is None or moved.has_frozen_image_tower:
-        plain, fitted = predict_probabilities([zero_shot, moved], images, session, stage=stage)
+        *plain, fitted = predict_probabilities([*zero_shot, moved], images, session, stage=stage)
     else:
-        (plain,) = predict_probabilities([zero_shot], images, session, stage=stage)
+        plain = predict_probabilities(zero_shot, images, session, stage=stage) if zero_shot else []
         if target.name not in features:
             (features[target.name],) = encode_images([moved], images, session, stage=stage)
         fitted = classify_features(moved, features[target.name])
@@ -102,7 +104,7 @@ def _evaluate(
     return TargetEvaluation(
         target.name,
         dataclasses.replace(evaluate_predictions(fitted, truth, target.labels), seen_in_training=seen),
-        evaluate_predictions(plain, truth, target.labels),
+        evaluate_predictions(plain[0], truth, target.labels) if plain else None,
         getattr(moved.options, "test_metric", None),
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dca
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, explain_write_errors, json_digest, read_json, write_json
 from dca.core.hints import Hint, allow_overwrite, choose_output
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 TEST = "test images"
 
 
-def identify(spec: FitSpec, task: Task, session: Session, clip: CLIP) -> dict[str, Any]:
+def identify(spec: FitSpec, task: Task, session: Session, encoder: Encoder) -> dict[str, Any]:
     """Everything that decides a run, as plain values and hashes under names that error messages can show."""
     source, kind = task.source, spec.kind
     session = session.for_dataset(source.public, spec.rules)
@@ -47,10 +47,10 @@ def identify(spec: FitSpec, task: Task, session: Session, clip: CLIP) -> dict[st
         "version": dca.__version__,
         **spec.identity,
         "options": as_json(dataclasses.asdict(resolved)),
-        "precision": str(clip.dtype).removeprefix("torch."),
+        "precision": str(encoder.dtype).removeprefix("torch."),
         "device": session.device.type,
         "dataset": source.public,
-        "backbone": clip.digest,
+        "backbone": encoder.digest,
         "classes": json_digest([list(map(str, source.labels)), list(source.names), source.template]),
         "training images": json_digest([[item.label, _content(session, item.image)] for item in source.train]),
         "validation images": json_digest([[item.label, _content(session, item.image)] for item in source.val]),

@@ -20,7 +20,7 @@ class TargetResult:
         classes: Number of its classes.
         test_images: Number of its test images.
         accuracy: Accuracy of the model.
-        zero_shot_accuracy: Accuracy of zero-shot CLIP.
+        zero_shot_accuracy: Accuracy of zero-shot CLIP; None if the encoder knows no texts.
         ece: Expected calibration error of the model.
         metric: Distance that the head of the model used, if the method has a choice.
         seen_in_training: How many of the test images the fit was trained on, by their content, where that is known.
@@ -30,15 +30,15 @@ class TargetResult:
     classes: int
     test_images: int
     accuracy: float
-    zero_shot_accuracy: float
+    zero_shot_accuracy: float | None
     ece: float
     metric: str | None = None
     seen_in_training: int = 0
 
     @property
-    def gain(self) -> float:
+    def gain(self) -> float | None:
         """How much better than zero-shot CLIP the model is."""
-        return self.accuracy - self.zero_shot_accuracy
+        return None if self.zero_shot_accuracy is None else self.accuracy - self.zero_shot_accuracy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.device import require_device
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock, write_json
@@ -247,14 +247,14 @@ def run_task(
         UserError: If the task cannot be fitted, or another run's model is there.
     """
     task, skipped = make_task(data), list[str]()
-    clip = session.load_backbone(spec.backbone, spec.precision)
+    encoder = session.load_backbone(spec.backbone, spec.precision, kind=spec.kind)
     outputs = outputs or RunOutputs()
     summaries = spec.estimate or outputs.gallery
     if skip_bad:
-        task, skipped = _readable_task(make_task, data, session, clip, summaries=summaries)
+        task, skipped = _readable_task(make_task, data, session, encoder, summaries=summaries)
     if overwrite or not checkpoint.holds_model(folder.target):  # a new fit: one pass hashes and decodes its images
-        _read_images(task, session, clip, summaries=summaries)
-    identity = identify(spec, task, session, clip)
+        _read_images(task, session, encoder, summaries=summaries)
+    identity = identify(spec, task, session, encoder)
     if not overwrite and (result := folder.read_finished(identity)):
         return FittedRun(folder.target, complete(result))
     callbacks = callbacks or RunCallbacks()
@@ -271,7 +271,7 @@ def run_task(
 
 
 def _readable_task(
-    make_task: MakeTask, data: Sequence[Dataset], session: Session, clip: CLIP, *, summaries: bool
+    make_task: MakeTask, data: Sequence[Dataset], session: Session, encoder: Encoder, *, summaries: bool
 ) -> tuple[Task, list[str]]:
     """The task without unreadable images, and one line for each of these.
 
@@ -281,20 +281,20 @@ def _readable_task(
     skipped: list[str] = []
     while True:
         task = make_task(data)
-        faults = _unreadable_images(task, session, clip, summaries=summaries)
+        faults = _unreadable_images(task, session, encoder, summaries=summaries)
         if not faults:
             return task, skipped
         skipped += [f"{_recorded_path(fault, data)}: {fault.reason}" for fault in faults]
         data = [_without_images(dataset, faults) for dataset in data]
 
 
-def _unreadable_images(task: Task, session: Session, clip: CLIP, *, summaries: bool) -> list[Unreadable]:
+def _unreadable_images(task: Task, session: Session, encoder: Encoder, *, summaries: bool) -> list[Unreadable]:
     """The images of a task that cannot be read; every image is opened once, and what a fit needs of it is kept.
 
     summaries: thumbnails and previews of the training images will be wanted.
     """
     learned, tested = _images_of(task)
-    return session.unreadable_images(clip, learned, summaries=summaries) + session.unreadable_images(clip, tested)
+    return session.unreadable_images(encoder, learned, summaries=summaries) + session.unreadable_images(encoder, tested)
 
 
 def _images_of(task: Task) -> tuple[list[ImageLike], list[ImageLike]]:
@@ -338,7 +338,10 @@ def _fit_and_record(
 ) -> FittedRun:
     """Train in the unfinished folder, test on every target, and rename the folder."""
     _read_images(
-        task, session, session.load_backbone(spec.backbone, spec.precision), summaries=spec.estimate or outputs.gallery
+        task,
+        session,
+        session.load_backbone(spec.backbone, spec.precision, kind=spec.kind),
+        summaries=spec.estimate or outputs.gallery,
     )
     _decode_test_images_ahead(spec, task, session)
     partial_folder = folder.open_partial(spec.to_dict(), identity)
@@ -378,19 +381,19 @@ def _fit_and_record(
     return FittedRun(folder.target, result, evaluations, model, features)
 
 
-def _read_images(task: Task, session: Session, clip: CLIP, *, summaries: bool) -> None:
+def _read_images(task: Task, session: Session, encoder: Encoder, *, summaries: bool) -> None:
     """Read the images of a task, each once; raises if some cannot be read."""
-    if faults := _unreadable_images(task, session, clip, summaries=summaries):
+    if faults := _unreadable_images(task, session, encoder, summaries=summaries):
         raise unreadable_error(faults, sum(map(len, _images_of(task))))
 
 
 def _decode_test_images_ahead(spec: FitSpec, task: Task, session: Session) -> None:
     """Decode test images during training on a GPU, where they must pass the trained tower."""
-    clip = session.load_backbone(spec.backbone, spec.precision)
+    encoder = session.load_backbone(spec.backbone, spec.precision, kind=spec.kind)
     if issubclass(spec.kind, TrainedMethod) and spec.kind.trains_on == "images" and task.targets:
         first = task.targets[0]
         ahead = session.for_dataset(first.dataset, spec.rules)
-        ahead.read_ahead([item.image for item in first.test], clip)
+        ahead.read_ahead([item.image for item in first.test], encoder)
 
 
 def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[TargetEvaluation]) -> RunResult:
@@ -398,8 +401,8 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
     labels = model.classes_.tolist()
     return RunResult(
         method=spec.method,
-        backbone=model.method_.clip.source,
-        image_size=model.method_.clip.preprocess.size,
+        backbone=model.method_.encoder.source,
+        image_size=model.method_.encoder.preprocess.size,
         dataset=task.source.name,
         public=task.source.public,
         split=task.source.split,

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from dca.backbones.sources import MINI, hub_id
+from dca.backbones.sources import AUTO, SEPARATOR, is_public_name
 from dca.core.choices import RULES, ProtocolName, Rules
 from dca.core.errors import UserError, unknown_name
 from dca.core.options import as_json, changed_values
@@ -29,7 +29,7 @@ class FitSpec:
             the method is taken as it is. The attribute is always the object.
         shots: Images per class to draw; None takes all.
         seed: Decides the draw and the initial values.
-        backbone: A short name, a hub id or a path.
+        backbone: "auto", a short name, a hub id, a path, or several with commas between them.
         precision: "auto", "fp32" or "bf16".
         rules: "strict" lets a method choose options on at most 4 validation images per class; "paper" on those that
             its authors used, with the options that they publish and without the EXIF rotation of public images.
@@ -55,7 +55,7 @@ class FitSpec:
     options: Any = None
     shots: int | None = None
     seed: int = 1
-    backbone: str = "mini"
+    backbone: str = AUTO
     precision: str = "auto"
     rules: Rules = "strict"
     hold_out: float = 0.0
@@ -175,6 +175,7 @@ def last_part(path: str) -> str:
 
 
 def _backbone_name(source: str) -> str:
-    """A short name or hub id as it is; of a path only the last part."""
-    public = (source == MINI or hub_id(source) is not None) and not Path(source).expanduser().exists()
-    return source if public else last_part(source)
+    """Short names and hub ids as they are; of a path only the last part."""
+    if Path(source).expanduser().exists():
+        return last_part(source)
+    return SEPARATOR.join(name if is_public_name(name) else last_part(name) for name in source.split(SEPARATOR))

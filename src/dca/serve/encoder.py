@@ -40,16 +40,16 @@ class ImageFeatures:
 
 def encode_images(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
     """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) each."""
-    clip = method.clip
-    parts = min(torch.get_num_threads(), len(pixels)) if clip.device.type == "cpu" else 1
+    encoder = method.encoder
+    parts = min(torch.get_num_threads(), len(pixels)) if encoder.device.type == "cpu" else 1
     sources = [Source(DECODED, torch.from_numpy(crop)) for crop in pixels]
-    batches = encode_batches(sources, partial(encode_batch, method), clip, size=-(-len(pixels) // parts))
+    batches = encode_batches(sources, partial(encode_batch, method), encoder, size=-(-len(pixels) // parts))
     return [features for batch in batches for features in batch.result or ()]
 
 
 def encode_batch(method: Method, pixels: Tensor) -> list[ImageFeatures]:
     """Features of the images of one batch; pixels: (B, 3, S, S), normalised."""
-    frozen = method.clip.encode_image(pixels)
+    frozen = method.encoder.encode_image(pixels)
     # Copies: a row of the batch would keep the whole batch in memory.
     adapted = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(pixels)]
     return [ImageFeatures(row.clone(), own) for row, own in zip(frozen, adapted, strict=True)]

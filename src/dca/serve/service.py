@@ -90,7 +90,7 @@ class Service:
         self.images = ImagePool(options.recent_bytes, options.tray_bytes, options.tray_images)
         self.uploads = asyncio.Semaphore(options.uploads)
         self.metrics = ServerMetrics()
-        self._decoders = DecoderPool(model.method_.clip.preprocess, options)
+        self._decoders = DecoderPool(model.method_.encoder.preprocess, options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
         self._batcher = Batcher(self._predict_batch, options.batch, self._thread, self.metrics.batches.observe)
         self._background: list[asyncio.Task[None]] = []

@@ -379,7 +379,7 @@ class Workspace:
             version=dca.__version__,
             model=self.folder.name,
             method=model.method,
-            backbone=model.method_.clip.source,
+            backbone=model.method_.encoder.source,
             classes=self._class_states(),
             corrections=len(self._corrected),
             pending=self.pending,
@@ -525,4 +525,4 @@ def estimated_accuracy(model: Classifier) -> AccuracyEstimate | None:
 def describe_model(model: Classifier) -> str:
     """Describe a model in one line, for the screen."""
     images = pluralize(len(model.training_images_), "training image")
-    return f"{model.method}, {pluralize(len(model.classes_), 'class')}, {images}, {model.method_.clip.source}"
+    return f"{model.method}, {pluralize(len(model.classes_), 'class')}, {images}, {model.method_.encoder.source}"

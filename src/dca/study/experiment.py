@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from dca.backbones.sources import MINI
 from dca.core.choices import PROTOCOLS, ProtocolName
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import json_digest
@@ -26,7 +27,8 @@ class Experiment(FitSpec):
     """One experiment. Equal experiments have equal ids, however their options were given.
 
     Args:
-        data, method, shots, seed, backbone, precision: As for `dca.runs.spec.FitSpec`.
+        data, method, shots, seed, precision: As for `dca.runs.spec.FitSpec`.
+        backbone: A short name, a hub id or a path; `mini` unless given.
         hold_out, corrections, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
         other: None; experiments have no other images.
         options: Options of the method by name, `key=value` texts, or an `Options` object.
@@ -48,6 +50,8 @@ class Experiment(FitSpec):
         True
     """
 
+    # Methods are compared on one CLIP, which all of them can use.
+    backbone: str = MINI
     protocol: ProtocolName = "few-shot"
     targets: Sequence[str] = ()
     measured_on: MeasuredOn = "test"

@@ -164,7 +164,8 @@ def load_method(experiment: Experiment, folder: Path, session: Session) -> Metho
         UserError: If the folder holds no complete model, or one of another backbone.
     """
     record = checkpoint.read_record(folder)
-    return checkpoint.load_model(folder, record, session.load_backbone(experiment.backbone, experiment.precision))
+    encoder = session.load_backbone(experiment.backbone, experiment.precision, kind=experiment.kind)
+    return checkpoint.load_model(folder, record, encoder)
 
 
 def measure_finished(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core.choices import Rules
 from dca.core.files import explain_write_errors
 from dca.core.progress import Progress, silent
@@ -25,7 +25,7 @@ class FitContext:
 
     Args:
         session: Loads images and features, and receives progress.
-        clip: The backbone.
+        encoder: The backbone.
         seed: Decides initial values, the order of images, augmentation and folds.
         rules: "paper" allows options that the authors of a method chose per dataset, "strict" does not.
         folder: Where the state of training is kept, so that an interrupted fit continues; None keeps none.
@@ -34,7 +34,7 @@ class FitContext:
     """
 
     session: Session
-    clip: CLIP
+    encoder: Encoder
     seed: int
     rules: Rules = "strict"
     folder: Path | None = None
@@ -64,8 +64,8 @@ class FitContext:
 
     def support(self, dataset: Dataset, fitter: Fitter | None = None) -> ImageSupport:
         """The training images of a drawn dataset, with its validation images, as methods see them."""
-        validation = ImageSupport(dataset.val, self.session, self.clip, self.seed) if dataset.val else None
-        return ImageSupport(dataset.train, self.session, self.clip, self.seed, validation, fitter)
+        validation = ImageSupport(dataset.val, self.session, self.encoder, self.seed) if dataset.val else None
+        return ImageSupport(dataset.train, self.session, self.encoder, self.seed, validation, fitter)
 
 
 def make_problem(dataset: Dataset, seed: int, rules: Rules) -> Problem:

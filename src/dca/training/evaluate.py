@@ -81,8 +81,8 @@ def encode_images(
     own = [method for method in methods if not (stored and method.has_frozen_image_tower)]
     features = dict[int, Tensor]()
     if frozen:
-        clip = frozen[0].clip
-        rows = session.frozen_features(clip, images, stage=stage).to(clip.device)
+        encoder = frozen[0].encoder
+        rows = session.frozen_features(encoder, images, stage=stage).to(encoder.device)
         session.progress(stage, len(images), len(images), "")
         features |= {id(method): method.adapt_features(rows) for method in frozen}
     if own:
@@ -95,21 +95,21 @@ def _encode_with(
     methods: Sequence[Method], images: Sequence[ImageLike], session: Session, stage: str, *, stored: bool
 ) -> list[Tensor]:
     """Features (N, D) of the pixels of images, through the image tower of each method."""
-    clip, count = methods[0].clip, stage_progress(session.progress, stage)
-    sources = session.crop_sources(images, clip, cached=stored)
+    encoder, count = methods[0].encoder, stage_progress(session.progress, stage)
+    sources = session.crop_sources(images, encoder, cached=stored)
     faults, done = list[Unreadable](), 0
     parts: list[list[Tensor]] = [[] for _ in methods]
-    for batch in encode_batches(sources, lambda pixels: [method.encode(pixels) for method in methods], clip):
+    for batch in encode_batches(sources, lambda pixels: [method.encode(pixels) for method in methods], encoder):
         faults += [outcome for outcome in batch.outcomes if isinstance(outcome, Unreadable)]
         if stored:
-            session.cache_crops(images[done : done + len(batch.outcomes)], batch.outcomes, clip)
+            session.cache_crops(images[done : done + len(batch.outcomes)], batch.outcomes, encoder)
         done += len(batch.outcomes)
         count(done, len(images))
         for part, rows in zip(parts, batch.result or [], strict=bool(batch.result)):
             part.append(rows)
     if faults:
         raise unreadable_error(faults, len(images))
-    nothing = torch.zeros(0, clip.config.embed_dim, device=clip.device)
+    nothing = torch.zeros(0, encoder.feature_dim, device=encoder.device)
     return [torch.cat(part) if part else nothing for part in parts]
 
 

@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
-from dca.backbones.preprocess import Preprocess
+from dca.backbones.encoder import Encoder, Pixels
 from dca.core.files import json_digest
 from dca.features.store import Features
 from dca.images.crops import LOW, view_crops
@@ -52,35 +51,44 @@ class CropCache:
         self._bytes = 0
         self._reader: Thread | None = None
 
-    def crop_sources(
-        self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Preprocess
-    ) -> list[Source]:
+    def crop_sources(self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Pixels) -> list[Source]:
         """Where the evaluation crop of each image comes from: memory, or the image.
 
         contents: what decides the pixels of each, `Session.content_keys`.
         """
         self._wait()
-        prefix = _key_prefix(preprocess)
-        pairs = zip(images, contents, strict=True)
-        return [Source(image, self._crops.get(prefix + content, preprocess.crop)) for image, content in pairs]
+        prefixes = [_key_prefix(part) for part in preprocess.parts]
+        sources = []
+        for image, content in zip(images, contents, strict=True):
+            known = [self._crops.get(prefix + content) for prefix in prefixes]
+            crops = [crop for crop in known if crop is not None]
+            if len(crops) < len(known):
+                sources.append(Source(image, preprocess.crop))
+            else:
+                sources.append(
+                    Source(image, crops[0] if len(crops) == 1 else torch.cat([c.flatten(1) for c in crops], 1))
+                )
+        return sources
 
-    def reserve(self, count: int, preprocess: Preprocess) -> bool:
+    def reserve(self, count: int, preprocess: Pixels) -> bool:
         """Return whether this many more crops can be kept, evicting the others if they must leave."""
-        size = 3 * preprocess.size**2
+        size = preprocess.values
         if count * size > self._limit:
             return False
         if self._bytes + count * size > self._limit:
             self._crops, self._bytes = {}, 0
         return True
 
-    def put(self, content: str, preprocess: Preprocess, crop: Tensor) -> None:
-        """Keep the crop of an image, uint8 (3, S, S) or (1, 3, S, S); call `reserve` first."""
-        key = _key_prefix(preprocess) + content
-        if key not in self._crops:
-            self._crops[key] = crop.reshape(1, *crop.shape[-3:])
-            self._bytes += crop.nbytes
+    def put(self, content: str, preprocess: Pixels, crop: Tensor) -> None:
+        """Keep the crop of an image, uint8 (3, S, S), (values,), or with an axis of one view; call `reserve` first."""
+        row = crop.reshape(1, -1) if len(preprocess.parts) > 1 else crop.reshape(1, *crop.shape[-3:])
+        for part, own in zip(preprocess.parts, preprocess.split(row), strict=True):
+            key = _key_prefix(part) + content
+            if key not in self._crops:
+                self._crops[key] = own
+                self._bytes += own.nbytes
 
-    def read_ahead(self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Preprocess) -> None:
+    def read_ahead(self, images: Sequence[Decodable], contents: Sequence[str], preprocess: Pixels) -> None:
         """Make and keep crops while other work goes on; `crop_sources` waits for them."""
 
         def read() -> None:
@@ -103,7 +111,7 @@ class CropCache:
             self._reader = None
 
 
-def _key_prefix(preprocess: Preprocess) -> str:
+def _key_prefix(preprocess: Pixels) -> str:
     """What keys of crops with this preprocessing begin with."""
     return f"{json_digest(preprocess.to_dict())} "
 
@@ -142,14 +150,14 @@ def _view_key(content: str, view: str) -> str:
     return hashlib.sha256(f"{content} {view}".encode()).hexdigest()
 
 
-def feature_space(clip: CLIP) -> dict[str, object]:
+def feature_space(encoder: Encoder) -> dict[str, object]:
     """The facts that decide the features of an image; `display` is for lists of the store and decides nothing."""
-    return {"backbone": clip.digest, "precision": str(clip.dtype), "display": {"source": clip.source}}
+    return {"backbone": encoder.digest, "precision": str(encoder.dtype), "display": {"source": encoder.source}}
 
 
 def load_features(
     store: Features,
-    clip: CLIP,
+    encoder: Encoder,
     images: Sequence[Decodable],
     contents: Sequence[str],
     views: Views,
@@ -164,27 +172,30 @@ def load_features(
     cache: evaluation crops in memory. keep: put those that are made now there.
     """
     keys = [key for content in contents for key in views.keys(content)]
-    source = _MissingFeatures(clip, images, contents, views, count, cache or CropCache(), keep)
-    rows = store.get_or_compute(feature_space(clip), keys, source.encode)
+    source = _MissingFeatures(encoder, images, contents, views, count, cache or CropCache(), keep)
+    rows = store.get_or_compute(feature_space(encoder), keys, source.encode)
     if not images:
-        return torch.zeros(0, clip.config.embed_dim)
+        return torch.zeros(0, encoder.feature_dim)
     return rows.view(len(images), len(views), -1).transpose(0, 1).flatten(0, 1)
 
 
-def find_stored_contents(store: Features, clip: CLIP, contents: Sequence[str]) -> set[str]:
+def find_stored_contents(store: Features, encoder: Encoder, contents: Sequence[str]) -> set[str]:
     """The contents of which the evaluation view or the first augmented view is stored."""
-    found = set()
-    for views in (Views(), *(Views(range(1), crop_low=low) for low in DEFAULT_CROP_LOWS)):
-        keys = {views.keys(content)[0]: content for content in contents}
-        found |= {keys[key] for key in store.known_keys(feature_space(clip), list(keys))}
-    return found
+    stored = set(contents)
+    for member in encoder.members:
+        found = set[str]()
+        for views in (Views(), *(Views(range(1), crop_low=low) for low in DEFAULT_CROP_LOWS)):
+            keys = {views.keys(content)[0]: content for content in contents}
+            found |= {keys[key] for key in store.known_keys(feature_space(member), list(keys))}
+        stored &= found
+    return stored
 
 
 @dataclass(frozen=True)
 class _MissingFeatures:
     """Computes features that are not stored; the fields are the arguments of `load_features`."""
 
-    clip: CLIP
+    encoder: Encoder
     images: Sequence[Decodable]
     contents: Sequence[str]
     views: Views
@@ -197,15 +208,15 @@ class _MissingFeatures:
 
         Images are all opened before one that cannot be read is reported, with the others like it.
         """
-        views, clip = len(self.views), self.clip
+        views, encoder = len(self.views), self.encoder
         wanted = [(n, [position % views for position in own]) for n, own in groupby(positions, lambda p: p // views)]
         contents = [self.contents[n] for n, _ in wanted]
-        keep = self.keep and self.views.numbers is None and self.cache.reserve(len(contents), clip.preprocess)
+        keep = self.keep and self.views.numbers is None and self.cache.reserve(len(contents), encoder.preprocess)
         batches = encode_batches(
             self._sources(wanted, contents),
             self._encode,
-            clip,
-            size=max(choose_batch_size(clip) // views, 1),
+            encoder,
+            size=max(choose_batch_size(encoder) // views, 1),
         )
         faults, done = list[Unreadable](), 0
         for batch in batches:
@@ -213,7 +224,7 @@ class _MissingFeatures:
                 if isinstance(crops, Unreadable):
                     faults.append(crops)
                 elif keep:
-                    self.cache.put(content, clip.preprocess, crops)
+                    self.cache.put(content, encoder.preprocess, crops)
             done += len(batch.outcomes)
             self.count(done, len(wanted))
             if batch.result is not None and not faults:
@@ -222,11 +233,11 @@ class _MissingFeatures:
             raise unreadable_error(faults, len(wanted))
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        return self.clip.encode_image(pixels.flip(-1) if self.views.mirrored else pixels).cpu()
+        return self.encoder.encode_image(pixels.flip(-1) if self.views.mirrored else pixels).cpu()
 
     def _sources(self, wanted: Sequence[tuple[int, Sequence[int]]], contents: Sequence[str]) -> list[Source]:
         """Where the crops of the wanted views of each wanted image come from."""
-        images, preprocess = [self.images[n] for n, _ in wanted], self.clip.preprocess
+        images, preprocess = [self.images[n] for n, _ in wanted], self.encoder.preprocess
         if self.views.numbers is None:
             return self.cache.crop_sources(images, contents, preprocess)
         parts = zip(images, contents, wanted, strict=True)

@@ -39,8 +39,8 @@ def fit(
     selects = support.validation is not None and issubclass(kind, TrainedMethod)
     candidates = kind.candidate_options(options, problem) if selects else [options]  # type: ignore[attr-defined]
     if len(candidates) == 1:
-        return _train_and_finish(kind.build(context.clip, problem, candidates[0]), support, context)
-    methods = (kind.build(context.clip, problem, candidate) for candidate in candidates)
+        return _train_and_finish(kind.build(context.encoder, problem, candidates[0]), support, context)
+    methods = (kind.build(context.encoder, problem, candidate) for candidate in candidates)
     method, metrics = _fit_best(methods, len(candidates), support, context)
     if context.on_epoch:
         for row in metrics:

@@ -23,6 +23,7 @@ from dca.core.errors import UserError
 from dca.core.files import json_digest, write_bytes
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions, fold_shortage
+from dca.methods.registry import choose_encoder
 from dca.training.context import FitContext, fold_progress, prefix_progress
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
@@ -190,7 +191,7 @@ class NestedFits:
     def predict_held_out(self, kind: type[Method], options: TrainingOptions, folds: int) -> HeldOutPredictions:
         """Predictions by the method's own way where it has one, else by cross-validation in at most `folds` folds."""
         context = self._context_of(kind)
-        support = ImageSupport(self.dataset.train, context.session, context.clip, context.seed)
+        support = ImageSupport(self.dataset.train, context.session, context.encoder, context.seed)
         own = (
             None
             if kind.predict_held_out is Method.predict_held_out
@@ -201,4 +202,5 @@ class NestedFits:
     def _context_of(self, kind: type[Method]) -> FitContext:
         """The context of a nested fit, whose progress names the method."""
         context = self.context.with_progress(partial(prefix_progress, name=kind.name))
-        return dataclasses.replace(context, on_epoch=None, fits=1)
+        encoder = choose_encoder(kind, context.encoder)
+        return dataclasses.replace(context, encoder=encoder, on_epoch=None, fits=1)

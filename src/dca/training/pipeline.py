@@ -17,19 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
-from dca.backbones.clip.config import VisionConfig
+from dca.backbones.encoder import Encoder
 from dca.core.parallel import map_in_order
 from dca.images.decode import Decodable, Unreadable, decode_image, iter_decode, worker_count
 
 R = TypeVar("R")
 T = TypeVar("T")
-# Most images per batch on a CPU.
-MOST_ON_CPU = 16
-# Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
-# 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
-# one core per image in batches of 8, and 400 ms in batches of 16.
-LARGEST_ACTIVATION = 2**24
 # Images per batch on a GPU: the least number, the most, and the pixels of all together. A GPU encodes a small image
 # faster than a batch is prepared and its result is fetched, so small images come in large batches.
 LEAST_ON_GPU, MOST_ON_GPU, PIXELS_ON_GPU = 128, 1024, 128 * 224**2
@@ -41,7 +34,8 @@ AHEAD = 256
 class Source:
     """Where the crops of one image come from.
 
-    image: the image. crops: makes its crops from RGB, (3, S, S) or (V, 3, S, S), uint8; or the crops themselves.
+    image: the image. crops: makes its crops from RGB, uint8 (3, S, S) or (V, 3, S, S), for a pool (values,) or
+    (V, values); or the crops themselves.
     """
 
     image: Decodable
@@ -60,32 +54,17 @@ class EncodedBatch(Generic[R]):
     result: R | None
 
 
-def choose_batch_size(clip: CLIP) -> int:
-    """Images that pass the image tower at once.
-
-    >>> choose_batch_size(CLIP.from_pretrained("mini"))
-    16
-    """
-    if clip.device.type == "cpu":
-        return choose_cpu_batch_size(clip.config.vision)
-    return max(LEAST_ON_GPU, min(PIXELS_ON_GPU // clip.preprocess.size**2, MOST_ON_GPU))
-
-
-def choose_cpu_batch_size(tower: VisionConfig) -> int:
-    """Images that pass an image tower at once on a CPU.
-
-    >>> from dca.backbones.clip import VIT_B_16
-    >>> choose_cpu_batch_size(VIT_B_16.vision)
-    6
-    """
-    floats_per_image = (1 + tower.patches) * tower.hidden
-    return min(MOST_ON_CPU, max(1, LARGEST_ACTIVATION // (4 * floats_per_image)))
+def choose_batch_size(encoder: Encoder) -> int:
+    """Images that pass the encoder at once."""
+    if encoder.device.type == "cpu":
+        return encoder.batch_size_on_cpu
+    return max(LEAST_ON_GPU, min(PIXELS_ON_GPU // encoder.preprocess.size**2, MOST_ON_GPU))
 
 
 def encode_batches(
     sources: Iterable[Source],
     encode: Callable[[Tensor], R],
-    clip: CLIP,
+    encoder: Encoder,
     *,
     size: int | None = None,
 ) -> Iterator[EncodedBatch[R]]:
@@ -95,13 +74,13 @@ def encode_batches(
         sources: Any number of images; a few batches of them are in memory at a time.
         encode: From normalised pixels (B, 3, S, S) on the backbone's device to anything. On a CPU it is called in
             several threads.
-        clip: The backbone, whose preprocessing normalises.
+        encoder: The backbone, whose preprocessing normalises.
         size: Images per batch; by default one that suits the device.
 
     Yields:
         One result per batch, in order; every image is in one of them.
     """
-    size = size or choose_batch_size(clip)
+    size = size or choose_batch_size(encoder)
 
     def finish(outcomes: list[Tensor | Unreadable]) -> EncodedBatch[R]:
         readable = [crops for crops in outcomes if isinstance(crops, Tensor)]
@@ -109,14 +88,16 @@ def encode_batches(
             return EncodedBatch(outcomes, None)
         with torch.no_grad():
             crops = torch.cat(readable)
-            if clip.device.type == "cuda":
+            if encoder.device.type == "cuda":
                 crops = crops.pin_memory()
-            return EncodedBatch(outcomes, encode(clip.preprocess.normalize(crops.to(clip.device, non_blocking=True))))
+            return EncodedBatch(
+                outcomes, encode(encoder.preprocess.normalize(crops.to(encoder.device, non_blocking=True)))
+            )
 
     def decode_and_finish(batch: Sequence[Source]) -> EncodedBatch[R]:
         return finish([decode_source(source) for source in batch])
 
-    if clip.device.type != "cpu":
+    if encoder.device.type != "cpu":
         yield from map(finish, _split_into_batches(_decode_ahead(sources), size))
         return
     batches = _split_into_batches(sources, size)
@@ -172,8 +153,8 @@ def _split_into_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _to_views(crops: Tensor) -> Tensor:
-    """Crops (3, S, S) or (V, 3, S, S) as (V, 3, S, S)."""
-    return crops[None] if crops.dim() == 3 else crops
+    """Crops of one view, (3, S, S) or (values,), or of V views, with an axis for the views."""
+    return crops[None] if crops.dim() in (1, 3) else crops
 
 
 def _use_one_core() -> None:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
+from dca.backbones.loading import load_encoder, split_names
+from dca.backbones.pool import Pool
 from dca.core.choices import DEFAULT_METHOD, Rules
 from dca.core.device import compute_dtype, resolve_device, start_gpu_libraries
 from dca.core.errors import UserError
@@ -43,6 +45,8 @@ from dca.images.decode import (
 )
 from dca.images.hashing import THUMB, group_copies, make_thumbnail, sha256_of
 from dca.images.reading import ImageSummary, encode_jpeg, read_images
+from dca.methods.base import Method
+from dca.methods.registry import choose_encoder
 from dca.training import features
 from dca.training.features import CropCache
 from dca.training.pipeline import Source
@@ -145,7 +149,8 @@ class Session:
         self.keep_crops = keep_crops
         self.upright = True
         self.time_notice = TimeNotice()
-        self._backbones: dict[str, CLIP] = {}
+        self._backbones: dict[str, Encoder] = {}
+        self._pools: dict[tuple[int, ...], Pool] = {}
         self._hashes: dict[tuple[str, int, int], str] = {}
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, DecodedImages] = OrderedDict()
@@ -192,28 +197,46 @@ class Session:
             return images
         return [image if isinstance(image, StoredImage) else AsStored(image) for image in images]
 
-    def load_backbone(self, source: str | Path | CLIP, precision: str = "auto") -> CLIP:
+    def load_backbone(
+        self, source: str | Path | Encoder, precision: str = "auto", *, kind: type[Method] | None = None
+    ) -> Encoder:
         """The frozen backbone on this session's device.
 
         Args:
-            source: A short name, a hub id, a path, or a CLIP that is loaded already.
+            source: A short name, a hub id, a path, several of these with commas between them, "auto", or an encoder
+                that is loaded already.
             precision: Compute type of its towers: "auto", "fp32" or "bf16".
+            kind: The method that it is for: of a pool that lacks what the method needs, the first member that has it.
 
         Returns:
             The backbone; calls with the same source share its weights.
 
         Raises:
-            UserError: If there is no such backbone, or the precision is unknown.
+            UserError: If there is no such backbone, it lacks what the method needs, or the precision is unknown.
         """
         dtype = compute_dtype(self.device, precision)
-        if isinstance(source, CLIP):
-            return source.to_device(self.device).with_dtype(dtype)
-        if str(source) not in self._backbones:
-            self.progress("backbone", 0, 1, str(source))
-            self._backbones[str(source)] = CLIP.from_pretrained(source).to_device(self.device)
-            self.progress("backbone", 1, 1, str(source))
-        clip = self._backbones[str(source)]
-        return clip if clip.dtype == dtype else clip.with_dtype(dtype)
+        if isinstance(source, Encoder):
+            encoder = source.to_device(self.device).with_dtype(dtype)
+        else:
+            encoder = self._pool([self._load_encoder(name).with_dtype(dtype) for name in split_names(source)])
+        return encoder if kind is None else choose_encoder(kind, encoder)
+
+    def _load_encoder(self, name: str) -> Encoder:
+        """One encoder, which is loaded once."""
+        if name not in self._backbones:
+            self.progress("backbone", 0, 1, name)
+            self._backbones[name] = load_encoder(name).to_device(self.device)
+            self.progress("backbone", 1, 1, name)
+        return self._backbones[name]
+
+    def _pool(self, members: Sequence[Encoder]) -> Encoder:
+        """The pool of these encoders, the same for the same ones; one encoder is no pool."""
+        if len(members) == 1:
+            return members[0]
+        key = tuple(map(id, members))
+        if key not in self._pools:
+            self._pools[key] = Pool(members)
+        return self._pools[key]
 
     def hash_image(self, image: ImageLike) -> str:
         """Hash of an image's content, computed again only if the size or the time of a file has changed.
@@ -302,12 +325,12 @@ class Session:
             return self.hash_images(images)
         return list(map_in_order(self.content_key, images, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash"))
 
-    def decode_images(self, images: Sequence[ImageLike], clip: CLIP) -> DecodedImages:
+    def decode_images(self, images: Sequence[ImageLike], encoder: Encoder) -> DecodedImages:
         """Decoded training images; recently used sets stay in memory, up to the budget of one store.
 
         Args:
             images: The images.
-            clip: The backbone whose preprocessing and size are used.
+            encoder: The backbone whose preprocessing and size are used.
 
         Returns:
             The images on this session's device.
@@ -315,10 +338,10 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        key = json_digest([self.content_keys(images), clip.preprocess.to_dict(), str(self.device)])
+        key = json_digest([self.content_keys(images), encoder.preprocess.to_dict(), str(self.device)])
         if key not in self._decoded:
             count = stage_progress(self.progress, "reading")
-            size, crop = clip.preprocess.size, clip.preprocess.crop
+            size, crop = encoder.preprocess.size, encoder.preprocess.crop
             made = DecodedImages(self._decodable(images), size, crop, progress=count)
             self._decoded[key] = made.to(self.device)
         self._decoded.move_to_end(key)
@@ -326,12 +349,12 @@ class Session:
             self._decoded.popitem(last=False)
         return self._decoded[key]
 
-    def crop_sources(self, images: Sequence[ImageLike], clip: CLIP, *, cached: bool = True) -> list[Source]:
+    def crop_sources(self, images: Sequence[ImageLike], encoder: Encoder, *, cached: bool = True) -> list[Source]:
         """Where the evaluation crops of images come from: memory, where they are kept, or the images.
 
         Args:
             images: The images.
-            clip: The backbone whose preprocessing is used.
+            encoder: The backbone whose preprocessing is used.
             cached: Look for crops in memory, by the hashes of the images; otherwise nothing is hashed.
 
         Returns:
@@ -341,34 +364,34 @@ class Session:
             UserError: If a file cannot be read.
         """
         if not cached:
-            return [Source(image, clip.preprocess.crop) for image in self._decodable(images)]
-        return self._crops.crop_sources(self._decodable(images), self.content_keys(images), clip.preprocess)
+            return [Source(image, encoder.preprocess.crop) for image in self._decodable(images)]
+        return self._crops.crop_sources(self._decodable(images), self.content_keys(images), encoder.preprocess)
 
-    def cache_crops(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], clip: CLIP) -> None:
+    def cache_crops(self, images: Sequence[ImageLike], crops: Sequence[Tensor | Unreadable], encoder: Encoder) -> None:
         """Keep the evaluation crops of images, if this session keeps crops and they fit into memory.
 
         Args:
             images: The images.
             crops: uint8 (1, 3, S, S) of each, or why it cannot be read.
-            clip: The backbone whose preprocessing was used.
+            encoder: The backbone whose preprocessing was used.
         """
-        if self.keep_crops and self._crops.reserve(len(images), clip.preprocess):
+        if self.keep_crops and self._crops.reserve(len(images), encoder.preprocess):
             for content, crop in zip(self.content_keys(images), crops, strict=True):
                 if isinstance(crop, Tensor):
-                    self._crops.put(content, clip.preprocess, crop)
+                    self._crops.put(content, encoder.preprocess, crop)
 
-    def read_ahead(self, images: Sequence[ImageLike], clip: CLIP) -> None:
+    def read_ahead(self, images: Sequence[ImageLike], encoder: Encoder) -> None:
         """Decode images that will be asked for while a GPU trains; on a CPU, which trains with all cores, do nothing.
 
         Args:
             images: The images.
-            clip: The backbone whose preprocessing is used.
+            encoder: The backbone whose preprocessing is used.
 
         Raises:
             UserError: If a file cannot be read.
         """
         if self.device.type == "cuda":
-            self._crops.read_ahead(self._decodable(images), self.content_keys(images), clip.preprocess)
+            self._crops.read_ahead(self._decodable(images), self.content_keys(images), encoder.preprocess)
 
     def thumbnails(self, images: Sequence[ImageLike]) -> NDArray[np.uint8]:
         """Images at 16 x 16 pixels, for finding near-copies; each content is decoded once per session.
@@ -419,7 +442,7 @@ class Session:
 
     def frozen_features(
         self,
-        clip: CLIP,
+        encoder: Encoder,
         images: Sequence[ImageLike],
         *,
         views: int = 0,
@@ -430,7 +453,7 @@ class Session:
         """Features of the frozen backbone, not normalised, encoding only what is not stored.
 
         Args:
-            clip: The backbone.
+            encoder: The backbone.
             images: N images.
             views: 0 for the evaluation view; otherwise that many augmented views of each image.
             mirrored: Flip the evaluation view left to right.
@@ -445,16 +468,20 @@ class Session:
         """
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         contents, count = self.content_keys(images), stage_progress(self.progress, stage)
-        return features.load_features(
-            self.store,
-            clip,
-            self._decodable(images),
-            contents,
-            wanted,
-            count,
-            cache=self._crops,
-            keep=self.keep_crops,
-        )
+        rows = [
+            features.load_features(
+                self.store,
+                member,
+                self._decodable(images),
+                contents,
+                wanted,
+                count,
+                cache=self._crops,
+                keep=self.keep_crops,
+            )
+            for member in encoder.members
+        ]
+        return encoder.join(rows) if isinstance(encoder, Pool) else rows[0]
 
     def encode_previews(self, images: Sequence[ImageLike]) -> list[bytes]:
         """Small JPEG files of images, to show them with a model.
@@ -474,7 +501,7 @@ class Session:
         return [self._previews.get(content) or made[content] for content in contents]
 
     def unreadable_images(
-        self, clip: CLIP, images: Sequence[ImageLike], *, summaries: bool = False
+        self, encoder: Encoder, images: Sequence[ImageLike], *, summaries: bool = False
     ) -> list[Unreadable]:
         """Read images that were not read before, each once, and return those that cannot be read.
 
@@ -482,7 +509,7 @@ class Session:
         features are stored is known to be readable and not decoded.
 
         Args:
-            clip: The backbone whose preprocessing makes the crops.
+            encoder: The backbone whose preprocessing makes the crops.
             images: The images.
             summaries: Thumbnails and previews will be wanted, so all images are decoded.
 
@@ -490,17 +517,17 @@ class Session:
             One entry per image that cannot be read, with the reason.
         """
         todo = [image for image in images if not self._is_read(image, summaries)]
-        keep = self._crops.reserve(len(todo), clip.preprocess)
+        keep = self._crops.reserve(len(todo), encoder.preprocess)
         count, faults = stage_progress(self.progress, "reading"), list[Unreadable]()
         decode_all_but = {image.sha256 for image in todo if isinstance(image, StoredImage)} if summaries else None
-        known = partial(self._known_contents, clip, decode_all_but)
-        outcomes = read_images(self._decodable(todo), clip.preprocess.crop, known=known)
+        known = partial(self._known_contents, encoder, decode_all_but)
+        outcomes = read_images(self._decodable(todo), encoder.preprocess.crop, known=known)
         for done, (image, outcome) in enumerate(zip(todo, outcomes, strict=True), 1):
             count(done, len(todo))
             if isinstance(outcome.summary, Unreadable):
                 faults.append(outcome.summary)
             else:
-                self._remember(image, outcome.sha256, outcome.summary, clip, keep=keep)
+                self._remember(image, outcome.sha256, outcome.summary, encoder, keep=keep)
         return faults
 
     def _is_read(self, image: ImageLike, summaries: bool) -> bool:
@@ -519,15 +546,17 @@ class Session:
             return False
         return self._content_key_of(image, sha256) in (self._thumbnails if summaries else self._readable)
 
-    def _known_contents(self, clip: CLIP, among: set[str] | None, hashes: Sequence[str]) -> set[str]:
+    def _known_contents(self, encoder: Encoder, among: set[str] | None, hashes: Sequence[str]) -> set[str]:
         """The hashes of images that are known to be readable: they were read, or their features are stored.
 
         among: hashes that count; None for all.
         """
         wanted = [sha256 for sha256 in hashes if among is None or sha256 in among]
-        return self._readable.intersection(wanted) | features.find_stored_contents(self.store, clip, wanted)
+        return self._readable.intersection(wanted) | features.find_stored_contents(self.store, encoder, wanted)
 
-    def _remember(self, image: ImageLike, sha256: str, summary: ImageSummary | None, clip: CLIP, *, keep: bool) -> None:
+    def _remember(
+        self, image: ImageLike, sha256: str, summary: ImageSummary | None, encoder: Encoder, *, keep: bool
+    ) -> None:
         """Keep what reading an image has given."""
         if isinstance(image, Path):
             self._hashes[_file_key(image)] = sha256
@@ -541,20 +570,20 @@ class Session:
         if len(self._previews) * PREVIEW_SIZE < PREVIEW_BYTES:
             self._previews[content] = summary.preview
         if keep:
-            self._crops.put(content, clip.preprocess, torch.from_numpy(summary.crop))
+            self._crops.put(content, encoder.preprocess, torch.from_numpy(summary.crop))
 
-    def require_readable(self, clip: CLIP, images: Sequence[ImageLike], *, summaries: bool = False) -> None:
+    def require_readable(self, encoder: Encoder, images: Sequence[ImageLike], *, summaries: bool = False) -> None:
         """Read images once, so that unreadable ones are reported before training.
 
         Args:
-            clip: The backbone whose preprocessing makes the crops.
+            encoder: The backbone whose preprocessing makes the crops.
             images: The images.
             summaries: As for `unreadable_images`.
 
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
-        if faults := self.unreadable_images(clip, images, summaries=summaries):
+        if faults := self.unreadable_images(encoder, images, summaries=summaries):
             raise unreadable_error(faults, len(images))
 
 

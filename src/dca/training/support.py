@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Encoder
 from dca.core import seeds
 from dca.datasets.dataset import LabelledImage
 from dca.images.crops import LOW, DecodedImages
@@ -30,15 +30,15 @@ class ImageSupport:
         self,
         items: Sequence[LabelledImage],
         session: Session,
-        clip: CLIP,
+        encoder: Encoder,
         seed: int,
         validation: ImageSupport | None = None,
         nested: Fitter | None = None,
     ) -> None:
         self.images = [item.image for item in items]
-        self.session, self.clip, self.seed, self.validation = session, clip, seed, validation
+        self.session, self.encoder, self.seed, self.validation = session, encoder, seed, validation
         self.fitter = nested
-        self._labels = torch.tensor([item.label for item in items], dtype=torch.int64, device=clip.device)
+        self._labels = torch.tensor([item.label for item in items], dtype=torch.int64, device=encoder.device)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -51,12 +51,12 @@ class ImageSupport:
     @cached_property
     def groups(self) -> Tensor:
         """Group of each image, (N,), on the backbone's device: copies and near-copies share a number."""
-        return torch.from_numpy(self.session.group_copies(self.images)).to(self.clip.device)
+        return torch.from_numpy(self.session.group_copies(self.images)).to(self.encoder.device)
 
     @cached_property
     def store(self) -> DecodedImages:
         """The decoded images."""
-        return self.session.decode_images(self.images, self.clip)
+        return self.session.decode_images(self.images, self.encoder)
 
     def pixels(self, indices: Tensor, generator: torch.Generator, *, augment: bool, crop_low: float = LOW) -> Tensor:
         """Normalised pixels (B, 3, S, S) of the images at `indices`."""
@@ -66,7 +66,7 @@ class ImageSupport:
         self, steps: Sequence[Tensor], generator: torch.Generator, *, augment: bool, crop_low: float = LOW
     ) -> Sequence[Tensor]:
         """`pixels` of several steps, made together."""
-        preprocess, device = self.clip.preprocess, self.clip.device
+        preprocess, device = self.encoder.preprocess, self.encoder.device
         if augment:
             crops = self.store.augment(steps, preprocess.size, generator, device, crop_low)
         else:
@@ -75,7 +75,7 @@ class ImageSupport:
 
     def steps_per_pixel_call(self, batch_size: int) -> int:
         """Steps whose pixels are made together, since each call has a cost; the same on every device."""
-        return max(min(STEPS, PIXELS // (batch_size * self.clip.preprocess.size**2)), 1)
+        return max(min(STEPS, PIXELS // (batch_size * self.encoder.preprocess.size**2)), 1)
 
     @torch.no_grad()
     def map(self, encode: Callable[[Tensor], Tensor], *, views: int = 0, crop_low: float = LOW) -> Tensor:
@@ -89,5 +89,7 @@ class ImageSupport:
 
     def frozen_features(self, *, views: int = 0, mirrored: bool = False, crop_low: float = LOW) -> Tensor:
         """Features of the frozen backbone, not normalised: (N, D), or (views · N, D); stored from run to run."""
-        found = self.session.frozen_features(self.clip, self.images, views=views, mirrored=mirrored, crop_low=crop_low)
-        return found.to(self.clip.device)
+        found = self.session.frozen_features(
+            self.encoder, self.images, views=views, mirrored=mirrored, crop_low=crop_low
+        )
+        return found.to(self.encoder.device)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from dca.backbones.clip.config import CLIPConfig
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.tokenizer import Tokenizer
 from dca.backbones.clip.vision import BlockCallback, ExtraTokens, VisionTower
+from dca.backbones.encoder import Ability, Encoder
 from dca.backbones.preprocess import Preprocess
 from dca.backbones.state_dict import hash_backbone
 from dca.core.device import compute_in
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Texts = Sequence[str] | Tensor | Sequence[Sequence[int]]
 
 
-class CLIP(nn.Module):
+class CLIP(Encoder):
     """A dual encoder with its tokenizer and preprocessing.
 
     Encoding changes nothing in the object: extra tokens, updates of layers and the compute type are
@@ -55,6 +56,9 @@ class CLIP(nn.Module):
         >>> image.shape == (1, clip.config.embed_dim), texts.shape == (2, clip.config.embed_dim)
         (True, True)
     """
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset(Ability)
+    preprocess: Preprocess
 
     def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, source: str = "") -> None:
         super().__init__()
@@ -99,6 +103,20 @@ class CLIP(nn.Module):
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.logit_scale.device
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the size of the space that images and texts share."""
+        return self.config.embed_dim
+
+    @property
+    def floats_per_image(self) -> int:
+        """Rows of the image tower times the width of its hidden layer."""
+        return (1 + self.config.vision.patches) * self.config.vision.hidden
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes of both towers."""
+        return self.config.to_dict()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dca.methods.shared.experts import subsample
-from dca.methods.shared.product_of_experts import Experts, Hyperparameters, held_out_logits
+from dca.methods.shared.product_of_experts import ExpertPool, Experts, Hyperparameters
 from dca.stats.conformal import add_best, jackknife_plus
 
 # Most images whose models are compared with a new image in prediction sets, and values in the largest tensor.
@@ -20,13 +21,13 @@ MAX_CALIBRATION_IMAGES, MAX_VALUES = 1000, 2**22
 class ConformalPredictor:
     """Prediction sets of new images. experts: all training images. selected: hyperparameters of the head."""
 
-    experts: Experts
-    selected: Hyperparameters
+    experts: ExpertPool
+    selected: Sequence[Hyperparameters]
 
     @cached_property
     def _rows(self) -> Tensor:
         """Images without copies that can be left out, at most `MAX_CALIBRATION_IMAGES` of them."""
-        source = self.experts.gaussian
+        source = self.experts.source
         alone = torch.bincount(source.groups)[source.groups] == 1
         rows = (alone & source.peers).nonzero()[:, 0]
         return rows[subsample(len(rows), MAX_CALIBRATION_IMAGES)]
@@ -35,7 +36,7 @@ class ConformalPredictor:
     def _held_out_losses(self) -> Tensor:
         """-log p of the own class of the images `_rows` by the models without them: (n,)."""
         rows = self._rows
-        logits = held_out_logits(self.experts, self.selected, corrected=False)[rows]
+        logits = self.experts.held_out_logits(self.selected, corrected=False)[rows]
         return -logits.log_softmax(dim=-1)[torch.arange(len(rows), device=rows.device), self.experts.labels[rows]]
 
     def prediction_sets(self, f: Tensor, probabilities: Tensor, coverage: float) -> Tensor:
@@ -50,9 +51,14 @@ class ConformalPredictor:
 
     def _losses_without_each(self, f: Tensor) -> Tensor:
         """-log p (B, n, C) of images f (B, D) by the models without each of the images `_rows`."""
-        source, n = self.experts.gaussian, self.selected
-        logits = n.gaussian * source.whiten(n.ridge).scores_without_each(f, self._rows, n.text_shots)
-        logits = logits + n.text * self.experts.text_logits(f)[:, None, :]
-        if self.experts.kernel is not None and n.kernel > 0:
-            logits = logits + n.kernel * self.experts.kernel.predictions_without_each(f, self._rows, n.kernel_ridge)
+        parts = zip(self.experts.parts, self.selected, self.experts.split(f), strict=True)
+        logits = torch.stack([self._logits_without_each(*part) for part in parts]).sum(dim=0)
         return -logits.log_softmax(dim=-1)
+
+    def _logits_without_each(self, experts: Experts, n: Hyperparameters, f: Tensor) -> Tensor:
+        """Logits (B, n, C) of images f (B, D) by one encoder's models without each of the images `_rows`."""
+        logits = n.gaussian * experts.gaussian.whiten(n.ridge).scores_without_each(f, self._rows, n.text_shots)
+        logits = logits + n.text * experts.text_logits(f)[:, None, :]
+        if experts.kernel is not None and n.kernel > 0:
+            logits = logits + n.kernel * experts.kernel.predictions_without_each(f, self._rows, n.kernel_ridge)
+        return logits

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.encoder import Ability, Encoder
 from dca.core.errors import UserError
 from dca.core.options import option
 from dca.methods.base import CROP_LOW, VIEW_CROP_LOW, Batch, Head, Method, Problem, Support, TrainingOptions
@@ -62,17 +62,22 @@ def select_templates(
 
 
 def encode_class_texts(
-    clip: CLIP,
+    encoder: Encoder,
     problem: Problem,
     templates: Sequence[str] = (),
     imagenet: Sequence[str] = SEVEN_TEMPLATES,
     names: Sequence[str] | None = None,
 ) -> Tensor:
-    """Encode every sentence of every class: (T, C, D), not normalised. names: instead of those of the problem."""
+    """Encode every sentence of every class: (T, C, D), not normalised; zeros if the encoder knows no texts.
+
+    names: instead of those of the problem.
+    """
     names = [name.replace("_", " ") for name in problem.names] if names is None else names
     sentences = select_templates(problem, templates, imagenet)
+    if Ability.TEXT_FEATURES not in encoder.abilities:
+        return torch.zeros(len(sentences), len(names), encoder.feature_dim, device=encoder.device)
     with torch.no_grad():
-        return torch.stack([clip.encode_text([s.replace("{}", name) for name in names]) for s in sentences])
+        return torch.stack([encoder.encode_text([s.replace("{}", name) for name in names]) for s in sentences])
 
 
 def unit_mean(texts: Tensor) -> Tensor:
@@ -152,7 +157,7 @@ class FrozenMethod(Method):
 
     def texts(self) -> Tensor:
         """Text features of the sentences, not normalised: (T, C, D)."""
-        return encode_class_texts(self.clip, self.problem, self.options.templates, self.imagenet_templates)
+        return encode_class_texts(self.encoder, self.problem, self.options.templates, self.imagenet_templates)
 
     def prompt_features(self) -> Tensor | None:
         """Unit features of the sentences, (T, C, D)."""
@@ -200,9 +205,9 @@ class ClassNameMethod(Method):
 
     def make_head(self) -> Head:
         """Softmax of τ cos."""
-        return LinearHead.cosine(self.text_features, self.clip.tau)
+        return LinearHead.cosine(self.text_features, self.encoder.tau)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class."""
-        expected = (len(self.problem.names), self.clip.config.embed_dim)
+        expected = (len(self.problem.names), self.encoder.feature_dim)
         return check_shapes(state, {"text_features": expected})

@@ -25,6 +25,8 @@ the classes. The three constants were chosen on training and validation images.
 one class that lacks an image, is too good where there are few images. There the model is really fitted again, with all
 choices, on folds that take the same number of images out of every class, so that no label shows in the counts.
 
+**Several encoders** (`ExpertPool`). Each has a product of experts of its own; one more convex problem weighs them.
+
 **Learning curve.** The accuracy with half of the images is that of models of one half on the other half, the mean over
 draws. How that and the accuracy with all images are continued is in `stats/learning_curve.py`.
 """
@@ -184,12 +186,18 @@ def newton_steps(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     return best
 
 
+# Labels of an image that are read.
+MOST_LABELS = 5
 TEXT_SHOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 KERNEL_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Where nothing can be left out: g, the share of a label that is spread, the share of b, and the scale in units of
 # log C / L². All were chosen on training and validation images.
 ONE_SHOT_RIDGE, ONE_SHOT_PULL, ONE_SHOT_TEXT, ONE_SHOT_SCALE = 30.0, 0.1, 0.5, 3.0
+# Where nothing can be left out: the gain from which on an encoder that knows texts counts fully, and its least weight.
+# With the embedded encoders, equal weights were best on validation images of three datasets, whose gains are above 0.2;
+# the least weight was read off two other sets of photos, where texts say nothing.
+FULL_GAIN, LEAST_WEIGHT = 0.2, 0.25
 # Most values of held-out scores in one tensor of the selection: more do not fit into caches.
 MAX_SCORES = 2**18
 
@@ -208,6 +216,11 @@ class Hyperparameters:
     kernel: float = 0.0
     kernel_ridge: float = 1.0
 
+    def weighted(self, weight: float) -> Hyperparameters:
+        """The same with all scales times a weight."""
+        a, b, c = (weight * scale for scale in (self.gaussian, self.text, self.kernel))
+        return replace(self, gaussian=a, text=b, kernel=c)
+
 
 @dataclass(frozen=True)
 class FixedHyperparameters:
@@ -220,28 +233,72 @@ class FixedHyperparameters:
 
 
 @dataclass(frozen=True)
+class LabelReader:
+    """Names through labels: zero-shot for an encoder that knows no texts but classes of its own (ConSE).
+
+    The text of an image is the mean of the texts of its `MOST_LABELS` most probable labels, weighed by their
+    probabilities (Norouzi et al., Zero-Shot Learning by Convex Combination of Semantic Embeddings, ICLR 2014).
+
+    weight, bias: (L, D), (L,), classifier of L labels over unit features. label_text: unit text features of the labels
+    (L, T). text: those of the C classes (C, T). tau: CLIP's scale.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    label_text: Tensor
+    text: Tensor
+    tau: float
+
+    def logits(self, x: Tensor) -> Tensor:
+        """τ times the cosines of the texts of images x (B, D) and of the classes: (B, C)."""
+        probabilities = F.linear(x, self.weight.to(x), self.bias.to(x)).softmax(dim=-1)
+        best = probabilities.topk(min(MOST_LABELS, probabilities.shape[-1]), dim=-1)
+        kept = torch.zeros_like(probabilities).scatter(-1, best.indices, best.values)
+        return self.tau * F.normalize(kept @ self.label_text.to(x), dim=-1) @ self.text.to(x).T
+
+    def to(self, device: torch.device) -> LabelReader:
+        """Copy it to a device."""
+        weight, bias, label_text, text = (t.to(device) for t in (self.weight, self.bias, self.label_text, self.text))
+        return LabelReader(weight, bias, label_text, text, self.tau)
+
+
+@dataclass(frozen=True)
 class Experts:
-    """The experts on the same N training images. tau: CLIP's scale. kernel: None without that expert."""
+    """The experts on the same N training images, over the features of one encoder.
+
+    tau: CLIP's scale. kernel: None without that expert. reader: zero-shot of an encoder that knows no texts; None: the
+    texts of the Gaussian.
+    """
 
     gaussian: TextGaussian
     tau: float
     kernel: KernelRidge | LandmarkRidge | None
     fixed: FixedHyperparameters = field(default_factory=FixedHyperparameters)
+    reader: LabelReader | None = None
 
     @classmethod
     def build(
-        cls, gaussian: TextGaussian, tau: float, fixed: FixedHyperparameters, *, width: float, most: int
+        cls,
+        gaussian: TextGaussian,
+        tau: float,
+        fixed: FixedHyperparameters,
+        *,
+        width: float,
+        most: int,
+        reader: LabelReader | None = None,
     ) -> Experts:
         """Build all three; `most` images for kernel ridge of width w as for `build_kernel_ridge`, 0 leaves it out."""
-        return cls(gaussian, tau, build_kernel_ridge(gaussian, width, most) if most else None, fixed)
+        return cls(gaussian, tau, build_kernel_ridge(gaussian, width, most) if most else None, fixed, reader)
 
     @cached_property
     def zero_shot(self) -> Tensor:
-        """τ x·t of the training images, (N, C)."""
+        """Zero-shot logits of the training images, (N, C)."""
         return self.text_logits(self.gaussian.x)
 
     def text_logits(self, x: Tensor) -> Tensor:
-        """τ x·t of images x (B, D), (B, C)."""
+        """τ x·t of images x (B, D), or what the reader says: (B, C)."""
+        if self.reader is not None:
+            return self.reader.logits(x.double())
         return self.tau * x.double() @ self.gaussian.text.T
 
     @property
@@ -347,6 +404,117 @@ def held_out_logits(
     return torch.where(experts.gaussian.peers[:, None], logits, torch.nan)
 
 
+@dataclass(frozen=True)
+class ExpertPool:
+    """The experts over each of E encoders, of the same N training images.
+
+    The product of E closed forms, each with its own hyperparameters and a weight w_e >= 0,
+
+        z = Σ_e w_e z_e,
+
+    where the weights have the least log-loss on held-out images, like the scales of the experts in each: a convex
+    problem in E numbers. They are part of the hyperparameters, as factors of the scales. With one encoder there is
+    nothing to weigh.
+
+    Where nothing can be left out, the z_e are calibrated each for itself, and zero-shot of each encoder, which has not
+    seen the images, says how well it knows what is in them (`weigh_by_zero_shot`).
+
+    parts: one for each encoder; their images, labels and copies are the same.
+    """
+
+    parts: tuple[Experts, ...]
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each image, (N,)."""
+        return self.parts[0].labels
+
+    @property
+    def source(self) -> TextGaussian:
+        """Labels, copies and counts, which all parts share."""
+        return self.parts[0].gaussian
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Length of the features of each encoder."""
+        return [part.gaussian.x.shape[1] for part in self.parts]
+
+    def split(self, features: Tensor) -> list[Tensor]:
+        """Features (B, D) of a pool as unit features (B, D_e) of each encoder."""
+        return split_features(features, self.sizes)
+
+    @property
+    def held_out_scores(self) -> int:
+        """Number of held-out scores, N C E, which bounds the time of what is done again and again."""
+        return len(self.labels) * len(self.source.text) * len(self.parts)
+
+    def select(self) -> tuple[Hyperparameters, ...]:
+        """Select the hyperparameters of all parts by the training images."""
+        selected = tuple(select_hyperparameters(part) for part in self.parts)
+        if len(selected) == 1 or any(scale is not None for part in self.parts for scale in part.fixed.scales):
+            return selected
+        weights = self._fit_weights(selected) if self.source.can_choose else weigh_by_zero_shot(self.parts)
+        return tuple(own.weighted(weight) for own, weight in zip(selected, weights, strict=True))
+
+    def _fit_weights(self, selected: Sequence[Hyperparameters]) -> list[float]:
+        fitter = _ScaleFitter(self.parts[0])
+        logits = [held_out_logits(*pair)[fitter.rows] for pair in zip(self.parts, selected, strict=True)]
+        _, values, _ = fitter.fit_best([torch.stack(logits)], [None] * len(logits))
+        weights: list[float] = values.tolist()
+        return weights
+
+    def held_out_logits(
+        self, selected: Sequence[Hyperparameters], *, corrected: bool = True, fixed_shares: bool = False
+    ) -> Tensor:
+        """As the function `held_out_logits`, of all parts together: (N, C)."""
+        pairs = zip(self.parts, selected, strict=True)
+        logits = [held_out_logits(*pair, corrected=corrected, fixed_shares=fixed_shares) for pair in pairs]
+        return torch.stack(logits).sum(dim=0)
+
+    def make_head(self, selected: Sequence[Hyperparameters], dtype: torch.dtype = torch.float32) -> PoolHead:
+        """The head over features of the pool."""
+        pairs = zip(self.parts, selected, strict=True)
+        return PoolHead(tuple(ExpertsHead.from_experts(*pair, dtype) for pair in pairs), tuple(self.sizes))
+
+    @property
+    def features(self) -> Tensor:
+        """Unit features of each encoder, side by side: (N, D)."""
+        return torch.cat([part.gaussian.x for part in self.parts], dim=-1)
+
+    def take(
+        self,
+        rows: Tensor,
+        fixed: Sequence[FixedHyperparameters] | None = None,
+        kernel: Sequence[bool] | None = None,
+    ) -> ExpertPool:
+        """The experts on some of the images, with these fixed hyperparameters and kernels, as for `take_images`."""
+        fixed = [part.fixed for part in self.parts] if fixed is None else fixed
+        kernel = [True] * len(self.parts) if kernel is None else kernel
+        rules = zip(self.parts, fixed, kernel, strict=True)
+        return ExpertPool(tuple(take_images(part, rows, own, kernel=used) for part, own, used in rules))
+
+
+def split_features(features: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Features (B, D) as unit features (B, D_e) of each encoder; those of one encoder are unit vectors already."""
+    if len(sizes) == 1:
+        return [features]
+    return [F.normalize(part, dim=-1) for part in torch.split(features, list(sizes), dim=-1)]
+
+
+def weigh_by_zero_shot(parts: Sequence[Experts]) -> list[float]:
+    """Weights of encoders where no image can be left out; they sum to one.
+
+    Encoders that know no texts count 1, and those that do, gain / `FULL_GAIN`, at least `LEAST_WEIGHT` and at most 1:
+    where texts say nothing about the images, these are not what their encoder knows.
+    """
+    values = []
+    for part in parts:
+        reads = part.reader is None and bool(part.gaussian.text.any())
+        gain, _ = text_gain(part.zero_shot, part.labels) if reads else (FULL_GAIN, 1.0)
+        values.append(min(max(gain / FULL_GAIN, LEAST_WEIGHT), 1.0))
+    return [value / sum(values) for value in values]
+
+
 # Folds of really refitted models, and most values of their scores, N C: above that exact leave-one-out is close.
 FOLDS, MAX_REFITTED = 4, 50_000
 
@@ -367,16 +535,24 @@ class Refits:
         return int(self.fold_of.max()) + 1
 
 
-def refit_in_folds(experts: Experts) -> Refits:
-    """Fit the model on all folds of its training images but one, each in turn, and predict that one."""
-    labels, source = experts.labels, experts.gaussian
+def refit_in_folds(pool: ExpertPool) -> Refits:
+    """Fit the model on all folds of its training images but one, each in turn, and predict that one.
+
+    Where taking a fold out leaves classes without a vote that have one otherwise, those of two images beside larger
+    ones, a choice among the others would be another choice than that of the model. Then its own is kept.
+    """
+    labels, source, x = pool.labels, pool.source, pool.features
+    voting, own = torch.unique(labels[source.voters]), None
     fold_of = assign_even_folds(labels, source.groups, order_by_content(source.x))
-    logits = torch.full_like(experts.zero_shot, torch.nan)
+    logits = torch.full((len(x), len(source.text)), torch.nan, dtype=x.dtype, device=x.device)
     for fold in range(int(fold_of.max()) + 1):
         out = fold_of == fold
-        part = take_images(experts, (~out).nonzero()[:, 0], experts.fixed)
-        head = ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64)
-        logits[out] = head.logits(source.x[out])
+        part = pool.take((~out).nonzero()[:, 0])
+        if part.source.can_choose and len(torch.unique(part.labels[part.source.voters])) < len(voting):
+            selected = own = pool.select() if own is None else own
+        else:
+            selected = part.select()
+        logits[out] = part.make_head(selected, torch.float64).logits(x[out])
     return Refits(logits, fold_of)
 
 
@@ -421,10 +597,10 @@ def take_images(experts: Experts, rows: Tensor, fixed: FixedHyperparameters, *, 
 
 @dataclass(frozen=True)
 class ExpertsHead(Head):
-    """Softmax of w_y · f + b_y + Σ_i exp(k_i · f - rate) a_iy.
+    """Softmax of w_y · f + b_y + Σ_i exp(k_i · f - rate) a_iy + what a reader says of f.
 
     weight: (C, D). bias: (C,). keys: rate times the training features (N, D). coefficients: (N, C). The last two
-    are None without a kernel.
+    are None without a kernel. reader: None unless the encoder reads names through labels; read: its scale.
     """
 
     weight: Tensor
@@ -432,6 +608,8 @@ class ExpertsHead(Head):
     keys: Tensor | None
     coefficients: Tensor | None
     rate: float
+    reader: LabelReader | None = None
+    read: float = 0.0
 
     @classmethod
     def from_parameters(
@@ -455,19 +633,28 @@ class ExpertsHead(Head):
     ) -> ExpertsHead:
         """Combine the three experts with their scales."""
         W, bias = experts.gaussian.whiten(selected.ridge).linear(selected.text_shots)
-        W = selected.gaussian * W + selected.text * experts.tau * experts.gaussian.text
+        W = selected.gaussian * W
+        if experts.reader is None:
+            W = W + selected.text * experts.tau * experts.gaussian.text
         kernel = experts.kernel if selected.kernel > 0 else None
         coefficients = None if kernel is None else selected.kernel * kernel.coefficients(selected.kernel_ridge)
-        return cls.from_parameters(W, selected.gaussian * bias, kernel, coefficients, dtype)
+        head = cls.from_parameters(W, selected.gaussian * bias, kernel, coefficients, dtype)
+        if experts.reader is None or not selected.text:
+            return head
+        return replace(head, reader=experts.reader, read=selected.text)
 
     def to(self, device: torch.device) -> ExpertsHead:
         """Copy the head to a device."""
         keys, coefficients = (t if t is None else t.to(device) for t in (self.keys, self.coefficients))
-        return ExpertsHead(self.weight.to(device), self.bias.to(device), keys, coefficients, self.rate)
+        reader = None if self.reader is None else self.reader.to(device)
+        weight, bias = self.weight.to(device), self.bias.to(device)
+        return ExpertsHead(weight, bias, keys, coefficients, self.rate, reader, self.read)
 
     def logits(self, f: Tensor) -> Tensor:
         """Inputs of the softmax for image features f (B, D): (B, C)."""
         logits = F.linear(f, self.weight, self.bias)
+        if self.reader is not None:
+            logits = logits + self.read * self.reader.logits(f)
         if self.keys is None or self.coefficients is None:
             return logits
         return logits + (F.linear(f, self.keys) - self.rate).exp() @ self.coefficients
@@ -482,23 +669,49 @@ class ExpertsHead(Head):
         return len(self.weight) + (0 if self.keys is None else len(self.keys))
 
 
+@dataclass(frozen=True)
+class PoolHead(Head):
+    """Softmax of the sum of the logits of a head for each encoder. sizes: lengths of the encoders' features."""
+
+    heads: tuple[ExpertsHead, ...]
+    sizes: tuple[int, ...]
+
+    def to(self, device: torch.device) -> PoolHead:
+        """Copy the head to a device."""
+        return PoolHead(tuple(head.to(device) for head in self.heads), self.sizes)
+
+    def logits(self, f: Tensor) -> Tensor:
+        """Inputs of the softmax for image features f (B, D): (B, C)."""
+        pairs = zip(self.heads, split_features(f, self.sizes), strict=True)
+        return torch.stack([head.logits(part) for head, part in pairs]).sum(dim=0)
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D) -> probabilities (B, C)."""
+        return self.logits(f).softmax(dim=-1)
+
+    @property
+    def values_per_image(self) -> int:
+        """Those of the largest head."""
+        return max(head.values_per_image for head in self.heads)
+
+
 # The learning curve needs this many images per class, since a half with fewer says little, and at most so many values
 # of scores N C, which bounds its time; and the number of draws of two halves.
 MIN_SHOTS, MAX_CURVE_SCORES, DRAWS = 4, 1_000_000, 4
 
 
-def learning_curve(experts: Experts, selected: Hyperparameters, accuracy: float) -> list[CurvePoint]:
+def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accuracy: float) -> list[CurvePoint]:
     """Accuracy by images per class: with half of the images, with all, and expected with 2 and 4 times as many.
 
     accuracy: that with all images. Empty where there are too few images to tell, or so many that it would take long.
     """
-    shots = _images_per_class(experts)
-    if shots < MIN_SHOTS or not experts.gaussian.can_hold_out or experts.zero_shot.numel() > MAX_CURVE_SCORES:
+    shots = len(pool.labels) / max(int((pool.source.counts > 0).sum()), 1)
+    if shots < MIN_SHOTS or not pool.source.can_hold_out or pool.held_out_scores > MAX_CURVE_SCORES:
         return []
-    halves = _half_accuracies(experts, selected)
+    halves = _half_accuracies(pool, selected)
     if not halves:
         return []
-    C, half = len(torch.unique(experts.labels)), sum(halves) / len(halves)
+    C, half = len(torch.unique(pool.labels)), sum(halves) / len(halves)
     points = [CurvePoint(shots / 2, half), CurvePoint(shots, accuracy)]
     for more in (1, 2):
         ends = [accuracy] * 3
@@ -508,21 +721,21 @@ def learning_curve(experts: Experts, selected: Hyperparameters, accuracy: float)
     return points
 
 
-def _images_per_class(experts: Experts) -> float:
-    """Images per class, the mean."""
-    return len(experts.labels) / max(int((experts.gaussian.counts > 0).sum()), 1)
+def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters]) -> list[float]:
+    """Accuracies of models of one half of the images on the other half, each the mean over classes.
 
-
-def _half_accuracies(experts: Experts, selected: Hyperparameters) -> list[float]:
-    """Accuracies of models of one half of the images on the other half, each the mean over classes."""
-    labels, found = experts.labels, list[float]()
+    The ridges are kept, so that only k, the scales and weights are selected again.
+    """
+    labels, x, found = pool.labels, pool.features, list[float]()
+    fixed = [FixedHyperparameters(ridge=own.ridge, kernel_ridge=own.kernel_ridge) for own in selected]
+    kernel = [own.kernel > 0 for own in selected]
     for seed in range(DRAWS):
-        for rows, others in permutations(_split_in_halves(labels, experts.gaussian.groups, seed)):
-            part = _restrict(experts, rows, selected)
-            if not len(rows) or not len(others) or not part.gaussian.can_hold_out:
+        for rows, others in permutations(_split_in_halves(labels, pool.source.groups, seed)):
+            part = pool.take(rows, fixed, kernel)
+            if not len(rows) or not len(others) or not part.source.can_hold_out:
                 continue
-            head = ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64)
-            right = (head.logits(experts.gaussian.x[others]).argmax(dim=-1) == labels[others]).double()
+            logits = part.make_head(part.select(), torch.float64).logits(x[others])
+            right = (logits.argmax(dim=-1) == labels[others]).double()
             found.append(float((right * class_weights(labels[others])).sum()))
     return found
 
@@ -547,9 +760,3 @@ def _first_of_group(groups: Tensor) -> Tensor:
     backwards = torch.arange(len(groups) - 1, -1, -1, device=groups.device)
     first[groups[backwards]] = backwards
     return first
-
-
-def _restrict(experts: Experts, rows: Tensor, selected: Hyperparameters) -> Experts:
-    """The experts on some of the images; the ridges are kept, so that only k and the scales are selected again."""
-    fixed = FixedHyperparameters(ridge=selected.ridge, kernel_ridge=selected.kernel_ridge)
-    return take_images(experts, rows, fixed, kernel=selected.kernel > 0)

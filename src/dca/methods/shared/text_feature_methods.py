@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
 from dca.backbones.clip.blocks import Update
+from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Head, Problem, Step, Support, TrainedMethod, TrainingOptions
@@ -172,8 +172,8 @@ class TextFeatureMethod(ClassFeatureMethod):
         gamma1, gamma2 = gaussian.paper_gammas(problem.shots)
         return options.fill_unset(gamma1=gamma1, gamma2=gamma2)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
-        super().__init__(clip, problem, options)
+    def __init__(self, encoder: Encoder, problem: Problem, options: Any) -> None:
+        super().__init__(encoder, problem, options)
         unused = [("alpha_in", "image features")] if options.alpha_in and self.has_frozen_image_tower else []
         unused += [("beta_ts", "text features")] if options.beta_ts and not self.learns_text else []
         if unused:
@@ -218,7 +218,7 @@ class TextFeatureMethod(ClassFeatureMethod):
 
     def make_head(self) -> Head:
         """Softmax of τ cos, or of τ / (d + ε) with the chosen distance d."""
-        u, tau, options = self.text_features[None], self.clip.tau, self.options
+        u, tau, options = self.text_features[None], self.encoder.tau, self.options
         if options.test_metric == "cosine":
             return LinearHead.cosine(self.text_features, tau)
         if options.test_metric == "euclidean":
@@ -231,7 +231,7 @@ class TextFeatureMethod(ClassFeatureMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per class; training features if the metric needs them."""
-        expected = C, D = len(self.problem.names), self.clip.config.embed_dim
+        expected = C, D = len(self.problem.names), self.encoder.feature_dim
         problems = check_shapes(state, {"text_features": expected})
         if self.stores_features:
             return problems + check_class_features(state, C, D)
@@ -260,11 +260,11 @@ class TowerUpdateMethod(TextFeatureMethod):
         epochs = -(-cls.steps_per_shot * problem.shots // steps)
         return super().resolve(options.fill_unset(batch_size=size, epochs=epochs), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: Any) -> None:
-        super().__init__(clip, problem, options)
+    def __init__(self, encoder: Encoder, problem: Problem, options: Any) -> None:
+        super().__init__(encoder, problem, options)
         order = alphabetical_order(problem.names)
-        self.sentences = clip.tokenizer(fill_template([problem.names[c] for c in order], problem.template))
-        self._class_order = torch.tensor(order, device=clip.device).argsort()
+        self.sentences = self.clip.tokenizer(fill_template([problem.names[c] for c in order], problem.template))
+        self._class_order = torch.tensor(order, device=encoder.device).argsort()
 
     @abstractmethod
     def updates(self) -> Mapping[str, Update]:
@@ -294,6 +294,6 @@ class TowerUpdateMethod(TextFeatureMethod):
 
     def compare(self, f: Tensor, t: Tensor, labels: Tensor) -> Step:
         """The step of unit image features f (B, D) and unit class vectors t (C, D)."""
-        logits = self.clip.tau * f @ t.T
+        logits = self.encoder.tau * f @ t.T
         terms = {"cls": F.cross_entropy(logits, labels), **self.dca_terms(f, t, labels)}
         return Step(terms, logits.detach().softmax(dim=-1))

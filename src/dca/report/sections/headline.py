@@ -173,7 +173,7 @@ def _describe_model(reported: ReportedModel) -> list[tuple[str, str]]:
         ("classes", f"{len(model.classes_):,}"),
         ("training images", f"{len(model.training_images_):,}" if model.training_images_ else "not recorded"),
         ("method", model.method_.name),
-        ("backbone", f"{model.method_.clip.source}, {model.method_.clip.preprocess.size} px"),
+        ("backbone", f"{model.method_.encoder.source}, {model.method_.encoder.preprocess.size} px"),
     ]
 
 

@@ -26,13 +26,13 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     model, folder = reported.model, reported.folder
     spec = read_json(folder / SPEC).get("spec", {}) if folder is not None and (folder / SPEC).is_file() else {}
     version = read_json(folder / CONFIG).get("version", "") if folder is not None else dca.__version__
-    clip, options = model.method_.clip, model._to_record().fit_arguments.options
+    encoder, options = model.method_.encoder, model._to_record().fit_arguments.options
     facts = [
         ("seed", str(model.method_.problem.seed)),
         ("images per class", str(spec.get("shots") or model.shots or "all")),
         *([("other images", str(len(model.other_images_)))] if model.other_images_ else []),
         ("draw (sha256)", hash_draw(model.training_images_) if model.training_images_ else "not recorded"),
-        ("backbone", f"{clip.source} (sha256 {clip.digest[:16]})"),
+        ("backbone", f"{encoder.source} (sha256 {encoder.digest[:16]})"),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
         ("fitted with", f"dca {version}"),
         (
