@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dca.backbones.fast.convolution import convolve_relu6
 from dca.backbones.preprocess import RESAMPLING, Preprocess
 from dca.backbones.state_dict import hash_backbone, read_state_dict
 from dca.core.device import compute_in
@@ -295,10 +296,10 @@ class EfficientNetLite(nn.Module):
         # With the channels of a position side by side, convolutions on a CPU take two thirds of the time.
         x = pixels.to(self.device).contiguous(memory_format=torch.channels_last)
         with compute_in(dtype or self._dtype, self.device):
-            x = F.relu6(self.stem(x), inplace=True)
+            x = convolve_relu6(x, self.stem)
             for block in self.blocks:
                 x = block(x)
-            return F.relu6(self.head(x), inplace=True).float()
+            return convolve_relu6(x, self.head).float()
 
     def class_logits(self, features: Tensor) -> Tensor:
         """Logits of ImageNet's classes.
@@ -333,9 +334,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, width, H / stride, W / stride)."""
-        y = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
-        y = F.relu6(self.depthwise(y), inplace=True)
-        y = F.conv2d(y, self.project.weight, self.project.bias)
+        wide = x if self.expand is None else convolve_relu6(x, self.expand)
+        y: Tensor = self.project(convolve_relu6(wide, self.depthwise))
         return y + x if self.keeps_shape else y
 
 
