@@ -91,7 +91,7 @@ class _Grouped:
 
 def measure_task(pool: Pool, texts: tuple[Tensor, float], photos: Sequence[int], seed: int) -> list[float] | None:
     """One task; None if the pool has too few classes with so many images and `LEAST` new ones."""
-    task = draw_task(pool, photos, seed)
+    task = draw_task(pool, photos, seed, unknown=False)
     if task is None or torch.bincount(task.new_y).min() < LEAST:
         return None
     rows = [int((pool.features == task.x[task.y == c][0]).all(dim=1).nonzero()[0]) for c in range(len(photos))]
@@ -101,7 +101,7 @@ def measure_task(pool: Pool, texts: tuple[Tensor, float], photos: Sequence[int],
 
 def measure_copies(pool: Pool, photos: int, seed: int) -> list[float] | None:
     """The photos of one class under two names, which have the same text: new images belong to both."""
-    if (task := draw_task(pool, (photos,), seed)) is None or len(task.new) < LEAST:
+    if (task := draw_task(pool, (photos,), seed, unknown=False)) is None or len(task.new) < LEAST:
         return None
     twice = torch.arange(2).repeat_interleave(photos)
     new = torch.arange(2).repeat_interleave(len(task.new))

@@ -106,10 +106,13 @@ def read_features(folder: Path, name: str, parts: Sequence[str]) -> Pool:
     return Pool(f"{name}, ViT-B/32", F.normalize(features.double(), dim=-1), labels.long(), part)
 
 
-def draw_task(pool: Pool, photos: Sequence[int], seed: int, *, apart: bool = False) -> Task | None:
+def draw_task(
+    pool: Pool, photos: Sequence[int], seed: int, *, apart: bool = False, unknown: bool = True
+) -> Task | None:
     """Draw a task with these photos per class; None if the pool has too few classes with so many images.
 
-    apart: photos come from the first part of the pool, and new images from the others.
+    apart: photos come from the first part of the pool, and new images from the others. unknown: whether half of the
+    classes at least must be left as unknown ones.
     """
     generator = torch.Generator().manual_seed(seed)
     counts = torch.bincount(pool.labels[pool.part == 0] if apart else pool.labels, minlength=int(pool.labels.max()) + 1)
@@ -118,7 +121,7 @@ def draw_task(pool: Pool, photos: Sequence[int], seed: int, *, apart: bool = Fal
     for wanted in photos:
         able = [c for c in order if c not in known and counts[c] >= wanted + LEAST_NEW]
         known += able[:1]
-    if len(known) < len(photos) or len(known) > int((counts > 0).sum()) // 2:
+    if len(known) < len(photos) or (unknown and len(known) > int((counts > 0).sum()) // 2):
         return None
     learned, new = [], []
     for c, wanted in zip(known, photos, strict=True):

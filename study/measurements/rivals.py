@@ -1,0 +1,287 @@
+"""The default beside other methods over frozen features, on nine sets of features.
+
+    python study/measurements/rivals.py EUROSAT CALTECH FLOWERS --features FOLDER [--workers 2] [--json FILE]
+    python study/measurements/rivals.py --show study/rivals.json --page docs/closed-form.md
+
+The first arguments are dataset folders as `dca fit` takes them: the embedded model encodes their images and class
+names; training images are drawn from their training part and measured on the rest. FOLDER holds features of OpenAI's
+ViT-B/32 (shared/data/clip_features). Those of Caltech101, Flowers102 and Pets have no text here, but for the classes of
+Caltech101 whose name is among its texts; each draw divides their validation and test rows anew. UCF101 draws from its
+validation part, SUN397 from its training rows, Food101 divides its training rows.
+
+A draw takes as many images per class as it has shots. The default sees nothing else. Methods that select on validation
+images get up to four more per class, where there are any. Every method has its default options with one view; the ridge
+of `ridge` is chosen by leave-one-out, the shrinkage of `lda` is Ledoit's and Wolf's. Means over five draws; intervals
+are those of Student's t over draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from clip_features import Given, Rows, index_by_name
+from estimate_coverage import encode_texts
+from paired import format_table, print_tables, read_rows, write_rows
+from rejection import Pool, encode_dataset, read_features
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from dca import Session
+from dca.core.files import read_json
+from dca.methods.base import Problem
+from dca.methods.registry import get_method
+from dca.stats.calibration import calibration_error
+from dca.training.loop import Trainer
+
+SCRIPT = "study/measurements/rivals.py"
+SHOTS, DRAWS = (1, 2, 4, 8, 16), 5
+# Most validation images per class that a rival gets, fewest and most new images of a class.
+VALIDATION, LEAST_NEW, MOST_NEW = 4, 4, 60
+RIVALS: dict[str, dict[str, Any]] = {
+    "gda": {"views": 0},
+    "linear_probe": {},
+    "tip_adapter": {"views": 0},
+    "tip_adapter_f": {"views": 0, "train_views": 1},
+}
+WITH_TEXT: dict[str, dict[str, Any]] = {**RIVALS, "clap": {"views": 1}}
+# Two-sided 95 % quantile of Student's t with four degrees of freedom.
+T95 = 2.7764
+
+
+@dataclass(frozen=True)
+class Source:
+    """Features to draw from and to measure on. text: (C, D), or None. apart: whether new images are of another part."""
+
+    pool: Pool
+    text: Tensor | None
+    tau: float
+    apart: bool
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Training rows with their validation rows, new rows, texts (C, D) and τ."""
+
+    train: Rows
+    new: Rows
+    text: Tensor | None
+    tau: float
+
+
+def read_sources(folder: Path) -> Iterator[Source]:
+    """The sets of features of ViT-B/32."""
+    for name in ("caltech101", "oxford_flowers", "oxford_pets"):
+        yield Source(read_features(folder, name, ("val", "test")), None, 100.0, apart=False)
+    yield Source(read_features(folder, "ucf101", ("val", "test")), None, 100.0, apart=True)
+    yield Source(read_features(folder, "sun397", ("train8", "val")), None, 100.0, apart=True)
+    yield Source(read_features(folder, "food101", ("train16",)), None, 100.0, apart=False)
+    yield read_named_caltech(folder)
+
+
+def read_named_caltech(folder: Path) -> Source:
+    """The classes of Caltech101 whose names have text features of ViT-B/32."""
+    about, pool = read_json(folder / "meta.json"), read_features(folder, "caltech101", ("val", "test"))
+    lvis = load_file(folder / "text_a_cname_detic.safetensors")["lvis"].float()
+    text = index_by_name(about["text"]["lvis_names"], F.normalize(lvis, dim=-1))
+    names = about["caltech101"]["classnames"]
+    classes = [c for c, name in enumerate(names) if name in text]
+    place = torch.full((len(names),), -1)
+    place[classes] = torch.arange(len(classes))
+    kept = place[pool.labels] >= 0
+    part = Pool("caltech101 with text, ViT-B/32", pool.features[kept], place[pool.labels[kept]], pool.part[kept])
+    return Source(part, torch.stack([text[names[c]] for c in classes]), 100.0, apart=False)
+
+
+def draw_rows(source: Source, shots: int, seed: int) -> Draw | None:
+    """Draw a task of all classes with enough rows; None if these are fewer than half of the classes."""
+    pool, generator = source.pool, torch.Generator().manual_seed(seed)
+    train, validation, new, classes = [], [], [], []
+    total = torch.unique(pool.labels)
+    for c in total.tolist():
+        own = (pool.labels == c).nonzero()[:, 0]
+        own = own[torch.randperm(len(own), generator=generator)]
+        first = own[pool.part[own] == 0] if source.apart else own
+        last = own[pool.part[own] > 0] if source.apart else own[shots + min(shots, VALIDATION) :]
+        if len(first) < shots or len(last) < LEAST_NEW:
+            continue
+        classes.append(c)
+        train.append(first[:shots])
+        validation.append(first[shots : shots + min(shots, VALIDATION)])
+        new.append(last[:MOST_NEW])
+    if 2 * len(classes) < len(total):
+        return None
+    place = torch.full((int(total.max()) + 1,), -1)
+    place[classes] = torch.arange(len(classes))
+    parts = [Rows(pool.features[rows].float(), place[pool.labels[rows]]) for rows in map(torch.cat, (train, new))]
+    held = torch.cat(validation)
+    if len(held):
+        parts[0].validation = Rows(pool.features[held].float(), place[pool.labels[held]])
+    return Draw(parts[0], parts[1], None if source.text is None else source.text[classes], source.tau)
+
+
+def predict(name: str, settings: Mapping[str, Any], draw: Draw) -> Tensor:
+    """Probabilities of the new rows by one method, fitted as `dca fit` fits it, (M, C)."""
+    C, D = int(draw.train.labels.max()) + 1, draw.train.features.shape[1]
+    given = Given(torch.zeros(C, D) if draw.text is None else draw.text.float())
+    given.tau = draw.tau
+    problem = Problem(names=tuple(map(str, range(C))), shots=len(draw.train.labels) // C, seed=1)
+    kind = get_method(name)
+    method = kind.build(given, problem, kind.Options(**settings))  # type: ignore[arg-type]
+    if method.trains_on == "features":
+        Trainer(method, draw.train, method.options, seed=1).run()  # type: ignore[arg-type]
+    method.finish(draw.train)  # type: ignore[arg-type]
+    method.build_head()
+    with torch.no_grad():
+        return method.classify(method.encode(draw.new.features))
+
+
+def predict_classes_by_sklearn(draw: Draw) -> dict[str, Tensor]:
+    """Predicted classes (M,) of ridge regression, LDA and the nearest mean."""
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+    from sklearn.linear_model import RidgeClassifierCV
+
+    x, y, new = draw.train.features.double(), draw.train.labels, draw.new.features.double()
+    means = torch.stack([x[y == c].mean(dim=0) for c in range(int(y.max()) + 1)])
+    found = {"nearest mean": (new @ F.normalize(means, dim=-1).T).argmax(dim=-1)}
+    heads: dict[str, Any] = {"ridge": RidgeClassifierCV(alphas=np.logspace(-3, 3, 13))}
+    if len(y) > len(means):
+        heads["lda"] = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+    for name, head in heads.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = torch.from_numpy(head.fit(x.numpy(), y.numpy()).predict(new.numpy()))
+    return found
+
+
+def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
+    """One row: percent of the new rows that are right by every method, and the default's calibration error."""
+    torch.set_num_threads(1)
+    if (draw := draw_rows(source, shots, seed)) is None:
+        return None
+    default, labels = predict("closed_form", {}, draw), draw.new.labels
+    predicted = {"closed_form": default.argmax(dim=-1)} | predict_classes_by_sklearn(draw)
+    for name, settings in (RIVALS if draw.text is None else WITH_TEXT).items():
+        predicted[name] = predict(name, settings, draw).argmax(dim=-1)
+    confidence, right = default.max(dim=-1).values, predicted["closed_form"] == labels
+    return {
+        "set": source.pool.name,
+        "shots": shots,
+        "draw": seed,
+        "classes": default.shape[1],
+        "images": len(labels),
+        "ece": 100 * calibration_error(confidence.numpy(), right.numpy()),
+        "accuracy": {name: round(100 * float((p == labels).double().mean()), 4) for name, p in predicted.items()},
+    }
+
+
+def measure_sources(sources: Sequence[Source], workers: int, json: Path | None) -> list[dict[str, Any]]:
+    """All rows, sorted; written to `json` as they come."""
+    jobs = [(source, k, seed) for k in reversed(SHOTS) for source in sources for seed in range(DRAWS)]
+    order = {source.pool.name: n for n, source in enumerate(sources)}
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+        for done in as_completed([processes.submit(measure, *job) for job in jobs]):
+            if (row := done.result()) is not None:
+                rows.append(row)
+                rows.sort(key=lambda row: (order[row["set"]], row["shots"], row["draw"]))
+                write_rows(json, rows)
+                click.echo(f"{len(rows)} of {len(jobs)}: {row['set']}, {row['shots']} shots", err=True)
+    return rows
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One set and number of shots: means over draws; `half` is that of the interval of the lead over the best rival."""
+
+    name: str
+    shots: int
+    images: int
+    ours: float
+    rival: str
+    theirs: float
+    half: float
+    ece: float
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """One cell per set and number of shots."""
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["set"], row["shots"]), []).append(row)
+    cells = []
+    for (name, shots), own in groups.items():
+        means = {method: statistics.mean(row["accuracy"][method] for row in own) for method in own[0]["accuracy"]}
+        ours = means.pop("closed_form")
+        rival = max(means, key=means.__getitem__)
+        differences = [row["accuracy"]["closed_form"] - row["accuracy"][rival] for row in own]
+        half = T95 * statistics.stdev(differences) / len(own) ** 0.5 if len(own) == DRAWS else float("nan")
+        ece = statistics.mean(row["ece"] for row in own)
+        cells.append(Cell(name, shots, own[0]["images"], ours, rival, means[rival], half, ece))
+    return cells
+
+
+def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The default and the best rival in every cell, the count, and the calibration error by shots."""
+    cells = summarize(rows)
+    names = list(dict.fromkeys(cell.name for cell in cells))
+    shots = sorted({cell.shots for cell in cells})
+    at = {(cell.name, cell.shots): cell for cell in cells}
+
+    def describe(cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {cell.ours - cell.theirs:+.1f} ± {cell.half:.1f}"
+
+    table = format_table(
+        ["features", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
+        [[name, *(describe(at.get((name, k))) for k in shots)] for name in names],
+    )
+    first = sum(cell.ours >= cell.theirs for cell in cells)
+    near = sum(cell.ours >= cell.theirs - 0.5 for cell in cells)
+    behind = [cell for cell in cells if cell.ours < cell.theirs - 0.5]
+    said = "; ".join(f"{c.name}, {c.shots} shots: {c.ours - c.theirs:+.1f}" for c in behind) or "nowhere"
+    errors = [[f"{statistics.mean(c.ece for c in cells if c.shots == k):.1f}" for k in shots]]
+    errors[0] = ["calibration error, mean of all sets", *errors[0]]
+    return "\n\n".join([
+        table,
+        f"First in {first} of {len(cells)} cells, first or within 0.5 points in {near}; further behind: {said}.",
+        format_table(["", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)], errors),
+    ])  # fmt: skip
+
+
+def main() -> None:
+    """Measure, or show figures that were measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="*", help="dataset folders, encoded by the embedded model")
+    parser.add_argument("--features", type=Path, help="folder of precomputed features")
+    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+    parser.add_argument("--json", type=Path, help="write the figures here after every row")
+    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
+    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
+    chosen = parser.parse_args()
+    if chosen.show:
+        rows = read_rows(chosen.show)
+    else:
+        session = Session(device="cpu")
+        sources = [
+            Source(encode_dataset(place, session), *encode_texts(place, session), apart=True) for place in chosen.data
+        ]
+        sources += read_sources(chosen.features) if chosen.features else ()
+        rows = measure_sources(sources, chosen.workers, chosen.json)
+    print_tables(make_tables(rows), SCRIPT, chosen.page)
+
+
+if __name__ == "__main__":
+    main()
