@@ -295,6 +295,8 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
 def _format_backbone(result: RunResult) -> str:
     """The backbone and its size, and a better one if it is small."""
     line = f"{result.backbone}, {result.image_size} px"
+    if result.feature_precision != "float32":
+        line = f"{line}, frozen features in {result.feature_precision} (--precision fp32: in float32)"
     if result.image_size >= MIN_REAL_IMAGE_SIZE:
         return line
     return f"{line}: for trying things out; for real work: --backbone vit-b-16"

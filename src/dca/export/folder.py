@@ -245,10 +245,9 @@ def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], pro
 def require_cpu(model: Classifier) -> None:
     """Raise if the model is not on the CPU in float32, which is what is exported."""
     clip = model.method_.clip
-    if clip.device.type != "cpu" or clip.dtype.itemsize != 4:
-        precision = str(clip.dtype).removeprefix("torch.")
+    if clip.device.type != "cpu" or clip.precision != "float32":
         raise UserError(
-            f"the model is on {clip.device} in {precision}; an export needs it on the CPU in float32",
+            f"the model is on {clip.device} in {clip.precision}; an export needs it on the CPU in float32",
             hint="load it with Classifier.from_pretrained(folder, device='cpu', precision='fp32')",
         )
 

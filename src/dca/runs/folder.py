@@ -47,7 +47,7 @@ def identify(spec: FitSpec, task: Task, session: Session, clip: CLIP) -> dict[st
         "version": dca.__version__,
         **spec.identity,
         "options": as_json(dataclasses.asdict(resolved)),
-        "precision": str(clip.dtype).removeprefix("torch."),
+        "precision": clip.precision,
         "device": session.device.type,
         "dataset": source.public,
         "backbone": clip.digest,

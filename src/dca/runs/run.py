@@ -400,6 +400,7 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
         method=spec.method,
         backbone=model.method_.clip.source,
         image_size=model.method_.clip.preprocess.size,
+        feature_precision=str(model.method_.clip.feature_dtype).removeprefix("torch."),
         dataset=task.source.name,
         public=task.source.public,
         split=task.source.split,

@@ -144,7 +144,7 @@ def _view_key(content: str, view: str) -> str:
 
 def feature_space(clip: CLIP) -> dict[str, object]:
     """The facts that decide the features of an image; `display` is for lists of the store and decides nothing."""
-    return {"backbone": clip.digest, "precision": str(clip.dtype), "display": {"source": clip.source}}
+    return {"backbone": clip.digest, "precision": str(clip.feature_dtype), "display": {"source": clip.source}}
 
 
 def load_features(

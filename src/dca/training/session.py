@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dca.backbones.clip import CLIP
 from dca.core.choices import DEFAULT_METHOD, Rules
-from dca.core.device import compute_dtype, resolve_device, start_gpu_libraries
+from dca.core.device import compute_dtype, feature_dtype, resolve_device, start_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.files import json_digest
 from dca.core.parallel import map_in_order
@@ -197,7 +197,8 @@ class Session:
 
         Args:
             source: A short name, a hub id, a path, or a CLIP that is loaded already.
-            precision: Compute type of its towers: "auto", "fp32" or "bf16".
+            precision: Compute type of its towers: "auto", "fp32" or "bf16". On a CPU with instructions for bfloat16,
+                "auto" is bfloat16 for frozen features of full-size towers, and float32 for all else.
 
         Returns:
             The backbone; calls with the same source share its weights.
@@ -205,15 +206,13 @@ class Session:
         Raises:
             UserError: If there is no such backbone, or the precision is unknown.
         """
-        dtype = compute_dtype(self.device, precision)
-        if isinstance(source, CLIP):
-            return source.to_device(self.device).with_dtype(dtype)
-        if str(source) not in self._backbones:
+        dtype, features = compute_dtype(self.device, precision), feature_dtype(self.device, precision)
+        if not isinstance(source, CLIP) and str(source) not in self._backbones:
             self.progress("backbone", 0, 1, str(source))
             self._backbones[str(source)] = CLIP.from_pretrained(source).to_device(self.device)
             self.progress("backbone", 1, 1, str(source))
-        clip = self._backbones[str(source)]
-        return clip if clip.dtype == dtype else clip.with_dtype(dtype)
+        clip = source.to_device(self.device) if isinstance(source, CLIP) else self._backbones[str(source)]
+        return clip.with_dtype(dtype, features=features if clip.is_full_size else dtype)
 
     def hash_image(self, image: ImageLike) -> str:
         """Hash of an image's content, computed again only if the size or the time of a file has changed.

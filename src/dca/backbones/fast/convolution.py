@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dca.core.device import has_onednn
+
 
 def convolve_relu6(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """min(max(layer(x), 0), 6).
@@ -43,5 +45,6 @@ def _fusion_usable(x: Tensor, layer: nn.Conv2d) -> bool:
 @cache
 def fusion_built() -> bool:
     """Whether this torch has the fused operation: builds for x86 with oneDNN."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return x86 and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    if platform.machine() not in ("x86_64", "AMD64") or not has_onednn():
+        return False
+    return hasattr(torch.ops.mkldnn, "_convolution_pointwise")
