@@ -1,12 +1,14 @@
 """Milliseconds per image of an image tower, beside other implementations of the same tower in the same run.
 
-    python benchmarks/encoder_speed.py [efficientnet-lite0 | efficientnet-lite1 | efficientnet-lite2 | vit-b-16]
+    python benchmarks/encoder_speed.py [mini | efficientnet-lite0 | efficientnet-lite1 | efficientnet-lite2 | vit-b-16]
         [--threads 1 2] [--batch 1 4 8 16] [--rounds 15] [--json]
 
 EfficientNet-Lite is compared with `efficientnet_lite_pytorch`, whose batch norms are folded by torch's own function;
 the shape of ViT-B/16 with random weights, in float32 and in bfloat16, with `transformers` and `open_clip` in float32,
-where these can be imported. All take pixels in memory. They run in turn, so that other work on the machine meets all
-of them, and the median of the rounds counts. `--json` also prints the largest difference of the results.
+where these can be imported; `mini` is measured alone. All take pixels in memory. They run in turn, so that other work
+on the machine meets all of them, and the median of the rounds counts: of the time that passes, and of the processor's
+time per thread, which other work on the machine prolongs less. `--json` also prints the largest difference of the
+results.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from dca.backbones.clip import VIT_B_16
+from dca.backbones.clip import CLIP, VIT_B_16
 from dca.backbones.clip.weights import to_hf_state
 from dca.backbones.efficientnet_lite import VARIANTS, EfficientNetLite, find_weights, get_variant
+from dca.backbones.sources import MINI
 from dca.backbones.state_dict import read_state_dict
 from dca.study.bench import random_vit_b_16
 
@@ -40,13 +43,15 @@ Encode = Callable[[Tensor], Tensor]
 class Row:
     """One tower with one batch size and number of threads.
 
-    ms: median over the rounds, per image. difference: largest, from the first tower, in units of the largest feature.
+    ms, cpu_ms: medians over the rounds, per image; the latter per thread. difference: largest, from the first tower, in
+    units of the largest feature.
     """
 
     tower: str
     threads: int
     batch: int
     ms: float
+    cpu_ms: float
     difference: float
 
 
@@ -118,29 +123,36 @@ def measure(towers: dict[str, Encode], size: int, threads: int, batch: int, roun
     torch.set_num_threads(threads)
     pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     results = {name: encode(pixels) for name, encode in towers.items()}
-    times: dict[str, list[float]] = {name: [] for name in towers}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in towers}
     for _ in range(rounds):
         for name, encode in towers.items():
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             encode(pixels)
-            times[name].append(time.perf_counter() - began)
+            times[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
     first = next(iter(results.values()))
     for name, result in results.items():
         difference = float((result - first).abs().max() / first.abs().max())
-        yield Row(name, threads, batch, 1000 * statistics.median(times[name]) / batch, difference)
+        wall, cpu = (1000 * statistics.median(column) / batch for column in zip(*times[name], strict=True))
+        yield Row(name, threads, batch, wall, cpu / threads, difference)
 
 
 def main() -> None:
     """Measure and print a row per tower, batch size and number of threads."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("tower", nargs="?", default="efficientnet-lite0", choices=[*VARIANTS, VIT])
+    parser.add_argument("tower", nargs="?", default="efficientnet-lite0", choices=[MINI, *VARIANTS, VIT])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     given = parser.parse_args()
-    towers = vits() if given.tower == VIT else efficientnets(given.tower)
-    size = VIT_B_16.vision.image_size if given.tower == VIT else get_variant(given.tower).size
+    if given.tower == MINI:
+        clip = CLIP.from_pretrained(MINI)
+        towers: dict[str, Encode] = {"ours": clip.encode_image}
+        size = clip.preprocess.size
+    elif given.tower == VIT:
+        towers, size = vits(), VIT_B_16.vision.image_size
+    else:
+        towers, size = efficientnets(given.tower), get_variant(given.tower).size
     rows = list[Row]()
     for threads in given.threads:
         for batch in given.batch:
@@ -148,7 +160,7 @@ def main() -> None:
                 rows.append(row)
                 if not given.json:
                     where = f"{row.threads} threads, batch {row.batch:>2}"
-                    click.echo(f"{row.tower:<26} {where}   {row.ms:7.2f} ms per image")
+                    click.echo(f"{row.tower:<26} {where}   {row.ms:7.2f} ms per image, {row.cpu_ms:7.2f} of a core")
     if given.json:
         click.echo(json.dumps([asdict(row) for row in rows]))
 
