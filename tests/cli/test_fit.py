@@ -204,6 +204,9 @@ def test_a_public_dataset_that_was_recognised_is_said():
     said = "recognised as eurosat (public split file split_zhou_EuroSAT.json)"
     assert format_result(result, "m.dca", "photos/")[0] == "vit-b-16, 224 px"
     assert format_result(result, "m.dca", "photos/")[2].startswith(said)
+    rough = dataclasses.replace(result, feature_precision="bfloat16")
+    line = "vit-b-16, 224 px, frozen features in bfloat16 (--precision fp32: in float32)"
+    assert format_result(rough, "m.dca", "photos/")[0] == line
     unknown = dataclasses.replace(result, public="")
     assert "recognised" not in "\n".join(format_result(unknown, "m.dca", "photos/"))
     doubt = DoubtfulLabel(0, "a/1.jpg", "a", "b", 0.9, 0.01)

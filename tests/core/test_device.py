@@ -5,6 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 
 from dca.core import device
-from dca.core.device import SHARED_FROM, compute_dtype, limit_threads, require_device, resolve_device
+from dca.core.device import SHARED_FROM, compute_dtype, feature_dtype, limit_threads, require_device, resolve_device
 from dca.core.errors import UserError
 
 
@@ -38,6 +41,71 @@ def test_an_unknown_precision_is_refused():
         require_device("cpu", "fp8")
     assert caught.value.render("cli").endswith("fix: use --precision auto, fp32 or bf16")
     assert compute_dtype(torch.device("cpu"), "bf16") == torch.bfloat16
+
+
+# Frozen features of full-size towers
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bool]]:
+    """What `multiplies_bf16` says of a processor with these instruction sets, torch with and without its own probes."""
+
+    def ask(flags: str, *, torch_knows: bool, onednn: bool = True) -> bool:
+        found = set(flags.split())
+        for name, flag in (("_is_avx512_bf16_supported", "avx512_bf16"), ("_is_amx_tile_supported", "amx_tile")):
+            if torch_knows:
+                monkeypatch.setattr(torch.cpu, name, lambda flag=flag: flag in found, raising=False)
+            else:
+                monkeypatch.delattr(torch.cpu, name, raising=False)
+        info = tmp_info(flags)
+        monkeypatch.setattr(device, "CPU_INFO", info)
+        monkeypatch.setattr(device, "has_onednn", lambda: onednn)
+        device.multiplies_bf16.cache_clear()
+        return device.multiplies_bf16()
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def tmp_info(flags: str) -> Path:
+            path = Path(folder) / "cpuinfo"
+            path.write_text(f"processor\t: 0\nmodel name\t: some CPU\nflags\t\t: fpu sse2 {flags}\n\nprocessor\t: 1\n")
+            return path
+
+        yield ask
+    device.multiplies_bf16.cache_clear()
+
+
+@pytest.mark.parametrize("torch_knows", [True, False])
+def test_instructions_for_bfloat16_are_found(probe: Callable[..., bool], torch_knows: bool) -> None:
+    assert probe("avx512f avx512_bf16", torch_knows=torch_knows)
+    assert probe("amx_tile amx_bf16 amx_int8", torch_knows=torch_knows)
+    assert not probe("avx2 avx512f avx512bw avx512vl", torch_knows=torch_knows)  # bfloat16 would be emulated
+    assert not probe("avx512_bf16", torch_knows=torch_knows, onednn=False)
+
+
+def test_a_system_without_that_list_has_none(probe: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    probe("", torch_knows=False)
+    monkeypatch.setattr(device, "CPU_INFO", Path("no such file"))
+    device.multiplies_bf16.cache_clear()
+    assert not device.multiplies_bf16()
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind", "there", "trained", "frozen"),
+    [
+        ("auto", "cpu", True, torch.float32, torch.bfloat16),
+        ("auto", "cpu", False, torch.float32, torch.float32),
+        ("fp32", "cpu", True, torch.float32, torch.float32),
+        ("bf16", "cpu", False, torch.bfloat16, torch.bfloat16),
+        ("auto", "cuda", False, torch.bfloat16, torch.bfloat16),
+        ("fp32", "cuda", True, torch.float32, torch.float32),
+    ],
+)
+def test_only_frozen_features_are_bfloat16_on_a_cpu_by_default(
+    precision: str, kind: str, there: bool, trained: torch.dtype, frozen: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda: there)
+    where = torch.device(kind)
+    assert (compute_dtype(where, precision), feature_dtype(where, precision)) == (trained, frozen)
 
 
 @pytest.mark.parametrize(("multiplications", "expected"), [(SHARED_FROM - 1, 1), (SHARED_FROM, 2)])

@@ -112,4 +112,7 @@ def test_another_precision_is_refused(exported: Finished, tmp_path: Path) -> Non
     model.method_ = method  # type: ignore[assignment]
     with pytest.raises(UserError, match="cpu in bfloat16"):
         exporting.require_cpu(model)
+    method.clip = make_clip().with_dtype(torch.float32, features=torch.bfloat16)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="cpu in float32, features bfloat16"):
+        exporting.require_cpu(model)
     exporting.require_cpu(exported.model)

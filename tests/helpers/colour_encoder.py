@@ -43,7 +43,7 @@ class ColourEncoder(Encoder):
     def floats_per_image(self) -> int:
         return self.preprocess.values
 
-    def with_dtype(self, dtype: torch.dtype) -> Self:
+    def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> Self:
         return self
 
     def to_device(self, device: torch.device | str) -> Self:

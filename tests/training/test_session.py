@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import make_clip
+from conftest import make_clip, tiny_config
 from dca.backbones.clip import CLIP
 from dca.backbones.clip import model as clip_model
+from dca.core import device
 from dca.datasets.dataset import Dataset
 from dca.datasets.folder import load_folder
 from dca.features.store import FeatureStore
@@ -221,6 +223,31 @@ def test_fitting_in_another_precision_moves_no_other_model(sample: Dataset) -> N
     before = model.predict_proba(sample.test[0].image)
     Classifier("gda", backbone=clip, device="cpu", precision="bf16", views=0).fit(sample)
     assert np.array_equal(model.predict_proba(sample.test[0].image), before)
+
+
+def wide_clip() -> CLIP:
+    """The width of ViT-B, and little else of it."""
+    config = tiny_config()
+    vision = dataclasses.replace(config.vision, width=768, layers=1, heads=12, hidden=64, patch_size=16)
+    return make_clip(dataclasses.replace(config, vision=vision))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_full_size_towers_compute_frozen_features_in_bfloat16_where_the_processor_can(
+    there: bool, sample: Dataset, session: Session, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda: there)
+    clip, images = wide_clip(), [item.image for item in sample.test[:4]]
+    automatic, exact = session.load_backbone(clip), session.load_backbone(clip, "fp32")
+    assert automatic.precision == ("float32, features bfloat16" if there else "float32")
+    assert exact.precision == session.load_backbone("mini").precision == "float32"
+    found, wanted = session.frozen_features(automatic, images), session.frozen_features(exact, images)
+    # Each precision has features of its own in the store.
+    assert counted["encoded"] == (2 if there else 1) * len(images)
+    assert torch.equal(found, wanted) is not there
+    assert float(torch.cosine_similarity(found, wanted).min()) > 0.999
+    assert torch.equal(wanted, session.frozen_features(exact, images))
+    assert torch.equal(found, session.frozen_features(automatic, images))
 
 
 def test_loading_a_backbone_and_slow_hashing_are_said(tiny_folder: Path, tmp_path: Path, monkeypatch):

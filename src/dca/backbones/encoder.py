@@ -114,9 +114,27 @@ class Encoder(nn.Module, ABC):
     def floats_per_image(self) -> int:
         """Number of values in its largest activation, per image."""
 
+    @property
+    def feature_dtype(self) -> torch.dtype:
+        """The type in which it computes frozen features."""
+        return self.dtype
+
+    @property
+    def precision(self) -> str:
+        """The compute types in words, for identities."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def is_full_size(self) -> bool:
+        """Whether bfloat16 makes it faster on CPUs with instructions for it."""
+        return False
+
     @abstractmethod
-    def with_dtype(self, dtype: torch.dtype) -> Self:
-        """The same weights with another compute type; this encoder is unchanged."""
+    def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> Self:
+        """The same weights with other compute types; this encoder is unchanged.
+
+        features: type of frozen features; `dtype` by default.
+        """
 
     @abstractmethod
     def to_device(self, device: torch.device | str) -> Self:

@@ -137,9 +137,26 @@ class Pool(Encoder):
         scale: float = len(self.members) ** 0.5
         return (USUAL_TAU if reader is None else reader.tau) * scale
 
-    def with_dtype(self, dtype: torch.dtype) -> Self:
-        """A pool of the members with this compute type."""
-        return self._replace([member.with_dtype(dtype) for member in self.members])
+    @property
+    def feature_dtype(self) -> torch.dtype:
+        """The coarsest type of the members' features."""
+        return min((member.feature_dtype for member in self.members), key=lambda dtype: dtype.itemsize)
+
+    @property
+    def precision(self) -> str:
+        """That of the members, each named once."""
+        return "; ".join(dict.fromkeys(member.precision for member in self.members))
+
+    @property
+    def is_full_size(self) -> bool:
+        """Whether a member is."""
+        return any(member.is_full_size for member in self.members)
+
+    def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> Self:
+        """A pool of the members with these compute types; features: of the full-size members."""
+        return self._replace(
+            [m.with_dtype(dtype, features=features if m.is_full_size else dtype) for m in self.members]
+        )
 
     def to_device(self, device: torch.device | str) -> Self:
         """A pool of the members on this device."""

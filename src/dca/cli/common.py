@@ -116,7 +116,8 @@ def device_flags(function: F) -> F:
         "--precision",
         default="auto",
         show_default=True,
-        help="auto, fp32 or bf16: precision of the CLIP towers. auto is bf16 on a GPU, fp32 elsewhere.",
+        help="auto, fp32 or bf16: precision of the CLIP towers. auto is bf16 on a GPU, and for frozen features of "
+        "full-size towers on a CPU with instructions for it; fp32 elsewhere.",
     )(function)
     return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")(function)
 

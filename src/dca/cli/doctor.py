@@ -33,6 +33,7 @@ class Installation:
     device: str
     threads: int
     precision: str
+    feature_precision: str
     backbones: dict[str, str | None]
     environment: dict[str, str]
     notes: list[str]
@@ -54,6 +55,8 @@ def command(as_json: bool) -> None:
     click.echo(f"dca {installation.dca}   Python {installation.python}   {installation.platform}")
     print_rows([[name, number or "not installed"] for name, number in installation.packages.items()])
     device = f"{installation.device} ({installation.threads} threads), precision {installation.precision}"
+    if installation.feature_precision != installation.precision:
+        device += f", {installation.feature_precision} for frozen features of full-size backbones"
     click.echo(f"device auto -> {device}")
     print_rows([[name, folder or "downloaded on first use"] for name, folder in installation.backbones.items()])
     for name, value in installation.environment.items():
@@ -72,7 +75,7 @@ def examine_installation() -> Installation:
     import torch
 
     from dca.backbones.sources import list_backbones
-    from dca.core.device import compute_dtype, resolve_device
+    from dca.core.device import compute_dtype, feature_dtype, resolve_device
 
     device = resolve_device("auto")
     return Installation(
@@ -84,6 +87,7 @@ def examine_installation() -> Installation:
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
         threads=torch.get_num_threads(),
         precision=str(compute_dtype(device, "auto")).removeprefix("torch."),
+        feature_precision=str(feature_dtype(device, "auto")).removeprefix("torch."),
         backbones=list_backbones(),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         notes=advice(),

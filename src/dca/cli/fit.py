@@ -294,10 +294,12 @@ def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequ
 
 def _format_backbone(result: RunResult) -> str:
     """The backbone, and what would be better if it is the small one alone."""
-    names = result.backbone.split(SEPARATOR)
+    names, coarse = result.backbone.split(SEPARATOR), ""
+    if result.feature_precision != "float32":
+        coarse = f", frozen features in {result.feature_precision} (--precision fp32: in float32)"
     if len(names) > 1:
-        return f"backbones: {' and '.join(names)}"
-    line = f"{result.backbone}, {result.image_size} px"
+        return f"backbones: {' and '.join(names)}{coarse}"
+    line = f"{result.backbone}, {result.image_size} px{coarse}"
     if result.backbone != MINI:
         return line
     better = "--backbone vit-b-16"

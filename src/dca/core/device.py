@@ -1,8 +1,8 @@
 """Where and how this process computes: device, precision, threads, Triton kernels, memory.
 
 No other module chooses them. Weights, trained tokens, distances, softmaxes, losses and statistics are
-float32 (covariances float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default, on
-the CPU only if asked for.
+float32 (covariances float64). Only the arithmetic of the image and text towers may be bfloat16: on a GPU by default; on
+the CPU if asked for, and by default for frozen features of full-size towers if the processor has instructions for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Thread
 
 import torch
@@ -24,6 +25,8 @@ from dca.core.errors import UserError
 from dca.core.hints import choose_device, choose_precision
 
 PRECISIONS = ("auto", "fp32", "bf16")
+# Where Linux describes the processors.
+CPU_INFO = Path("/proc/cpuinfo")
 # Multiplications of a matrix product from which on several threads share it.
 SHARED_FROM = 2**26
 # Types that the Triton kernels know.
@@ -71,6 +74,43 @@ def compute_dtype(device: torch.device, precision: str) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def feature_dtype(device: torch.device, precision: str) -> torch.dtype:
+    """The dtype in which full-size towers compute frozen features; raises UserError for an unknown precision."""
+    if precision == "auto" and device.type == "cpu" and multiplies_bf16():
+        return torch.bfloat16
+    return compute_dtype(device, precision)
+
+
+@cache
+def multiplies_bf16() -> bool:
+    """Whether this processor has instructions for products in bfloat16 (AVX-512 BF16 or AMX), and torch uses them.
+
+    Without them torch computes such products in float32 after converting all values, which is slower than float32.
+    """
+    if not has_onednn():
+        return False
+    # Older versions of torch lack these functions; Linux knows, too.
+    probes = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    if all(probes):
+        return any(probe() for probe in probes if probe)
+    return bool({"avx512_bf16", "amx_bf16"} & _read_cpu_flags(CPU_INFO))
+
+
+def _read_cpu_flags(path: Path) -> set[str]:
+    """Names of the instruction sets of the first processor, as Linux lists them; empty elsewhere."""
+    with suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, values = line.partition(":")
+            if name.strip() == "flags":
+                return set(values.split())
+    return set()
+
+
+def has_onednn() -> bool:
+    """Whether this torch was built with oneDNN, which computes convolutions and products in bfloat16 on CPUs."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def compute_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:

@@ -245,10 +245,9 @@ def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], pro
 def require_cpu(model: Classifier) -> None:
     """Raise if the model is not on the CPU in float32, which is what is exported."""
     encoder = model.method_.encoder
-    if encoder.device.type != "cpu" or encoder.dtype.itemsize != 4:
-        precision = str(encoder.dtype).removeprefix("torch.")
+    if encoder.device.type != "cpu" or encoder.precision != "float32":
         raise UserError(
-            f"the model is on {encoder.device} in {precision}; an export needs it on the CPU in float32",
+            f"the model is on {encoder.device} in {encoder.precision}; an export needs it on the CPU in float32",
             hint="load it with Classifier.from_pretrained(folder, device='cpu', precision='fp32')",
         )
 

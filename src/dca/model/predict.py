@@ -208,7 +208,8 @@ def prediction_identity(model: Classifier, options: PredictionOptions, copy_to: 
     """Plain values that decide the rows."""
     method = model.method_
     weights, labels = hash_weights(method), list(map(str, model.classes_.tolist()))
-    facts = [weights, labels, method.temperature, str(method.options), method.encoder.digest, str(method.encoder.dtype)]
+    encoder = method.encoder
+    facts = [weights, labels, method.temperature, str(method.options), encoder.digest, encoder.precision]
     return {
         "model": json_digest(facts)[:16],
         "top": options.top,

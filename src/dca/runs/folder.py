@@ -47,7 +47,7 @@ def identify(spec: FitSpec, task: Task, session: Session, encoder: Encoder) -> d
         "version": dca.__version__,
         **spec.identity,
         "options": as_json(dataclasses.asdict(resolved)),
-        "precision": str(encoder.dtype).removeprefix("torch."),
+        "precision": encoder.precision,
         "device": session.device.type,
         "dataset": source.public,
         "backbone": encoder.digest,

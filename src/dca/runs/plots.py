@@ -145,7 +145,11 @@ def folder_name(name: str) -> str:
 
 
 def plot_run(
-    folder: Path, model: Classifier, task: Task, reports: Sequence[tuple[Evaluation, Evaluation | None]], progress: Progress
+    folder: Path,
+    model: Classifier,
+    task: Task,
+    reports: Sequence[tuple[Evaluation, Evaluation | None]],
+    progress: Progress,
 ) -> list[str]:
     """Write the plots of a finished fit into the folder of its model; returns their paths inside of it.
 

@@ -66,6 +66,7 @@ class RunResult:
         method: Name of the method.
         backbone: Name of the backbone.
         image_size: Side in pixels of the images that it sees.
+        feature_precision: Type in which its frozen features were computed: "float32" or "bfloat16".
         dataset: Name of the data.
         public: Name of the public dataset that the data is, or "".
         split: How the data was divided into training and test images, in words.
@@ -106,6 +107,7 @@ class RunResult:
     method: str
     backbone: str
     image_size: int
+    feature_precision: str = "float32"
     dataset: str
     public: str
     split: str

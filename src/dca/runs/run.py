@@ -403,6 +403,7 @@ def _result(spec: FitSpec, task: Task, model: Classifier, evaluations: Sequence[
         method=spec.method,
         backbone=model.method_.encoder.source,
         image_size=model.method_.encoder.preprocess.size,
+        feature_precision=str(model.method_.encoder.feature_dtype).removeprefix("torch."),
         dataset=task.source.name,
         public=task.source.public,
         split=task.source.split,

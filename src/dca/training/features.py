@@ -152,7 +152,8 @@ def _view_key(content: str, view: str) -> str:
 
 def feature_space(encoder: Encoder) -> dict[str, object]:
     """The facts that decide the features of an image; `display` is for lists of the store and decides nothing."""
-    return {"backbone": encoder.digest, "precision": str(encoder.dtype), "display": {"source": encoder.source}}
+    display = {"source": encoder.source}
+    return {"backbone": encoder.digest, "precision": str(encoder.feature_dtype), "display": display}
 
 
 def load_features(

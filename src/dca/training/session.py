@@ -23,7 +23,7 @@ from dca.backbones.encoder import Encoder
 from dca.backbones.loading import load_encoder, split_names
 from dca.backbones.pool import Pool
 from dca.core.choices import DEFAULT_METHOD, Rules
-from dca.core.device import compute_dtype, resolve_device, start_gpu_libraries
+from dca.core.device import compute_dtype, feature_dtype, resolve_device, start_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.files import json_digest
 from dca.core.parallel import map_in_order
@@ -205,7 +205,8 @@ class Session:
         Args:
             source: A short name, a hub id, a path, several of these with commas between them, "auto", or an encoder
                 that is loaded already.
-            precision: Compute type of its towers: "auto", "fp32" or "bf16".
+            precision: Compute type of its towers: "auto", "fp32" or "bf16". On a CPU with instructions for bfloat16,
+                "auto" is bfloat16 for frozen features of full-size towers, and float32 for all else.
             kind: The method that it is for: of a pool that lacks what the method needs, the first member that has it.
 
         Returns:
@@ -214,12 +215,17 @@ class Session:
         Raises:
             UserError: If there is no such backbone, it lacks what the method needs, or the precision is unknown.
         """
-        dtype = compute_dtype(self.device, precision)
         if isinstance(source, Encoder):
-            encoder = source.to_device(self.device).with_dtype(dtype)
+            encoder = self._with_precision(source.to_device(self.device), precision)
         else:
-            encoder = self._pool([self._load_encoder(name).with_dtype(dtype) for name in split_names(source)])
+            members = [self._with_precision(self._load_encoder(name), precision) for name in split_names(source)]
+            encoder = self._pool(members)
         return encoder if kind is None else choose_encoder(kind, encoder)
+
+    def _with_precision(self, encoder: Encoder, precision: str) -> Encoder:
+        """The same weights in the compute types of a precision."""
+        dtype, features = compute_dtype(self.device, precision), feature_dtype(self.device, precision)
+        return encoder.with_dtype(dtype, features=features if encoder.is_full_size else dtype)
 
     def _load_encoder(self, name: str) -> Encoder:
         """One encoder, which is loaded once."""

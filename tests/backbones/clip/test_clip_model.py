@@ -146,6 +146,39 @@ def test_another_type_is_another_object_with_the_same_weights() -> None:
         clip.dtype = BF16  # type: ignore[misc]
 
 
+def test_features_may_have_a_type_of_their_own() -> None:
+    clip, pixels, texts = make_clip(), normal(2, 3, 32, 32), ["a cat"]
+    rough, mixed = clip.with_dtype(BF16), clip.with_dtype(torch.float32, features=BF16)
+    assert (mixed.dtype, mixed.feature_dtype) == (torch.float32, BF16)
+    assert [one.precision for one in (clip, rough, mixed)] == ["float32", "bfloat16", "float32, features bfloat16"]
+    assert mixed.with_dtype(torch.float32, features=BF16) is mixed
+    assert mixed.with_dtype(torch.float32).precision == "float32"
+    assert mixed.digest == clip.digest
+    tokens, more = ExtraTokens({0: normal(4, 32)}), updates(1)
+    contexts, names = normal(3, 4, 24), [[5, clip.config.text.eot_id]]
+    frozen: list[Callable[[CLIP], Tensor]] = [
+        lambda one: one.encode_image(pixels),
+        lambda one: one.encode_image(pixels, updates={}),
+        lambda one: one.encode_until_last_block(pixels),
+        lambda one: one.encode_unprojected(pixels),
+        lambda one: one.encode_with_patches(pixels)[1],
+        lambda one: one.encode_text(texts),
+    ]
+    learned: list[Callable[[CLIP], Tensor]] = [
+        lambda one: one.encode_image(pixels, tokens=tokens),
+        lambda one: one.encode_image(pixels, updates=more),
+        lambda one: one.encode_text(texts, updates=more),
+        lambda one: one.encode_prompts(contexts, names),
+        lambda one: one.encode_embedded_text([normal(5, 24)]),
+        lambda one: one.encode_image(pixels, dtype=torch.float32),
+    ]
+    for encode in frozen:
+        assert torch.equal(encode(mixed), encode(rough))
+        assert not torch.equal(encode(mixed), encode(clip))
+    for encode in learned:
+        assert torch.equal(encode(mixed), encode(clip))
+
+
 def test_the_type_is_that_of_the_call_even_under_autocast() -> None:
     clip, pixels = make_clip(), normal(2, 3, 32, 32)
     before = clip.encode_image(pixels)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dca.backbones.clip.blocks import Update, group_updates
-from dca.backbones.clip.config import CLIPConfig
+from dca.backbones.clip.config import VIT_B_16, CLIPConfig
 from dca.backbones.clip.text import TextTower
 from dca.backbones.clip.tokenizer import Tokenizer
 from dca.backbones.clip.vision import BlockCallback, ExtraTokens, VisionTower
@@ -35,7 +35,8 @@ class CLIP(Encoder):
 
     Encoding changes nothing in the object: extra tokens, updates of layers and the compute type are
     arguments of one call, so several methods and threads can share a CLIP. Features are float32 and not
-    normalised. Weights are float32; the towers compute in `dtype` (autocast).
+    normalised. Weights are float32; the towers compute in `dtype` (autocast), or in `feature_dtype` where nothing
+    learned takes part: images and texts without extra tokens and updates, and the parts of the image tower.
 
     Args:
         config: Sizes of the two towers.
@@ -69,7 +70,7 @@ class CLIP(Encoder):
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.zeros(()))
-        self._dtype = torch.float32
+        self._dtype = self._feature_dtype = torch.float32
         self._tau: float | None = None
         # A list, so that objects made by `with_dtype` share the digest whichever of them computes it.
         self._digest: list[str] = []
@@ -124,6 +125,22 @@ class CLIP(Encoder):
         return self._dtype
 
     @property
+    def feature_dtype(self) -> torch.dtype:
+        """The type in which the towers compute frozen features unless a call asks for another one."""
+        return self._feature_dtype
+
+    @property
+    def precision(self) -> str:
+        """The compute types in words, for identities: "float32", or "float32, features bfloat16"."""
+        common, own = (str(dtype).removeprefix("torch.") for dtype in (self._dtype, self._feature_dtype))
+        return common if common == own else f"{common}, features {own}"
+
+    @property
+    def is_full_size(self) -> bool:
+        """Whether the image tower is as wide as ViT-B's or wider, so that matrix products take nearly all its time."""
+        return self.config.vision.width >= VIT_B_16.vision.width
+
+    @property
     def tau(self) -> float:
         """exp(logit_scale), the scale of the softmax; read once if the weights are frozen."""
         if self._tau is None or self.logit_scale.requires_grad:
@@ -145,14 +162,15 @@ class CLIP(Encoder):
         """Switch gradients off for every weight and set evaluation mode; returns self."""
         return self.requires_grad_(False).eval()
 
-    def with_dtype(self, dtype: torch.dtype) -> CLIP:
+    def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> CLIP:
         """Another CLIP with the same weight tensors and another compute type; this one is unchanged.
 
         Args:
             dtype: Type in which the towers compute: torch.float32 or torch.bfloat16.
+            features: Type in which they compute frozen features; `dtype` by default.
 
         Returns:
-            The other CLIP; this one if it has that type already.
+            The other CLIP; this one if it has these types already.
 
         Example:
             >>> import torch
@@ -160,10 +178,11 @@ class CLIP(Encoder):
             >>> CLIP.from_pretrained("mini").with_dtype(torch.bfloat16).dtype
             torch.bfloat16
         """
-        if dtype == self._dtype:
+        types = dtype, features or dtype
+        if types == (self._dtype, self._feature_dtype):
             return self
         other = copy.copy(self)
-        other._dtype = dtype
+        other._dtype, other._feature_dtype = types
         return other
 
     def to_device(self, device: torch.device | str) -> CLIP:
@@ -211,7 +230,7 @@ class CLIP(Encoder):
             updates: What is added to the outputs of layers: "visual.0.q" (tower, block, one of q, k, v, out, fc, proj,
                 ln_1, ln_2), "visual.ln_pre" or "visual.ln_post" -> a function from the input of that linear layer
                 or norm to what is added to its output. Names of the text tower are ignored.
-            dtype: Compute type of this call; `self.dtype` by default.
+            dtype: Compute type of this call; by default `self.dtype`, without tokens and updates `self.feature_dtype`.
             on_block: Called after each block with its name ("visual.0", ...) and the rows (B, T, W) that leave it.
 
         Returns:
@@ -222,7 +241,7 @@ class CLIP(Encoder):
         """
         pixels = images if isinstance(images, Tensor) else self.preprocess(images)
         own = group_updates(updates, "visual", self.config.vision.layers)
-        with self._autocast(dtype):
+        with self._autocast(dtype, frozen=tokens is None and not updates):
             features: Tensor = self.visual(pixels.to(self.device), tokens, own, on_block)
         return features.float()
 
@@ -231,12 +250,12 @@ class CLIP(Encoder):
 
         Args:
             pixels: Normalised pixels (B, 3, S, S).
-            dtype: Compute type of this call; `self.dtype` by default.
+            dtype: Compute type of this call; `self.feature_dtype` by default.
 
         Returns:
             Rows (B, T, W), float32.
         """
-        with self._autocast(dtype):
+        with self._autocast(dtype, frozen=True):
             return self.visual.run_until_last_block(pixels.to(self.device)).float()
 
     def encode_unprojected(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -244,12 +263,12 @@ class CLIP(Encoder):
 
         Args:
             pixels: Normalised pixels (B, 3, S, S).
-            dtype: Compute type of this call; `self.dtype` by default.
+            dtype: Compute type of this call; `self.feature_dtype` by default.
 
         Returns:
             Vectors (B, W), float32, not normalised; `visual.projection` of them is `encode_image`.
         """
-        with self._autocast(dtype):
+        with self._autocast(dtype, frozen=True):
             return self.visual.encode_unprojected(pixels.to(self.device)).float()
 
     def encode_with_patches(self, pixels: Tensor, *, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -260,12 +279,12 @@ class CLIP(Encoder):
 
         Args:
             pixels: Normalised pixels (B, 3, S, S).
-            dtype: Compute type of this call; `self.dtype` by default.
+            dtype: Compute type of this call; `self.feature_dtype` by default.
 
         Returns:
             The features (B, D) of `encode_image`, and patches (B, P, W) before the projection; both float32.
         """
-        with self._autocast(dtype):
+        with self._autocast(dtype, frozen=True):
             features, patches = self.visual.encode_with_patches(pixels.to(self.device))
         return features.float(), patches.float()
 
@@ -281,7 +300,7 @@ class CLIP(Encoder):
         Args:
             texts: N strings, ids (N, T), or N id sequences; ids behind the first EOT are ignored.
             updates: As in `encode_image`, with names such as "text.0.q" and "text.ln_final".
-            dtype: Compute type of this call; `self.dtype` by default.
+            dtype: Compute type of this call; by default `self.dtype`, without updates `self.feature_dtype`.
 
         Returns:
             Features (N, D), float32, not normalised.
@@ -289,7 +308,7 @@ class CLIP(Encoder):
         Raises:
             ValueError: If an id sequence has no EOT, or the name of an update is not that of a layer.
         """
-        with self._autocast(dtype):
+        with self._autocast(dtype, frozen=not updates):
             return self.text.encode_ids(self._sequences(texts), self._text_updates(updates)).float()
 
     def encode_prompts(
@@ -362,9 +381,9 @@ class CLIP(Encoder):
             raise ValueError(f"id sequences {missing[:5]} hold no EOT ({eot})")
         return [row[: row.index(eot) + 1] for row in rows]
 
-    def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-        """A context in which the towers compute in `dtype`; autocast is local to the thread."""
-        return compute_in(dtype or self._dtype, self.device)
+    def _autocast(self, dtype: torch.dtype | None, *, frozen: bool = False) -> AbstractContextManager[object]:
+        """A context in which the towers compute in `dtype`, or in this CLIP's type; frozen: in that of features."""
+        return compute_in(dtype or (self._feature_dtype if frozen else self._dtype), self.device)
 
 
 def compute_digest(clip: CLIP) -> str:
