@@ -26,13 +26,13 @@ def class_folders(root: Path, names: tuple[str, ...] = ("cat", "dog"), count: in
     return root
 
 
-def bomb() -> bytes:
-    """A PNG of a hundred bytes that declares 3.6 billion pixels."""
+def bomb(width: int = 60_000, height: int = 60_000) -> bytes:
+    """A PNG of a hundred bytes that declares 3.6 billion pixels, or so many."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
@@ -43,7 +43,10 @@ def bad_files(folder: Path) -> list[str]:
     contents = {
         "bomb.png": bomb(),
         "empty.jpg": b"",
+        "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n",
         "text.png": b"this is not a picture",
+        "thin.png": bomb(1, 300_000),
+        "thinner.png": bomb(80_000_000, 1),
         "truncated.jpg": whole.getvalue()[: len(whole.getvalue()) // 2],
     }
     for name, data in contents.items():

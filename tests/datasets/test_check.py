@@ -229,7 +229,7 @@ def test_a_zoo_of_odd_files_is_read_or_listed_with_the_reason(tmp_path):
     assert unreadable.what == "2 images cannot be read"
     assert [line.split(": ") for line in unreadable.examples] == [
         ["cat/link.png", "a broken link"],
-        ["cat/text.jpg", "not an image, or a format Pillow does not know"],
+        ["cat/text.jpg", "not an image, or in a format that is not opened"],
     ]
     assert [finding.level for finding in report.findings[1:]] == []
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from dca.core.errors import UserError
+from dca.images.decode import FORMATS
 
-_SUFFIXES = "jpg jpeg jpe jfif png bmp dib gif webp tif tiff ppm pgm pbm pnm avif heic heif"
-IMAGE_SUFFIXES = frozenset(f".{suffix}" for suffix in _SUFFIXES.split(" "))
+IMAGE_SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 Kind = Literal["file", "special", "link"]
 
 

@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+# The formats that are opened, and how many times the longer side of an image may be the shorter one.
+FORMATS, MOST_ASPECT = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF"), 200
 BATCH = 32
 LOG_ERRORS = 3  # log severity of onnxruntime: errors only
 
@@ -74,9 +76,14 @@ def iter_batches(
 def crop_image(image: str | Path | Image.Image, preprocess: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Crop an image to the input of the model, uint8 (S, S, 3): resize the short side, cut out the centre."""
     if not isinstance(image, Image.Image):
-        with Image.open(image) as opened:
+        Image.init()
+        with Image.open(image, formats=[name for name in FORMATS if name in Image.OPEN]) as opened:
+            if Image.MAX_IMAGE_PIXELS is not None and opened.width * opened.height > Image.MAX_IMAGE_PIXELS:
+                raise ValueError(f"more than {Image.MAX_IMAGE_PIXELS // 10**6} million pixels")
             opened.load()
             return crop_image(opened, preprocess)
+    if not 0 < max(image.size) <= MOST_ASPECT * min(image.size):
+        raise ValueError(f"{image.width} x {image.height} pixels: a side is more than {MOST_ASPECT} times the other")
     rgb = to_rgb(image)
     size, resize, filtering = preprocess["size"], preprocess["resize"], Image.Resampling(preprocess["resample"])
     if resize is None:

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.core.hints import download_first
-from dca.images.decode import ImageLike, open_bytes
+from dca.core.hints import download_first, raise_pixel_limit
+from dca.images.decode import ImageLike, ImageRefusedError, open_bytes, refuse_size
 
 CHANNELS = (1, 3, 4)
 # Floats that are out of [0, 1] by no more than this were rounded on the way.
 SLACK = 1e-3
+# Bytes that are read from an open file at a time.
+AT_ONCE = 2**20
 
 
 def is_array(x: Any) -> bool:
@@ -135,8 +137,16 @@ def _is_file(x: Any) -> bool:
 
 
 def _read_bytes(file: Any) -> bytes:
-    """What an open file holds from where it is."""
-    data = file.read()
-    if not isinstance(data, bytes):
-        raise UserError("the file is open as text", hint='open it with open(path, "rb")')
-    return data
+    """What an open file holds from where it is; a file that is too large is not read to its end."""
+    parts, part, count = list[bytes](), None, 0
+    while part != b"":
+        part = file.read(AT_ONCE)
+        if not isinstance(part, bytes):
+            raise UserError("the file is open as text", hint='open it with open(path, "rb")')
+        parts.append(part)
+        count += len(part)
+        try:
+            refuse_size(count)
+        except ImageRefusedError as error:
+            raise UserError(f"cannot read an image from an open file: {error}", hint=raise_pixel_limit()) from error
+    return b"".join(parts)

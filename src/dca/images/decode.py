@@ -1,6 +1,8 @@
 """Open image files and decode them as RGB, one or many; the reason where one cannot be read.
 
-This is the only module that opens or converts images, so that all code sees the same pixels.
+This is the only module that opens or converts images, so that all code sees the same pixels, and so that the command
+line, Python and the server refuse the same files: a file is opened in one of `FORMATS` only, its bytes, pixels and
+aspect are limited before anything is allocated for them, and whatever a decoder raises is a reason, not a crash.
 
 Many images are decoded in threads, or in processes where there are many files: much of the time that Pillow takes for a
 small file is Python's own, so threads wait for each other, and sixteen cores read no faster than two. Forked processes
@@ -10,12 +12,14 @@ do not, and begin at once, since nothing is imported or sent to them. Systems th
 from __future__ import annotations
 
 import io
+import math
 import multiprocessing
 import os
+import struct
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -24,6 +28,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -34,7 +39,7 @@ from dca.core.errors import UserError
 from dca.core.hints import check_data, raise_pixel_limit, skip_unreadable
 from dca.core.parallel import map_in_order
 from dca.core.processes import end_with_parent
-from dca.core.text import pluralize, to_printable
+from dca.core.text import format_bytes, pluralize, to_printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,18 +81,48 @@ class AsStored:
 Decodable = ImageLike | AsStored
 
 T = TypeVar("T")
+# The formats that are opened, by Pillow's names, with the ends of the names of their files. Pillow knows more, and
+# gives some of them to other programs: PostScript to Ghostscript, whatever the file is called.
+FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+        "PNG": (".png",),
+        "WEBP": (".webp",),
+        "GIF": (".gif",),
+        "BMP": (".bmp",),
+        "DIB": (".dib",),
+        "TIFF": (".tif", ".tiff"),
+        "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+        "AVIF": (".avif",),
+        "HEIF": (".heic", ".heif"),
+    }
+)
+# Pillow's limit on pixels unless it is changed, those of 256 MiB of RGB.
+USUAL_PIXELS = 2**30 // 4 // 3
+# A file may have this many bytes per pixel of the largest image, and at least so many: some decoders read it whole.
+BYTES_PER_PIXEL, LEAST_BYTES = 16, 2**26
+# The longer side of an image may be this many times the shorter one. Its evaluation crop is cut out of the whole image
+# with the shorter side resized, which takes 40 MB at 224 pixels then.
+MOST_ASPECT = 200
 # A JPEG may have this many times the pixels of other formats (Pillow's `Image.MAX_IMAGE_PIXELS`, 89 million unless it
 # is changed): it is decoded at a half, a quarter or an eighth of its size, which needs little memory.
 JPEG_FACTOR = 3
 _JPEG = b"\xff\xd8\xff"
-_HEIF = (".heic", ".heif")
 _SPECIAL = "not a regular file (a pipe, socket or device)"
 _NO_PIXELS = "its pixels are not stored with the model"
 
 
+class ImageRefusedError(Exception):
+    """An image that is not opened, and why. too_large: it would be with a higher limit on pixels."""
+
+    def __init__(self, reason: str, *, too_large: bool = False) -> None:
+        super().__init__(reason)
+        self.too_large = too_large
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An image that could not be read, and why; too_large: it has more pixels than the limit."""
+    """An image that could not be read, and why; too_large: it has more pixels or bytes than the limit."""
 
     image: ImageLike
     reason: str
@@ -104,19 +139,79 @@ def open_image(image: ImageLike) -> Image.Image:
     """
     try:
         return _open(image)
-    except _UNREADABLE as error:
+    except Exception as error:  # decoders raise almost anything on damaged files
         raise UserError(f"cannot read {_describe_image(image)}: {_explain_failure(image, error)}.") from error
 
 
 def open_bytes(data: bytes) -> Image.Image:
     """The image in the bytes of a file, as `open_image` opens the file; raises UserError with the reason."""
     try:
-        enable_heif()
-        with _open_lazily(io.BytesIO(data)) as opened:
-            return _load_pixels(opened)
-    except _UNREADABLE as error:
-        reason = "there are none" if not data else _explain_failure(Image.new("RGB", (1, 1)), error)
+        with open_header(io.BytesIO(data)) as opened:
+            return load_rgb(opened)
+    except Exception as error:  # decoders raise almost anything on damaged files
+        reason = "there are none" if not data else _explain_failure(None, error)
         raise UserError(f"cannot read an image from {pluralize(len(data), 'byte')}: {reason}") from error
+
+
+def open_header(file: BinaryIO) -> Image.Image:
+    """Open an image of which only the header is read, if it has one of `FORMATS` and an acceptable size.
+
+    Args:
+        file: An open file that can be read again.
+
+    Returns:
+        The image, for `load_rgb`; its pixels may still be more than are loaded.
+
+    Raises:
+        ImageRefusedError: If the file has too many bytes, or the image no pixels or sides that differ too much.
+        UnidentifiedImageError: If the file is in none of the formats.
+        Exception: Whatever Pillow raises on a damaged file.
+    """
+    refuse_size(file.seek(0, os.SEEK_END))
+    file.seek(0)
+    image = _identify(file)
+    _refuse_shape(*image.size)
+    return image
+
+
+def load_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
+    """An image that `open_header` has opened, as 8-bit RGB; not a copy, since nobody else has it.
+
+    A large JPEG is decoded at a smaller size. Raises ImageRefusedError for images with too many pixels, and whatever
+    Pillow raises on a damaged file.
+    """
+    _fit_into_limit(image)
+    image.load()
+    return _convert_to_rgb(_apply_rotation(image)) if upright else to_rgb(image, upright=False)
+
+
+def refuse_size(count: int) -> None:
+    """Raise ImageRefusedError for a file of so many bytes if that is more than are read."""
+    most = _most_bytes(Image.MAX_IMAGE_PIXELS)
+    if count > most:
+        raise ImageRefusedError(f"the file is larger than {format_bytes(most)}", too_large=True)
+
+
+def _most_bytes(pixels: int | None) -> float:
+    """Most bytes of a file, for a limit on pixels."""
+    return math.inf if pixels is None else max(LEAST_BYTES, BYTES_PER_PIXEL * pixels)
+
+
+def depends_on_limit(image: ImageLike) -> bool:
+    """Whether another limit on pixels than the usual one changes what is read of an image.
+
+    It does where a file has more pixels, or bytes, than the lower of the two allows: the image is then refused, or
+    decoded at another size.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit == USUAL_PIXELS or not isinstance(image, Path) or is_special(image):
+        return False
+    least = USUAL_PIXELS if limit is None else min(limit, USUAL_PIXELS)
+    try:
+        with image.open("rb") as file, open_header(file) as opened:
+            return opened.width * opened.height > least or os.fstat(file.fileno()).st_size > _most_bytes(least)
+    except Exception:  # decoders raise almost anything on damaged files
+        return True
 
 
 def to_rgb(image: Image.Image, *, upright: bool = True) -> Image.Image:
@@ -144,9 +239,9 @@ def may_have_rotation(image: ImageLike) -> bool:
     if not isinstance(image, Path) or is_special(image):
         return True
     try:
-        with image.open("rb") as file, _open_lazily(file) as opened:
+        with image.open("rb") as file, open_header(file) as opened:
             return opened.format != "JPEG" or opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
-    except _UNREADABLE:
+    except Exception:  # decoders raise almost anything on damaged files
         return True
 
 
@@ -182,11 +277,11 @@ def thumbnail_or_image(image: ImageLike) -> ImageLike:
 
 
 def is_image(file: Path) -> bool:
-    """Whether Pillow recognises a file as an image by its first bytes, whatever its name is."""
+    """Whether a file is an image by its first bytes, whatever its name is."""
     if not file.is_file():
         return False
     try:
-        with file.open("rb") as opened, _open_lazily(opened):
+        with file.open("rb") as opened, open_header(opened):
             return True
     except Exception:  # decoders raise almost anything on bytes that are no image
         return False
@@ -195,14 +290,22 @@ def is_image(file: Path) -> bool:
 def decode_image(image: Decodable, apply: Callable[[Image.Image], T], *, data: bytes | None = None) -> T | Unreadable:
     """Open an image as RGB and return `apply(image)`, or an `Unreadable` with the reason.
 
-    data: the content of the file, if it has been read; the file is then not opened.
+    data: the content of the file, if it has been read; the file is then not opened. Errors of `apply` that an image
+    causes, such as one that does not fit into memory, are reasons, too; all others are raised.
     """
     try:
         rgb = _open(image, data)
-    except _UNREADABLE as error:
-        inner = unwrap(image)
-        return Unreadable(inner, _explain_failure(inner, error), _exceeds_limit(error))
-    return apply(rgb)
+    except Exception as error:  # decoders raise almost anything on damaged files
+        return _describe_failure(image, error)
+    try:
+        return apply(rgb)
+    except _FAILED_TRANSFORM as error:
+        return _describe_failure(image, error)
+
+
+def _describe_failure(image: Decodable, error: Exception) -> Unreadable:
+    inner = unwrap(image)
+    return Unreadable(inner, _explain_failure(inner, error), _exceeds_limit(error))
 
 
 def unwrap(image: Decodable) -> ImageLike:
@@ -210,44 +313,25 @@ def unwrap(image: Decodable) -> ImageLike:
     return image.image if isinstance(image, AsStored) else image
 
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    Image.DecompressionBombError,
-    Warning,  # where the caller has turned warnings into errors
-)
+# What Pillow and NumPy raise where they cannot transform an image; other errors are ours.
+_FAILED_TRANSFORM = (MemoryError, ArithmeticError, ValueError, struct.error, Image.DecompressionBombError)
 
 
 def _open(image: Decodable, data: bytes | None = None) -> Image.Image:
     upright, image = not isinstance(image, AsStored), unwrap(image)
     if isinstance(image, StoredImage):
-        raise OSError(_NO_PIXELS)
+        raise ImageRefusedError(_NO_PIXELS)
     if not isinstance(image, Path):
+        _refuse_shape(*image.size)
         return to_rgb(image, upright=upright)
     if data is None and is_special(image):
-        raise OSError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
-    if image.suffix.lower() in _HEIF:
-        enable_heif()
-    with image.open("rb") if data is None else io.BytesIO(data) as file, _open_lazily(file) as opened:
-        return _load_pixels(opened, upright)
+        raise ImageRefusedError(_SPECIAL)  # opening a pipe would wait for a writer, perhaps for ever
+    with image.open("rb") if data is None else io.BytesIO(data) as file, open_header(file) as opened:
+        return load_rgb(opened, upright=upright)
 
 
-def _load_pixels(image: Image.Image, upright: bool = True) -> Image.Image:
-    """An image of which the header was read, as 8-bit RGB; not a copy, since nobody else has it."""
-    _fit_into_limit(image)
-    image.load()
-    return _convert_to_rgb(_apply_rotation(image)) if upright else to_rgb(image, upright=False)
-
-
-def _open_lazily(file: BinaryIO) -> Image.Image:
-    """The image of an open file, of which only the header is read.
+def _identify(file: BinaryIO) -> Image.Image:
+    """The image of an open file in one of `FORMATS`.
 
     A JPEG is opened without Pillow's check of its size, which is global and would warn of, or refuse, images that
     `_fit_into_limit` makes small enough.
@@ -255,10 +339,21 @@ def _open_lazily(file: BinaryIO) -> Image.Image:
     is_jpeg = file.read(len(_JPEG)) == _JPEG
     file.seek(0)
     if is_jpeg:
-        with suppress(*_UNREADABLE):  # Pillow's own opener has the better message
+        with suppress(Exception):  # Pillow's own opener has the better message
             return JpegImageFile(file)
         file.seek(0)
-    return Image.open(file)
+    enable_heif()
+    Image.init()
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+def _refuse_shape(width: int, height: int) -> None:
+    """Raise ImageRefusedError for an image without pixels, or with one side very much longer than the other."""
+    short, long = min(width, height), max(width, height)
+    if short < 1:
+        raise ImageRefusedError("it has no pixels")
+    if long > MOST_ASPECT * short:
+        raise ImageRefusedError(f"{width:,} x {height:,} pixels: one side is more than {MOST_ASPECT:,} times the other")
 
 
 def _fit_into_limit(image: Image.Image) -> None:
@@ -273,7 +368,7 @@ def _fit_into_limit(image: Image.Image) -> None:
     if not reducible or pixels > JPEG_FACTOR * limit:
         raise Image.DecompressionBombError
     scale = next(scale for scale in (2, 4, 8) if pixels <= limit * scale**2)
-    image.draft(image.mode, (image.width // scale, image.height // scale))
+    image.draft(image.mode, (max(image.width // scale, 1), max(image.height // scale, 1)))
 
 
 @contextmanager
@@ -313,7 +408,9 @@ def _apply_rotation(image: Image.Image) -> Image.Image:
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if turned else image
-    except (ValueError, SyntaxError, TypeError, KeyError, ZeroDivisionError, OverflowError, Warning):
+    except MemoryError:
+        raise
+    except Exception:  # readers of EXIF data raise almost anything where it is damaged
         return image
 
 
@@ -352,36 +449,43 @@ def _describe_image(image: ImageLike) -> str:
     return f"{image.mode} image {image.width}x{image.height}"
 
 
-def _exceeds_limit(error: BaseException) -> bool:
-    """Whether an image was refused for its number of pixels."""
-    return isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning))
+def _exceeds_limit(error: Exception) -> bool:
+    """Whether an image was refused for its number of pixels or bytes."""
+    bomb = isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning))
+    return bomb or (isinstance(error, ImageRefusedError) and error.too_large)
 
 
-def _explain_failure(image: ImageLike, error: BaseException) -> str:
-    """Why an image cannot be read."""
+def _explain_failure(image: ImageLike | None, error: Exception) -> str:
+    """Why an image cannot be read. image: None where its bytes were given."""
+    if isinstance(error, ImageRefusedError):
+        return str(error)
     if _exceeds_limit(error):
         most = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         return f"more than {most} million pixels, or {JPEG_FACTOR * most} in a plain JPEG (a decompression bomb?)"
-    if isinstance(image, StoredImage):
-        return _NO_PIXELS
-    if isinstance(image, Path):
-        if not os.path.exists(image):  # Path.exists raises on names that are too long
-            return "a broken link" if os.path.islink(image) else "no such file"
-        if image.is_dir():
-            return "a folder, not a file"
-        if is_special(image):
-            return _SPECIAL
-        if image.stat().st_size == 0:
-            return "the file is empty (0 bytes)"
-        if isinstance(error, PermissionError):
-            return "no permission to read it"
+    if isinstance(image, Path) and (reason := _explain_file(image, error)):
+        return reason
+    if isinstance(error, MemoryError):
+        return "decoding it takes more memory than there is"
     if isinstance(error, UnidentifiedImageError):
-        if isinstance(image, Path) and image.suffix.lower() in _HEIF and find_spec("pillow_heif") is None:
+        if isinstance(image, Path) and image.suffix.lower() in FORMATS["HEIF"] and find_spec("pillow_heif") is None:
             return "a phone photo (HEIC), for which pip install 'dca-prompt[heif]' is needed"
-        return "not an image, or a format Pillow does not know"
+        return "not an image, or in a format that is not opened"
     if "truncated" in str(error).lower() or isinstance(error, EOFError):
         return "the file is truncated"
-    return f"damaged ({str(error) or type(error).__name__})"
+    return f"damaged ({to_printable(str(error)) or type(error).__name__})"
+
+
+def _explain_file(path: Path, error: Exception) -> str:
+    """What is wrong with a file, whatever is in it; empty if nothing."""
+    if os.path.isdir(path):  # unlike the methods of Path, these functions raise for no name, however long
+        return "a folder, not a file"
+    if is_special(path):
+        return _SPECIAL
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if not os.path.exists(path):
+        return "a broken link" if os.path.islink(path) else "no such file"
+    return "" if os.stat(path).st_size else "the file is empty (0 bytes)"
 
 
 # Called with (images done, images in all).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.images.decode import ImageLike, StoredImage, is_special
+from dca.core.hints import raise_pixel_limit
+from dca.images.decode import ImageLike, ImageRefusedError, StoredImage, is_special, refuse_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +28,10 @@ _CELLS = 2**24  # pairs compared at a time
 
 
 def sha256_of(image: ImageLike) -> str:
-    """Hash of an image's content: the file's bytes, or mode, size and pixels of an image in memory."""
+    """Hash of an image's content: the file's bytes, or mode, size and pixels of an image in memory.
+
+    Raises UserError for a file that cannot be read, or is larger than any that is opened.
+    """
     if isinstance(image, StoredImage):
         return image.sha256
     if isinstance(image, Path):
@@ -34,9 +39,12 @@ def sha256_of(image: ImageLike) -> str:
             raise UserError(f"cannot read {image}: not a regular file.")
         try:
             with image.open("rb") as file:
+                refuse_size(os.fstat(file.fileno()).st_size)
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise UserError(f"cannot read {image}: {error.strerror}.") from error
+        except ImageRefusedError as error:
+            raise UserError(f"cannot read {image}: {error}.", hint=raise_pixel_limit()) from error
     header = f"{image.mode} {image.width}x{image.height}\n".encode()
     return hashlib.sha256(header + image.tobytes()).hexdigest()
 

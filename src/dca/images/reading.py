@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 PREVIEW_SIDE, PREVIEW_QUALITY = 128, 80
 # Files whose bytes are in memory at a time, and images that are decoded ahead of the consumer.
 CHUNK, AHEAD = 64, 256
+# Bytes of the largest file that is kept in memory between hashing and decoding; a larger one is opened again.
+MOST_KEPT = 2**24
 
 Crop = Callable[[Image.Image], "NDArray[np.uint8]"]
+# Images and their hashes, "" where a file cannot be opened -> hashes of those that need not be decoded.
+Known = Callable[[Sequence[Decodable], Sequence[str]], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def read_images(
     images: Sequence[Decodable],
     crop: Crop,
     *,
-    known: Callable[[Sequence[str]], Collection[str]] = lambda hashes: (),
+    known: Known = lambda images, hashes: (),
 ) -> Iterator[ReadImage]:
     """Read every image once: hash it, and decode it unless its content is known.
 
@@ -94,7 +100,7 @@ def read_images(
     Args:
         images: Files, or images in memory.
         crop: Makes the evaluation crop of an RGB image.
-        known: Gets hashes and returns those whose images need not be decoded.
+        known: Gets images with their hashes and returns the hashes of those that need not be decoded.
 
     Yields:
         One outcome per image, in order.
@@ -107,13 +113,13 @@ def read_images(
     while chunk := list(islice(remaining, CHUNK)):
         loaded = list(map_in_order(_load, chunk, workers=workers, ahead=CHUNK))
         hashes = ["" if isinstance(one, Unreadable) else one[0] for one in loaded]
-        skipped = known([sha256 for sha256 in hashes if sha256])
+        skipped = known(chunk, hashes)
 
         decode = partial(_decode_loaded, skipped=skipped, summarize=summarize)
         yield from map_in_order(decode, zip(chunk, loaded, strict=True), workers=workers, ahead=CHUNK)
 
 
-# The hash of an image and the content of its file; None for an image in memory.
+# The hash of an image and the content of its file; None for an image in memory, and for a file that is opened again.
 Loaded = tuple[str, "bytes | None"]
 
 
@@ -123,12 +129,12 @@ def _load(image: Decodable) -> Loaded | Unreadable:
     if not isinstance(file, Path):
         return sha256_of(file), None
     if not is_special(file):
-        try:
-            data = file.read_bytes()
-        except (OSError, ValueError):  # the reason is that of the decoder
-            pass
-        else:
-            return hashlib.sha256(data).hexdigest(), data
+        with suppress(OSError, ValueError), file.open("rb") as opened:  # the reason is that of the decoder
+            size = os.fstat(opened.fileno()).st_size
+            if size <= MOST_KEPT and len(data := opened.read(size + 1)) <= size:
+                return hashlib.sha256(data).hexdigest(), data
+        with suppress(UserError):
+            return sha256_of(file), None
     outcome = decode_image(image, lambda rgb: rgb)
     assert isinstance(outcome, Unreadable)
     return outcome
@@ -152,11 +158,11 @@ def _decode_loaded(
 def _hash_first(
     images: Sequence[Decodable],
     summarize: Callable[[Image.Image], ImageSummary],
-    known: Callable[[Sequence[str]], Collection[str]],
+    known: Known,
 ) -> Iterator[ReadImage]:
     """`read_images` of very many files: hashed by threads, then decoded by processes."""
     hashes = list(map_in_order(_hash_or_empty, images, workers=worker_count(), ahead=AHEAD))
-    skipped = set(known([sha256 for sha256 in hashes if sha256]))
+    skipped = set(known(images, hashes))
     todo = [image for image, sha256 in zip(images, hashes, strict=True) if sha256 not in skipped]
     decoded = iter_decode(todo, summarize, ahead=AHEAD)
     for sha256 in hashes:

@@ -17,20 +17,8 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from dca.images.decode import center_crop, enable_heif, to_rgb
+from dca.images.decode import FORMATS, ImageRefusedError, center_crop, enable_heif, load_rgb, open_header
 
-# Formats that are decoded, and the suffix of such a file.
-FORMATS = {
-    "JPEG": ".jpg",
-    "MPO": ".jpg",
-    "PNG": ".png",
-    "WEBP": ".webp",
-    "GIF": ".gif",
-    "BMP": ".bmp",
-    "TIFF": ".tif",
-    "AVIF": ".avif",
-    "HEIF": ".heic",
-}
 # Longer side of a thumbnail in pixels, and its JPEG quality.
 THUMBNAIL, QUALITY = 320, 82
 # Bytes of the length in front of a frame.
@@ -110,19 +98,20 @@ class RefusedError(Exception):
 
 def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], bytes, bytes]:
     """Return facts, encoder pixels and a small JPEG of an image file; raises RefusedError."""
-    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        image = Image.open(io.BytesIO(data), formats=formats)
+        image = open_header(io.BytesIO(data))
     except Image.DecompressionBombError:
         raise too_large_error(options.pixels) from None
+    except ImageRefusedError as refused:
+        raise RefusedError(413 if refused.too_large else 422, str(refused)) from None
     except UnidentifiedImageError:
-        raise RefusedError(415, f"not an image in a known format ({', '.join(formats)})") from None
+        known = ", ".join(name for name in FORMATS if name in Image.OPEN)
+        raise RefusedError(415, f"not an image in a known format ({known})") from None
     with image:
         if image.width * image.height > options.pixels:
             raise too_large_error(options.pixels)
-        image.load()
-        suffix = FORMATS.get(image.format or "", ".jpg")
-        rgb = to_rgb(image)
+        suffix = FORMATS.get(image.format or "", FORMATS["JPEG"])[0]
+        rgb = load_rgb(image)
     pixels = center_crop(rgb, options.size, options.resize, options.resample)
     facts = {"width": rgb.width, "height": rgb.height, "suffix": suffix}
     return facts, pixels.tobytes(), make_thumbnail(rgb)

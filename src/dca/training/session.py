@@ -32,15 +32,18 @@ from dca.core.text import format_long_duration
 from dca.features.store import Features, FeatureStore
 from dca.images.crops import BUDGET, LOW, DecodedImages
 from dca.images.decode import (
+    USUAL_PIXELS,
     AsStored,
     Decodable,
     ImageLike,
     StoredImage,
     Unreadable,
     decode_all,
+    depends_on_limit,
     may_have_rotation,
     thumbnail_or_image,
     unreadable_error,
+    unwrap,
     worker_count,
 )
 from dca.images.hashing import THUMB, group_copies, make_thumbnail, sha256_of
@@ -159,6 +162,7 @@ class Session:
         self._thumbnails: dict[str, NDArray[np.uint8]] = {}
         self._previews: dict[str, bytes] = {}
         self._rotated: dict[str, bool] = {}
+        self._limited: dict[tuple[str, int | None], bool] = {}
         self._groups: OrderedDict[str, NDArray[np.int64]] = OrderedDict()
 
     def with_progress(self, progress: Progress) -> Self:
@@ -300,7 +304,8 @@ class Session:
             image: A file or an image in memory.
 
         Returns:
-            `hash_image`, or another 64 digits where an EXIF rotation may be left out.
+            `hash_image`, or another 64 digits where an EXIF rotation may be left out, or where the image is refused or
+            read at another size because of a limit on pixels that is not the usual one.
 
         Raises:
             UserError: If the file cannot be read.
@@ -309,11 +314,18 @@ class Session:
 
     def _content_key_of(self, image: ImageLike, sha256: str) -> str:
         """`content_key` of an image whose hash is known."""
-        if self.upright:
-            return sha256
-        if sha256 not in self._rotated:
-            self._rotated[sha256] = may_have_rotation(image)
-        return json_digest([sha256, "as stored"]) if self._rotated[sha256] else sha256
+        facts, limit = list[str](), Image.MAX_IMAGE_PIXELS
+        if not self.upright:
+            if sha256 not in self._rotated:
+                self._rotated[sha256] = may_have_rotation(image)
+            if self._rotated[sha256]:
+                facts.append("as stored")
+        if limit != USUAL_PIXELS:
+            if (sha256, limit) not in self._limited:
+                self._limited[sha256, limit] = depends_on_limit(image)
+            if self._limited[sha256, limit]:
+                facts.append(f"at most {limit} pixels")
+        return json_digest([sha256, *facts]) if facts else sha256
 
     def content_keys(self, images: Sequence[ImageLike]) -> list[str]:
         """`content_key` of many images, several files at a time.
@@ -327,7 +339,7 @@ class Session:
         Raises:
             UserError: If a file cannot be read.
         """
-        if self.upright:
+        if self.upright and Image.MAX_IMAGE_PIXELS == USUAL_PIXELS:
             return self.hash_images(images)
         return list(map_in_order(self.content_key, images, workers=worker_count(), ahead=HASH_AHEAD, name="dca-hash"))
 
@@ -525,8 +537,7 @@ class Session:
         todo = [image for image in images if not self._is_read(image, summaries)]
         keep = self._crops.reserve(len(todo), encoder.preprocess)
         count, faults = stage_progress(self.progress, "reading"), list[Unreadable]()
-        decode_all_but = {image.sha256 for image in todo if isinstance(image, StoredImage)} if summaries else None
-        known = partial(self._known_contents, encoder, decode_all_but)
+        known = partial(self._known_contents, encoder, summaries)
         outcomes = read_images(self._decodable(todo), encoder.preprocess.crop, known=known)
         for done, (image, outcome) in enumerate(zip(todo, outcomes, strict=True), 1):
             count(done, len(todo))
@@ -552,13 +563,19 @@ class Session:
             return False
         return self._content_key_of(image, sha256) in (self._thumbnails if summaries else self._readable)
 
-    def _known_contents(self, encoder: Encoder, among: set[str] | None, hashes: Sequence[str]) -> set[str]:
+    def _known_contents(
+        self, encoder: Encoder, summaries: bool, images: Sequence[Decodable], hashes: Sequence[str]
+    ) -> set[str]:
         """The hashes of images that are known to be readable: they were read, or their features are stored.
 
-        among: hashes that count; None for all.
+        summaries: only of images that have no pixels to summarize.
         """
-        wanted = [sha256 for sha256 in hashes if among is None or sha256 in among]
-        return self._readable.intersection(wanted) | features.find_stored_contents(self.store, encoder, wanted)
+        wanted = dict[str, str]()
+        for image, sha256 in zip(map(unwrap, images), hashes, strict=True):
+            if sha256 and (isinstance(image, StoredImage) or not summaries):
+                wanted[self._content_key_of(image, sha256)] = sha256
+        found = self._readable.intersection(wanted) | features.find_stored_contents(self.store, encoder, list(wanted))
+        return {wanted[key] for key in found}
 
     def _remember(
         self, image: ImageLike, sha256: str, summary: ImageSummary | None, encoder: Encoder, *, keep: bool

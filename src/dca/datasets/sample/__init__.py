@@ -17,6 +17,7 @@ from PIL import Image
 from dca.core.errors import UserError
 from dca.core.files import atomic_replace, explain_write_errors
 from dca.datasets.dataset import Dataset, LabelledImage
+from dca.images.decode import open_bytes
 
 __all__ = ["SAMPLE_CLASSES", "load_sample", "write_sample"]
 
@@ -94,8 +95,7 @@ def _load_part(part: str, per_class: int, size: int) -> tuple[LabelledImage, ...
     items = []
     for label, name in enumerate(SAMPLE_CLASSES):
         for number in range(per_class):
-            with (root / name / f"{number:02d}.webp").open("rb") as file, Image.open(file) as stored:
-                image = stored.convert("RGB")
+            image = open_bytes((root / name / f"{number:02d}.webp").read_bytes())
             image.info.clear()  # what the file format adds
             if size != SIZE:
                 image = image.resize((size, size), Image.Resampling.LANCZOS)
