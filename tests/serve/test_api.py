@@ -165,7 +165,7 @@ def test_a_second_page_sees_what_the_first_did(client: TestClient, images: list[
     corrected(client, images[0].read_bytes(), "fish")
     late = client.post("/api/undo", json={"revision": before})
     assert late.status_code == 409
-    assert "meantime" in late.json()["error"]
+    assert "meantime" in late.json()["message"]
     now = client.get("/api/model").json()
     assert (now["revision"], now["corrections"]) == (before + 1, 1)
     assert client.post("/api/undo", json={"revision": now["revision"]}).status_code == 200
@@ -197,7 +197,7 @@ def test_unreadable_corrections_are_left_alone(folder: Path, images: list[Path],
 def test_refit_without_corrections_is_refused(client: TestClient):
     told = client.post("/api/refit")
     assert told.status_code == 409
-    assert told.json()["error"] == "there are no new corrections"
+    assert told.json()["message"] == "there are no new corrections"
 
 
 def test_a_trained_model_keeps_corrections_and_names_the_command(fitted: Path, tmp_path: Path, images: list[Path]):

@@ -137,4 +137,4 @@ def test_the_page_needs_no_other_host(local: TestClient):
 def test_wrong_methods_are_answered_as_json(local: TestClient):
     told = local.put("/api/predict", content=b"x")
     assert told.status_code == 405
-    assert told.json()["error"] == "Method Not Allowed"
+    assert told.json()["message"] == "Method Not Allowed"

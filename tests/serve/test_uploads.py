@@ -75,7 +75,7 @@ def test_hostile_files_are_refused(server: TestClient, name: str):
         told = server.post(path, content=data)
         assert 400 <= told.status_code < 500
         assert told.status_code == status, told.text
-        assert told.json()["error"]
+        assert told.json()["message"]
 
 
 def test_a_bomb_that_unpacks_on_the_way_is_refused(server: TestClient):
@@ -173,7 +173,7 @@ def test_decoding_that_takes_too_long_is_ended(closed_form: Path):
         for _ in range(2):  # the second finds a new process
             told = client.post("/api/predict", content=picture())
             assert told.status_code == 422
-            assert "took longer" in told.json()["error"]
+            assert "took longer" in told.json()["message"]
 
 
 def test_decoding_that_needs_too_much_memory_is_refused(closed_form: Path, monkeypatch: pytest.MonkeyPatch):

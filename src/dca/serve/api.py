@@ -66,7 +66,7 @@ class Api:
                 code = response.status_code
                 return response
             except UserError as error:
-                response_error = RequestError.from_user_error(error)
+                response_error = RequestError.from_user_error(error, "refused")
                 code = response_error.status
                 raise response_error from None
             except RequestError as error:
@@ -116,7 +116,7 @@ class Api:
         body = await read_json(request, self._options.body_seconds)
         revision = body.get("revision")
         if revision is not None and type(revision) is not int:
-            raise RequestError(422, "revision: a whole number is expected")
+            raise RequestError("invalid-revision", "revision: a whole number is expected")
         undone = await self._workspace.undo(revision)
         return JSONResponse({"undone": undone, "state": self._state()})
 
@@ -137,7 +137,7 @@ class Api:
     async def remove_from_tray(self, request: Request) -> Response:
         """Remove an image from the tray."""
         if not self._service.images.remove_from_tray(_check_hash(request.path_params["image"])):
-            raise RequestError(404, "the tray does not hold this image")
+            raise RequestError("not-in-tray", "the tray does not hold this image")
         self._workspace.revision += 1
         return JSONResponse(self._state())
 
@@ -145,7 +145,7 @@ class Api:
         """A small JPEG of an image that is in memory, corrected or a training image."""
         thumbnail = self._service.find_thumbnail(_check_hash(request.path_params["image"]))
         if thumbnail is None:
-            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+            raise RequestError("image-unknown", "the server does not hold this image", _SEND_AGAIN)
         return Response(thumbnail, media_type="image/jpeg")
 
     async def metrics(self, request: Request) -> Response:
@@ -163,7 +163,7 @@ class Api:
         """The image that a client names by its hash."""
         image = self._service.find_image(_check_hash(sha256))
         if image is None:
-            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+            raise RequestError("image-unknown", "the server does not hold this image", _SEND_AGAIN)
         return image
 
     def _prediction(self, image: LoadedImage, prediction: ServedPrediction) -> dict[str, Any]:
@@ -199,12 +199,12 @@ async def read_image(request: Request, limit: int, seconds: float) -> bytes:
     kind = request.headers.get("content-type", "").lower()
     if kind and not kind.startswith(_IMAGE_TYPES):
         raise RequestError(
-            415, f"an image is expected in the body, not {kind.partition(';')[0]}",
+            "content-type", f"an image is expected in the body, not {kind.partition(';')[0]}",
             "send the file itself with Content-Type: application/octet-stream", close=True,
         )  # fmt: skip
     data = await read_body(request, limit, seconds)
     if not data:
-        raise RequestError(400, "the body is empty", "send an image file")
+        raise RequestError("body-empty", "the body is empty", "send an image file")
     return data
 
 
@@ -220,9 +220,9 @@ async def read_json(request: Request, seconds: float) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise RequestError(400, "the body is not valid JSON") from None
+        raise RequestError("not-json", "the body is not valid JSON") from None
     if not isinstance(value, dict):
-        raise RequestError(400, "a JSON object is expected")
+        raise RequestError("not-json", "a JSON object is expected")
     return value
 
 
@@ -244,19 +244,19 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
                     raise _too_large(limit)
                 chunks.append(chunk)
     except TimeoutError:
-        raise RequestError(408, f"the body did not arrive within {seconds:g} s", close=True) from None
+        raise RequestError("body-slow", f"the body did not arrive within {seconds:g} s", close=True) from None
     except ClientDisconnect:
-        raise RequestError(400, "the connection ended before the body did", close=True) from None
+        raise RequestError("body-incomplete", "the connection ended before the body did", close=True) from None
     return b"".join(chunks)
 
 
 def _too_large(limit: int) -> RequestError:
     size = f"{limit / 1e6:g} MB" if limit >= 10**5 else f"{limit:,} bytes"
-    return RequestError(413, f"the body has more than {size}", close=True)
+    return RequestError("body-large", f"the body has more than {size}", close=True)
 
 
 def _check_hash(value: Any) -> str:
     """Return the hash of an image as a client wrote it; raises if it is none."""
     if not isinstance(value, str) or not _HASH.fullmatch(value):
-        raise RequestError(422, "image: 64 hexadecimal digits are expected, as /api/predict gives them")
+        raise RequestError("invalid-hash", "image: 64 hexadecimal digits are expected, as /api/predict gives them")
     return value

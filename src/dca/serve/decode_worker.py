@@ -92,20 +92,20 @@ def decode_frames(data: bytes, options: DecodeOptions) -> tuple[bytes, bytes, by
     try:
         facts, pixels, small = decode_upload(data, options)
     except RefusedError as refused:
-        facts, pixels, small = {"status": refused.status, "error": str(refused)}, b"", b""
+        facts, pixels, small = {"code": refused.code, "error": str(refused)}, b"", b""
     except MemoryError:
-        facts, pixels, small = {"status": 413, "error": "the image needs too much memory"}, b"", b""
+        facts, pixels, small = {"code": "image-large", "error": "the image needs too much memory"}, b"", b""
     except Exception:  # decoders raise almost anything on damaged files
-        facts, pixels, small = {"status": 422, "error": "the image is damaged or cut off"}, b"", b""
+        facts, pixels, small = {"code": "image-damaged", "error": "the image is damaged or cut off"}, b"", b""
     return json.dumps(facts).encode(), pixels, small
 
 
 class RefusedError(Exception):
-    """An image that is refused. status: the HTTP status of the response."""
+    """An image that is refused. code: what is wrong, as in `dca.serve.errors`."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
+        self.code = code
 
 
 def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], bytes, bytes]:
@@ -116,7 +116,7 @@ def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], 
     except Image.DecompressionBombError:
         raise too_large_error(options.pixels) from None
     except UnidentifiedImageError:
-        raise RefusedError(415, f"not an image in a known format ({', '.join(formats)})") from None
+        raise RefusedError("image-format", f"not an image in a known format ({', '.join(formats)})") from None
     with image:
         if image.width * image.height > options.pixels:
             raise too_large_error(options.pixels)
@@ -130,7 +130,7 @@ def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], 
 
 def too_large_error(pixels: int) -> RefusedError:
     """The refusal of an image with too many pixels."""
-    return RefusedError(413, f"the image has more than {pixels / 1e6:g} million pixels")
+    return RefusedError("image-large", f"the image has more than {pixels / 1e6:g} million pixels")
 
 
 def make_thumbnail(image: Image.Image) -> bytes:

@@ -82,15 +82,15 @@ class DecoderPool:
                 reply, pixels, thumbnail = await _exchange(process, data)
             complete = True
         except TimeoutError:
-            raise RequestError(422, f"decoding the image took longer than {self._seconds:g} s") from None
+            raise RequestError("image-slow", f"decoding the image took longer than {self._seconds:g} s") from None
         except (OSError, asyncio.IncompleteReadError):
-            raise RequestError(422, "the image cannot be decoded") from None
+            raise RequestError("image-damaged", "the image cannot be decoded") from None
         finally:
             # Also when this request is cancelled: half a reply must not be taken for that of the next request.
             self._idle.put_nowait(process if complete else await asyncio.shield(self._replace(process)))
         facts = json.loads(reply)
         if "error" in facts:
-            raise RequestError(facts["status"], facts["error"])
+            raise RequestError(facts["code"], facts["error"])
         array = np.frombuffer(bytearray(pixels), np.uint8).reshape(3, self._size, self._size)
         return DecodedImage(facts["width"], facts["height"], facts["suffix"], array, thumbnail)
 

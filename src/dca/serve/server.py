@@ -37,7 +37,7 @@ from dca.core.files import exclusive_lock
 from dca.core.hints import choose_address
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
-from dca.serve.errors import RequestError
+from dca.serve.errors import RETRY_SECONDS, RequestError
 from dca.serve.metrics import Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
 from dca.serve.service import Service
@@ -203,12 +203,13 @@ async def _handle_request_error(request: Request, error: Exception) -> Response:
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(RequestError(error.status_code, error.detail, "see /openapi.json", close=True))
+    code = "no-such-page" if error.status_code == 404 else "method-not-allowed"
+    return error_response(RequestError(code, error.detail, "see /openapi.json", close=True))
 
 
 async def _handle_bug(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(RequestError(500, "this is an error of the server; its log says more"))
+    return error_response(RequestError("bug", "this is an error of the server; its log says more"))
 
 
 class Guard:
@@ -247,14 +248,16 @@ class Guard:
         headers = request.headers
         if not self._known_host(headers.get("host", "")):
             raise RequestError(
-                421, "unknown host name", "use the address that `dca serve` printed, or start it with --name HOST"
+                "unknown-host",
+                "unknown host name",
+                "use the address that `dca serve` printed, or start it with --name HOST",
             )
         if not _same_site(headers):
-            raise RequestError(403, "requests from other sites are not answered")
+            raise RequestError("other-site", "requests from other sites are not answered")
         if self._options.token and request.url.path not in OPEN and not self._has_token(headers):
-            raise RequestError(401, "a token is needed", "send the header Authorization: Bearer TOKEN")
+            raise RequestError("token-needed", "a token is needed", "send the header Authorization: Bearer TOKEN")
         if request.method not in ("GET", "HEAD") and HEADER not in headers:
-            raise RequestError(403, f"the header {HEADER} is missing", f"send {HEADER}: 1")
+            raise RequestError("header-missing", f"the header {HEADER} is missing", f"send {HEADER}: 1")
 
     def _known_host(self, host: str) -> bool:
         """Whether a Host header names this server: an IP address, which no other site can own, or a known name."""
@@ -287,6 +290,8 @@ def error_response(error: RequestError) -> JSONResponse:
     headers = {"Connection": "close"} if error.close else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 503:
+        headers["Retry-After"] = str(RETRY_SECONDS)
     return JSONResponse(error.to_dict(), error.status, headers=headers)
 
 

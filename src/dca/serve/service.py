@@ -166,7 +166,6 @@ class Service:
 
         Raises:
             RequestError: As `Workspace.refit`.
-            UserError: As `Workspace.refit`.
         """
         before, unlabelled = self.workspace.current, self.unlabelled_images()
         seconds = await self.workspace.refit()
@@ -218,7 +217,7 @@ class Service:
         """Load an image file of the server's own machine; it has the size limit of an upload."""
         async with self.uploads:
             if path.stat().st_size > self.options.upload_bytes:
-                raise RequestError(413, f"larger than {self.options.upload_bytes:,} bytes")
+                raise RequestError("image-large", f"larger than {self.options.upload_bytes:,} bytes")
             data = await asyncio.to_thread(path.read_bytes)
             return await self.load_image(data, sha256 or hashlib.sha256(data).hexdigest(), path)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import dca
+from dca.core.errors import UserError
 from dca.core.text import normalize_name, pluralize
 from dca.datasets.corrections import Correction, escape_label, remove_correction, write_correction
 from dca.images.decode import StoredImage
@@ -220,7 +221,7 @@ class ImagePool:
         if image.sha256 in self._tray:
             return
         if len(self._tray) >= self._tray_images or self._tray_used + image.memory > self._tray_bytes:
-            raise RequestError(409, "the tray is full", "label or remove some of its images first")
+            raise RequestError("tray-full", "the tray is full", "label or remove some of its images first")
         self._tray[image.sha256] = image
         self._tray_used += image.memory
 
@@ -413,10 +414,10 @@ class Workspace:
             RequestError: If it is no readable text, or too long.
         """
         if not isinstance(label, str) or unreadable_names([label]) or not normalize_name(label):
-            raise RequestError(422, "a label must be readable text")
+            raise RequestError("invalid-label", "a label must be readable text")
         text = " ".join(label.split())
         if len(text) > LABEL_LENGTH or len(escape_label(text).encode()) > NAME_BYTES:
-            raise RequestError(422, f"a label may have at most {LABEL_LENGTH} characters")
+            raise RequestError("invalid-label", f"a label may have at most {LABEL_LENGTH} characters")
         known = {normalize_name(name): name for name in (*self.corrections.values(), *self.current.labels)}
         return known.get(normalize_name(text), text)
 
@@ -431,10 +432,16 @@ class Workspace:
             The correction.
 
         Raises:
+            RequestError: If its file is gone.
             UserError: If it cannot be written.
         """
         async with self._lock:
-            data, sha256 = image.read_file(), image.sha256
+            sha256 = image.sha256
+            try:
+                data = await asyncio.to_thread(image.read_file)
+            except OSError as error:
+                message = f"the file of this image cannot be read any more: {error.strerror}"
+                raise RequestError("image-unknown", message, "send it to /api/predict again") from None
             correction = await asyncio.to_thread(write_correction, self.folder, label, data, sha256, image.suffix)
             earlier = self._corrected.pop(sha256, None)
             corrected = self._corrected[sha256] = CorrectedImage(correction, image.thumbnail, image.features)
@@ -449,19 +456,22 @@ class Workspace:
             The time it took, in seconds.
 
         Raises:
-            RequestError: If the model cannot be refitted here, or nothing has changed.
-            UserError: If the images cannot be learned from.
+            RequestError: If the model cannot be refitted here, nothing has changed, or a class has no images left.
         """
         async with self._lock:
             if reason := self._refitter.obstacle:
                 command = self.fit_command()
-                hint = f"the corrections are kept; where the training images are, run: {command}"
-                raise RequestError(409, f"this model cannot be refitted here: {reason}", hint, command=command)
+                message, hint = f"this model cannot be refitted here: {reason}", "run the command where the photos are"
+                raise RequestError("refit-impossible", message, hint, command=command)
             if not self.pending:
-                raise RequestError(409, "there are no new corrections", "correct an image first")
+                raise RequestError("no-corrections", "there are no new corrections", "correct an image first")
             start, applied = time.monotonic(), self.corrections
             examples = [image.to_example() for image in self._corrected.values()]
-            model = await asyncio.to_thread(self._refitter.refit, examples)
+            try:
+                model = await asyncio.to_thread(self._refitter.refit, examples)
+            except UserError as error:
+                hint = "undo a label, or label other images with these classes"
+                raise RequestError.from_user_error(error, "refit-refused", hint) from error
             self._steps.append(RefitStep(self.current))
             self.current = dataclasses.replace(self.current, model=model, applied=applied)
             self.revision += 1
@@ -482,9 +492,11 @@ class Workspace:
         """
         async with self._lock:
             if revision is not None and revision != self.revision:
-                raise RequestError(409, "something has changed in the meantime", "look again, then undo")
+                raise RequestError(
+                    "changed-meanwhile", "something has changed in the meantime", "look again, then undo"
+                )
             if not self._steps:
-                raise RequestError(409, "there is nothing to undo")
+                raise RequestError("nothing-to-undo", "there is nothing to undo")
             step = self._steps[-1]
             match step:
                 case RefitStep(previous):

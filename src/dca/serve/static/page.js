@@ -16,7 +16,7 @@ const thumbnails = new Map(); // hash of an image -> promise of a blob address
 
 class Refused extends Error {
   constructor(status, body) {
-    super(body.error || `the server answered ${status}`);
+    super(body.message || `the server answered ${status}`);
     this.status = status;
     this.body = body;
   }
@@ -31,7 +31,7 @@ async function call(method, path, body) {
   try {
     response = await fetch(path, { method, headers, body: body === undefined || raw ? body : JSON.stringify(body) });
   } catch {
-    throw new Refused(0, { error: "the server does not answer" });
+    throw new Refused(0, { message: "the server does not answer" });
   }
   if (response.status === 401) $("token-form").hidden = false;
   if (!response.ok) throw new Refused(response.status, await response.json().catch(() => ({})));
