@@ -1,8 +1,9 @@
 """The process that decodes untrusted images: `python -m dca.serve.decode_worker OPTIONS`, started by `decoder.py`.
 
-It reads image files from stdin and writes size, pixels and thumbnail of each to stdout, as frames: four bytes with the
-length, then the content. It is limited in memory, writes no file, and is killed by the server when it takes too long.
-torch is not imported here, so that the process starts quickly and takes little memory.
+It writes an empty frame when it is ready, then reads image files from stdin and writes size, pixels and thumbnail of
+each to stdout, as frames: four bytes with the length, then the content. It is limited in memory, writes no file, and is
+killed by the server when it takes too long. torch is not imported here, so that the process starts quickly and takes
+little memory.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def main() -> None:
     Image.MAX_IMAGE_PIXELS = options.pixels
     limit_process(options.memory)
     source, target = sys.stdin.buffer, sys.stdout.buffer
+    target.write(bytes(LENGTH))
+    target.flush()
     while (data := read_frame(source)) is not None:
         for part in decode_frames(data, options):
             target.write(len(part).to_bytes(LENGTH, "big") + part)

@@ -189,6 +189,7 @@ class Service:
                 Gauge("dca_refits", "Refits since the start.", workspace.refits),
                 Gauge("dca_corrections", "Corrections that are kept.", len(workspace.corrections)),
                 Gauge("dca_tray_images", "Unlabelled images in the tray.", len(self.unlabelled_images())),
+                Gauge("dca_decoders", "Decoding processes that are ready or at work.", self._decoders.count),
                 Gauge("dca_resident_bytes", "Memory of the server without its decoding processes.", resident_bytes()),
             ]
         )
