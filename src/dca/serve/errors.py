@@ -38,6 +38,7 @@ STATUS = {
     "invalid-label": 422,
     "invalid-revision": 422,
     "bug": 500,
+    "busy": 503,
     "no-decoder": 503,
     "not-stored": 507,
 }

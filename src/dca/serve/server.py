@@ -1,4 +1,4 @@
-"""The server: the process, the ASGI application, the guard that checks every request, and limits on connections.
+"""The server: the process, the ASGI application, and the guard that checks every request.
 
 A page of another site can make a browser send requests to this server, also under a host name that its owner points to
 this machine (DNS rebinding). Such requests are recognised by their Host, Origin and Sec-Fetch-Site headers. Requests
@@ -8,9 +8,9 @@ which this server never allows.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
+import math
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -18,10 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,13 +28,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock
 from dca.core.hints import choose_address
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
+from dca.serve.connections import create_protocol
 from dca.serve.errors import RETRY_SECONDS, RequestError
 from dca.serve.metrics import Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
@@ -51,8 +49,8 @@ STATIC = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/openapi.json": ("openapi.json", "application/json"),
 }
-# Seconds that an idle connection stays open, largest request header in bytes, seconds for open requests at the end.
-KEEP_ALIVE, LARGEST_HEADER, SHUTDOWN_SECONDS = 15, 16 * 1024, 3
+# Largest request header in bytes, and seconds for open requests at the end.
+LARGEST_HEADER, SHUTDOWN_SECONDS = 16 * 1024, 3
 # Header of requests that change something.
 HEADER = "X-DCA"
 # Paths that need no token: they tell nothing about the model.
@@ -142,7 +140,7 @@ def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Ser
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=math.ceil(options.keep_alive_seconds),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=LARGEST_HEADER,
     )
@@ -293,43 +291,3 @@ def error_response(error: RequestError) -> JSONResponse:
     if error.status == 503:
         headers["Retry-After"] = str(RETRY_SECONDS)
     return JSONResponse(error.to_dict(), error.status, headers=headers)
-
-
-def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
-    """Create uvicorn's protocol class with limits on open connections and on the time of a request header."""
-
-    class LimitedProtocol(H11Protocol):
-        """Drops connections over the limit at once, and those that send no complete request header in time."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-            super().connection_made(transport)
-            if len(self.connections) > options.connections:
-                transport.abort()
-            else:
-                self._update_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._update_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timer()
-            super().connection_lost(exc)
-
-        def _update_timer(self) -> None:
-            """Run the timer exactly while a request header is awaited or incomplete."""
-            if self.conn.their_state is not h11.IDLE:
-                self._cancel_timer()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(options.header_seconds, self.transport.abort)
-
-        def _cancel_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return LimitedProtocol

@@ -80,7 +80,7 @@ class Service:
     Attributes:
         workspace: The model and its corrections.
         images: The images in memory.
-        uploads: Limits how many images are received at a time.
+        uploads: Limits how many images are decoded and encoded at a time.
         metrics: Counters of requests and batches.
     """
 
