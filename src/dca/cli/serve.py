@@ -64,6 +64,24 @@ class Millions(click.FloatRange):
     help="Largest image in million pixels.",
 )
 @click.option(
+    "--max-corrections",
+    "corrections",
+    type=click.IntRange(min=0),
+    default=5000,
+    show_default=True,
+    metavar="N",
+    help="Most corrected images to keep.",
+)
+@click.option(
+    "--max-corrections-mb",
+    "correction_bytes",
+    type=Millions(min=0),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="Most megabytes of corrected images.",
+)
+@click.option(
     "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Largest batch of images to encode."
 )
 @click.option(

@@ -177,7 +177,11 @@ class Api:
     def _state(self) -> dict[str, Any]:
         """The JSON value of the state."""
         options = self._options
-        limits = {"upload_bytes": options.upload_bytes, "pixels": options.pixels}
+        limits = {
+            "upload_bytes": options.upload_bytes,
+            "pixels": options.pixels,
+            "undo_steps": options.undo_steps,
+        }
         tray = len(self._service.unlabelled_images())
         return {**self._workspace.state().to_dict(), "tray": tray, "limits": limits}
 

@@ -40,6 +40,7 @@ STATUS = {
     "bug": 500,
     "busy": 503,
     "no-decoder": 503,
+    "corrections-full": 507,
     "not-stored": 507,
 }
 # Seconds after which a client may ask again, for status 503.

@@ -41,6 +41,9 @@ class ServeOptions:
         recent_bytes: Memory for images that were predicted and may be corrected.
         tray_bytes: Memory for the unlabelled images of the tray.
         tray_images: Most images in the tray.
+        corrections: Most corrected images.
+        correction_bytes: Most bytes of their files.
+        undo_steps: How many labels and refits can be undone.
     """
 
     host: str = "127.0.0.1"
@@ -67,6 +70,9 @@ class ServeOptions:
     recent_bytes: int = 64 * MEGABYTE
     tray_bytes: int = 256 * MEGABYTE
     tray_images: int = 1000
+    corrections: int = 5000
+    correction_bytes: int = 2000 * MEGABYTE
+    undo_steps: int = 20
 
     @property
     def local(self) -> bool:

@@ -89,12 +89,15 @@ def serve(
         on_ready: Called with the address of the page when the server listens.
 
     Raises:
-        UserError: If the address cannot be used, or another process is changing the model folder.
+        UserError: If the address cannot be used, another process is changing the model folder, or its corrections or
+            decoding processes are out of reach.
     """
     options = add_token(options)
     with exclusive_lock(folder), open_socket(options) as listening:
         service = Service(folder, model, options, tray)
         create_server(service, lambda: on_ready(page_address(listening, options))).run(sockets=[listening])
+    if service.failure is not None:
+        raise service.failure
 
 
 def add_token(options: ServeOptions) -> ServeOptions:
@@ -144,19 +147,21 @@ def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Ser
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=LARGEST_HEADER,
     )
-    return _Server(config, on_ready)
+    return _Server(config, service, on_ready)
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server with a callback when it listens."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._service, self._on_ready = service, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:
+        if self._service.failure is not None:
+            self.should_exit = True
+        elif self.started:
             self._on_ready()
 
 
@@ -165,7 +170,10 @@ def create_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await service.start()
+        try:
+            await service.start()
+        except UserError as error:  # raised by `serve`: uvicorn would print a traceback, and end the process
+            service.failure = error
         try:
             yield
         finally:

@@ -114,17 +114,34 @@ function showState() {
   $("corrections").replaceChildren(String(state.corrections), waiting);
   $("refit").disabled = busy || !state.refit.possible || !state.pending;
   $("undo").disabled = busy || !state.undo;
-  $("undo").title = state.undo ? `Undo: ${state.undo}` : "Nothing to undo";
+  $("undo").title = state.undo ? `Undo: ${state.undo} (${pluralize(state.undo_steps, "step")} back at most)` : "Nothing to undo";
   const notice = $("no-refit");
-  notice.hidden = state.refit.possible;
-  if (!state.refit.possible) {
+  const { failure } = state.refit;
+  notice.hidden = state.refit.possible && !failure;
+  if (failure) {
+    const details = failure.details ? ` (${failure.details.join("; ")})` : "";
+    notice.textContent = `The corrections are not in the model: ${failure.message}${details}. To mend it: ${failure.hint}.`;
+  } else if (!state.refit.possible) {
     notice.replaceChildren(
       `Refit is not possible here: ${state.refit.reason}. Corrections are kept; where the training images are, run`,
       element("code", { text: state.refit.command }),
     );
   }
+  showQuota();
   showRejection();
   showClasses();
+}
+
+// Said before the quota is used up, from four fifths on.
+const QUOTA_SHARE = 0.8;
+function showQuota() {
+  const { quota, corrections } = state;
+  const images = `${quota.images.toLocaleString("en")} corrections`;
+  const bytes = `${(quota.bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} MB`;
+  const used = `${corrections.toLocaleString("en")} of ${images} and ${(quota.used_bytes / 1e6).toFixed(1)} of ${bytes}`;
+  $("limits").textContent = `Up to ${images} (${bytes}) are kept; the last ${pluralize(state.limits.undo_steps, "step")} can be undone.`;
+  $("quota").hidden = corrections < QUOTA_SHARE * quota.images && quota.used_bytes < QUOTA_SHARE * quota.bytes;
+  $("quota").textContent = `${used} are used. When they are used up, ${quota.hint}.`;
 }
 
 function showRejection() {
