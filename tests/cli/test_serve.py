@@ -61,3 +61,11 @@ def test_help_teaches_with_an_example(dca):
     told = dca("serve", "--help")
     assert "dca serve photos.dca --host 0.0.0.0" in told.out
     assert "/api/predict" in told.out
+
+
+def test_a_server_without_decoding_processes_does_not_start(dca, fitted: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dca.serve.decoder.WORKER", "dca.no_such_module")
+    told = dca("serve", fitted, "--port", 0)
+    assert told.code == 2
+    assert "no process that decodes images can be started: it ended at once" in told.err
+    assert "http://" not in told.out
