@@ -45,7 +45,7 @@ class Server:
 @contextmanager
 def start_server(model: Path, batch: int) -> Iterator[Server]:
     """`dca serve` on a free port, ended at the end."""
-    command = [sys.executable, "-m", "dca", "serve", str(model), "--port", "0", "--batch", str(batch)]
+    command = [sys.executable, "-m", "dca", "serve", str(model), "--port", "0", "--no-token", "--batch", str(batch)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

@@ -217,12 +217,16 @@ def test_the_rate_of_false_rejections_is_said(live: Start, open_page: Callable[.
 def test_the_token_is_asked_for_or_in_the_address(live: Start, open_page: Callable[..., Page], images: list[Path]):
     address = live(replace(OPTIONS, token="s3cret")).address
     page = open_page(address)
-    page.locator("#token").fill("s3cret")
+    page.locator("#token").fill(f"{address}/#token=s3cret")
     page.locator("#token-form button").click()
     sync_api.expect(page.locator("#classes li")).to_have_count(10)
+    sync_api.expect(page.locator("#token-form")).to_be_hidden()
     other = open_page(f"{address}/#token=s3cret")
     sync_api.expect(other.locator("#classes li")).to_have_count(10)
     assert "s3cret" not in other.url
+    assert other.context.cookies() == []
+    other.reload()
+    sync_api.expect(other.locator("#classes li")).to_have_count(10)
     show(other, images[0])
     sync_api.expect(other.locator("#near img[src]")).to_have_count(5)
 

@@ -253,15 +253,16 @@ def test_requests_pass_the_encoder_together(live: Start):
 def test_a_killed_server_loses_no_correction(folder: Path, tiny_folder: Path):
     """kill -9 as soon as an answer came: the file of every answered correction is there, whole."""
     command = [*DCA, "serve", folder, "--port", "0", "--device", "cpu"]
-    address, kept = "", {}
+    address, token, kept = "", "", {}
     with start_process(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as process:
         for line in process.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                address = found[0]
+            if found := re.search(r"(http://127\.0\.0\.1:\d+)/#token=(\S+)", line):
+                address, token = found.groups()
                 break
-        with httpx.Client(base_url=address, headers={"X-DCA": "1"}, timeout=60) as client:
+        headers = {"X-DCA": "1", "Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=address, headers=headers, timeout=60) as client:
             for number in range(6):
                 data = picture("PNG", colour=30 * number)
                 image = client.post("/api/predict", content=data).json()["image"]

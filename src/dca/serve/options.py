@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 from dataclasses import dataclass, field
+
+from dca.core.errors import UserError
+from dca.core.hints import omit
 
 MEGABYTE = 10**6
 # The environment variable that may hold the token.
 TOKEN = "DCA_TOKEN"
+
+
+def create_token() -> str:
+    """A random token."""
+    return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +27,7 @@ class ServeOptions:
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 takes any free one.
-        token: Token that clients must send; "" for none.
+        token: Token that clients must send, by default a random one; "" for none, where only this machine can connect.
         names: Further host names under which clients may address the server, such as that of a proxy.
         reject: Images whose p-value is at most this are "none of these"; None lets the model decide
             (`choose_rate`).
@@ -48,7 +57,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    token: str = ""
+    token: str = field(default_factory=create_token, repr=False)
     names: tuple[str, ...] = ()
     reject: float | None = None
     upload_bytes: int = 20 * MEGABYTE
@@ -73,6 +82,11 @@ class ServeOptions:
     corrections: int = 5000
     correction_bytes: int = 2000 * MEGABYTE
     undo_steps: int = 20
+
+    def __post_init__(self) -> None:
+        if not self.token and not self.local:
+            problem = f"other machines can connect to {self.host}, so a token is needed"
+            raise UserError(problem, hint=omit("no_token"))
 
     @property
     def local(self) -> bool:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,6 +51,7 @@ STATIC = {
 LARGEST_HEADER, SHUTDOWN_SECONDS = 16 * 1024, 3
 # Header of requests that change something.
 HEADER = "X-DCA"
+TOKEN_HINT = "send the header Authorization: Bearer TOKEN, with the token of the address that `dca serve` printed"
 # Paths that need no token: they tell nothing about the model.
 OPEN = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/openapi.json"})
 POLICY = (
@@ -92,17 +91,11 @@ def serve(
         UserError: If the address cannot be used, another process is changing the model folder, or its corrections or
             decoding processes are out of reach.
     """
-    options = add_token(options)
     with exclusive_lock(folder), open_socket(options) as listening:
         service = Service(folder, model, options, tray)
         create_server(service, lambda: on_ready(page_address(listening, options))).run(sockets=[listening])
     if service.failure is not None:
         raise service.failure
-
-
-def add_token(options: ServeOptions) -> ServeOptions:
-    """Return the options with a random token, if other machines can connect and none was given."""
-    return options if options.local or options.token else replace(options, token=secrets.token_urlsafe(24))
 
 
 def open_socket(options: ServeOptions) -> socket.socket:
@@ -261,7 +254,7 @@ class Guard:
         if not _same_site(headers):
             raise RequestError("other-site", "requests from other sites are not answered")
         if self._options.token and request.url.path not in OPEN and not self._has_token(headers):
-            raise RequestError("token-needed", "a token is needed", "send the header Authorization: Bearer TOKEN")
+            raise RequestError("token-needed", "a token is needed", TOKEN_HINT)
         if request.method not in ("GET", "HEAD") and HEADER not in headers:
             raise RequestError("header-missing", f"the header {HEADER} is missing", f"send {HEADER}: 1")
 
@@ -279,7 +272,7 @@ class Guard:
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        equal = hmac.compare_digest(token.strip().encode(), self._options.token.encode())
+        equal = hmac.compare_digest(token.strip().encode(), self._options.token.encode("utf-8", "surrogateescape"))
         return scheme.lower() == "bearer" and equal
 
 

@@ -435,10 +435,11 @@ function listen() {
     $("other-label").blur();
     label($("other-label").value);
   });
-  $("token-form").addEventListener("submit", (event) => { event.preventDefault(); start($("token").value.trim()); });
+  $("token-form").addEventListener("submit", (event) => { event.preventDefault(); start($("token").value.trim().split("#token=").pop()); });
 }
 
-// The token is the part of the address after "#", which browsers do not send; it is kept for this tab only.
+// The token is the part of the address after "#", which browsers do not send. It is kept for this tab only, and not as a
+// cookie: browsers send those to every port of a host, which may be the server of another user of the machine.
 function readTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) history.replaceState(null, "", location.pathname);
