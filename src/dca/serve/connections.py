@@ -1,15 +1,15 @@
 """A lifetime for every connection: the limits that uvicorn lacks.
 
 A connection waits for its client, or works for it. It waits for a limited time; and when there are too many, in all or
-of one address, the one that has waited longest for its client ends for the new one. So nobody shuts others out by
-holding connections, and work that has begun is finished.
+of one address, the one that has waited longest for its client ends for the new one, those first whose requests were
+refused. So nobody shuts others out by holding connections, and work that has begun is finished.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from enum import Enum, auto
 from typing import Any
 
 import h11
@@ -17,17 +17,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dca.serve.options import ServeOptions
 
+# Key in the scope of a request that was not refused.
+ADMITTED = "dca.admitted"
 
-class Phase(IntEnum):
-    """What a connection is doing; those with smaller values end first when there are too many."""
 
-    CLOSING = 0  # answered for the last time; the client is still sending, or has not read its response
-    UNREAD = 1  # answered, but the client has not sent the rest of its request
-    WRITING = 2  # the client does not read its response
-    HEADER = 3  # a request header is awaited or incomplete
-    IDLE = 4  # answered; open for another request
-    BODY = 5  # a request body is being received, within the limits of `bodies.py`
-    WORKING = 6  # a request has been received and is being answered
+class Phase(Enum):
+    """What a connection is doing."""
+
+    HEADER = auto()  # a request header is awaited or incomplete
+    BODY = auto()  # a request body is being received, within the limits of `bodies.py`
+    WORKING = auto()  # a request has been received and is being answered
+    WRITING = auto()  # the client does not read its response
+    IDLE = auto()  # answered; open for another request
+    UNREAD = auto()  # answered, but the client has not sent the rest of its request
+    CLOSING = auto()  # answered for the last time; the client is still sending, or has not read its response
 
 
 def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
@@ -54,6 +57,11 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
         def address(self) -> str | None:
             """Address of the client."""
             return self.client[0] if self.client else None
+
+        @property
+        def admitted(self) -> bool:
+            """Whether its last request was not refused."""
+            return self.scope is not None and ADMITTED in self.scope
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
             self._transport = transport
@@ -146,7 +154,7 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
         waiting = [other for other in others if other.phase is not Phase.WORKING]
         if not waiting:
             return False
-        min(waiting, key=lambda other: (other.phase, other.since)).end()
+        min(waiting, key=lambda other: (other.admitted, other.since)).end()
         return True
 
     return LimitedProtocol

@@ -27,6 +27,8 @@ WORKER = "dca.serve.decode_worker"
 ATTEMPTS = 3
 # Seconds that a process may take to be ready, and the pauses between attempts to start one, which double.
 START_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 60.0, 0.2, 10.0
+# Seconds within which a process that has ended is known to have.
+ENDED_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ class DecoderPool:
 
     async def _start_until_ready(self, old: Process | None) -> None:
         if old is not None:
+            with suppress(TimeoutError):  # of one that has ended, asyncio learns soon, and kills it only with a warning
+                async with asyncio.timeout(ENDED_SECONDS):
+                    await old.wait()
             await self._kill(old)
         pause, failures = FIRST_PAUSE, 0
         while True:

@@ -32,7 +32,7 @@ from dca.core.files import exclusive_lock
 from dca.core.hints import choose_address
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
-from dca.serve.connections import create_protocol
+from dca.serve.connections import ADMITTED, create_protocol
 from dca.serve.errors import RETRY_SECONDS, RequestError
 from dca.serve.metrics import Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
@@ -240,6 +240,7 @@ class Guard:
             self._requests.add(route="refused", code=str(error.status))
             await error_response(error)(scope, receive, send_guarded)
             return
+        scope[ADMITTED] = True
         await self._app(scope, receive, send_guarded)
 
     def _check(self, request: Request) -> None:
