@@ -97,7 +97,12 @@ class Millions(click.FloatRange):
     is_flag=True,
     help="Let every user and program of this machine connect; refused with a --host for other machines.",
 )
-@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@click.option(
+    "--open",
+    "open_page",
+    is_flag=True,
+    help="Open the page in the browser; its command line, which other users may see, then holds the token.",
+)
 @backbone_of_model
 @device_flags
 def command(
