@@ -43,10 +43,11 @@ class Server:
 
 
 @contextmanager
-def start_server(model: Path, batch: int) -> Iterator[Server]:
-    """`dca serve` on a free port, ended at the end."""
+def start_server(model: Path, batch: int, token: str = "") -> Iterator[Server]:
+    """`dca serve` on a free port, with this token or none, ended at the end."""
     command = [sys.executable, "-m", "dca", "serve", str(model), "--port", "0", "--batch", str(batch)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command += [] if token else ["--no-token"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "DCA_TOKEN": token}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
@@ -87,8 +88,9 @@ def load_photos(count: int, side: int) -> list[bytes]:
 class Client:
     """One keep-alive connection; small, because it shares the processors with the server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str = "") -> None:
         self._port = port
+        self._authorization = f"Authorization: Bearer {token}\r\n" if token else ""
 
     async def __aenter__(self) -> Client:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -99,7 +101,7 @@ class Client:
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and body of an answer."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nX-DCA: 1\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nX-DCA: 1\r\n{self._authorization}"
         head += f"Content-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         await self._writer.drain()

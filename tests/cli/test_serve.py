@@ -53,7 +53,7 @@ def test_one_server_per_model(dca, fitted: Path):
 def test_the_address_holds_the_token():
     with open_socket(ServeOptions(port=0)) as listening:
         port = listening.getsockname()[1]
-        assert page_address(listening, ServeOptions()) == f"http://127.0.0.1:{port}/"
+        assert page_address(listening, ServeOptions(token="")) == f"http://127.0.0.1:{port}/"
         assert page_address(listening, ServeOptions(host="::", token="abc")) == f"http://[::]:{port}/#token=abc"
 
 
@@ -61,3 +61,34 @@ def test_help_teaches_with_an_example(dca):
     told = dca("serve", "--help")
     assert "dca serve photos.dca --host 0.0.0.0" in told.out
     assert "/api/predict" in told.out
+
+
+def test_a_server_without_decoding_processes_does_not_start(dca, fitted: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dca.serve.decoder.WORKER", "dca.no_such_module")
+    told = dca("serve", fitted, "--port", 0)
+    assert told.code == 2
+    assert "no process that decodes images can be started: it ended at once" in told.err
+    assert "http://" not in told.out
+
+
+def test_other_machines_are_not_served_without_a_token(dca, fitted: Path):
+    told = dca("serve", fitted, "--port", 0, "--host", "0.0.0.0", "--no-token")
+    assert told.code == 2
+    assert "so a token is needed" in told.err
+    assert "leave out --no-token" in told.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-token",)])
+def test_the_printed_address_holds_a_token(dca, fitted: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]):
+    def served(folder: Path, model: object, options: ServeOptions, *, tray: object, on_ready: object) -> None:
+        with open_socket(options) as listening:
+            on_ready(page_address(listening, options))
+
+    monkeypatch.setattr("dca.serve.server.serve", served)
+    monkeypatch.delenv("DCA_TOKEN", raising=False)
+    told = dca("serve", fitted, "--port", 0, *flags).out
+    (address,) = [line for line in told.splitlines() if line.startswith("http://127.0.0.1:")]
+    assert ("/#token=" in address) is (flags == ())
+    assert ("no token" in told) is (flags != ())
+    monkeypatch.setenv("DCA_TOKEN", "chosen")
+    assert ("#token=chosen" in dca("serve", fitted, "--port", 0, *flags).out) is (flags == ())

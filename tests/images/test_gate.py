@@ -113,7 +113,7 @@ def test_postscript_never_reaches_ghostscript(tmp_path: Path, ghostscript: list[
     assert may_have_rotation(path)
     (read,) = read_images([path], crop16)
     assert isinstance(read.summary, Unreadable)
-    facts, pixels, _ = decode_frames(POSTSCRIPT, DecodeOptions(16, 16, 3, 10**6, 10**9))
+    facts, pixels, _ = decode_frames(POSTSCRIPT, DecodeOptions(((16, 16, 3),), 10**6, 10**9))
     assert b"415" in facts
     assert not pixels
     assert ghostscript == []
@@ -179,7 +179,7 @@ def test_very_long_images_are_refused_before_they_take_memory(tmp_path: Path, si
     assert not outcome.too_large, "a higher limit on pixels does not help"
     with pytest.raises(UserError, match="one side is more than"):
         open_bytes(data)
-    assert b"422" in decode_frames(data, DecodeOptions(16, 16, 3, 10**8, 10**9))[0]
+    assert b"image-damaged" in decode_frames(data, DecodeOptions(((16, 16, 3),), 10**8, 10**9))[0]
     with pytest.raises(ValueError, match="times the other"):
         exported.crop_image(tmp_path / "x.png", WAY)
     assert peak() - before < 100
@@ -442,7 +442,7 @@ def bounded() -> Iterator[Callable[[bytes], None]]:
         else:
             assert outcome.crop.shape == (3, 16, 16)
             assert open_bytes(data).mode == "RGB"
-        facts, pixels, _ = decode_frames(data, DecodeOptions(16, 16, 3, 2_000_000, 10**9))
+        facts, pixels, _ = decode_frames(data, DecodeOptions(((16, 16, 3),), 2_000_000, 10**9))
         assert (b'"error"' in facts) == (not pixels)
         longest = max(longest, time.monotonic() - began)
 

@@ -16,7 +16,7 @@ from dca.serve.service import Service
 
 ADDRESS = "http://127.0.0.1:8080"
 # Small limits, so that tests need no large files.
-OPTIONS = ServeOptions(decoders=1, upload_bytes=300_000, pixels=1_000_000, decode_seconds=20)
+OPTIONS = ServeOptions(token="", decoders=1, upload_bytes=300_000, pixels=1_000_000, decode_seconds=20)
 
 
 def service_of(folder: Path, options: ServeOptions = OPTIONS, tray: Path | None = None) -> Service:

@@ -160,12 +160,78 @@ def test_undo_goes_back_step_by_step(client: TestClient, folder: Path, images: l
     assert client.post("/api/undo").status_code == 409
 
 
+def test_undo_is_bounded_and_says_how_far_it_goes(folder: Path, images: list[Path]):
+    with client_of(service_of(folder, replace(OPTIONS, undo_steps=2))) as client:
+        assert client.get("/api/model").json()["limits"]["undo_steps"] == 2
+        for label in ("fish", "house", "narwhal"):
+            told = corrected(client, images[0].read_bytes(), label)
+        assert told["state"]["undo_steps"] == 2
+        assert [client.post("/api/undo").status_code for _ in range(3)] == [200, 200, 409]
+    (found,) = read_corrections(folder)
+    assert found.label == "fish"
+
+
+@pytest.mark.parametrize("limit", ["corrections", "correction_bytes"])
+def test_corrections_have_a_quota_that_is_said_before_it_is_reached(folder: Path, images: list[Path], limit: str):
+    first, second = images[0].read_bytes(), images[1].read_bytes()
+    most = {"corrections": 1, "correction_bytes": len(first) + len(second) - 1}
+    with client_of(service_of(folder, replace(OPTIONS, **{limit: most[limit]}))) as client:
+        quota = corrected(client, first, "fish")["state"]["quota"]
+        assert quota["used_bytes"] == len(first)
+        assert quota[{"corrections": "images", "correction_bytes": "bytes"}[limit]] == most[limit]
+        image = predict(client, second)["image"]
+        told = client.post("/api/correct", json={"image": image, "label": "fish"})
+        assert (told.status_code, told.json()["code"]) == (507, "corrections-full")
+        assert told.json()["hint"] == quota["hint"]
+        assert "--max-corrections" in quota["hint"]
+        corrected(client, first, "house")  # another label takes no more room
+        for _ in range(2):
+            client.post("/api/undo")
+        corrected(client, second, "fish")
+
+
+def test_a_server_starts_also_if_its_corrections_cannot_be_learned(
+    folder: Path, photos: Path, images: list[Path], caplog: pytest.LogCaptureFixture
+):
+    """All images of a class are relabelled: no image of it is left to learn from."""
+    fish = sorted((photos / "train" / "fish").iterdir())
+    with client_of(service_of(folder)) as client:
+        for path in fish:
+            corrected(client, path.read_bytes(), "house")
+        told = client.post("/api/refit")
+        assert (told.status_code, told.json()["code"]) == (409, "refit-refused")
+        before = predict(client, images[0].read_bytes())["top"]
+    with client_of(service_of(folder)) as client:
+        state = client.get("/api/model").json()
+        jsonschema.validate(state, {**SPEC, **SPEC["components"]["schemas"]["State"]})
+        failure = state["refit"]["failure"]
+        assert failure == told.json()
+        assert failure["details"] == ["fish"]
+        assert failure["hint"] in caplog.text
+        assert (state["corrections"], state["pending"]) == (len(fish), len(fish))
+        assert predict(client, images[0].read_bytes())["top"] == before, "the stored model predicts"
+        client.post("/api/undo")
+        assert "failure" not in client.post("/api/refit").json()["state"]["refit"]
+
+
+def test_a_bug_in_a_refit_does_not_keep_a_server_from_starting(
+    folder: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with client_of(service_of(folder)) as client:
+        corrected(client, images[0].read_bytes(), "narwhal")
+    monkeypatch.setattr("dca.model.refit.Refitter.refit", lambda *_: 1 / 0)
+    with client_of(service_of(folder)) as client:
+        assert client.get("/api/model").json()["refit"]["failure"]["code"] == "bug"
+        assert client.post("/api/refit").status_code == 500
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_second_page_sees_what_the_first_did(client: TestClient, images: list[Path]):
     before = client.get("/api/model").json()["revision"]
     corrected(client, images[0].read_bytes(), "fish")
     late = client.post("/api/undo", json={"revision": before})
     assert late.status_code == 409
-    assert "meantime" in late.json()["error"]
+    assert "meantime" in late.json()["message"]
     now = client.get("/api/model").json()
     assert (now["revision"], now["corrections"]) == (before + 1, 1)
     assert client.post("/api/undo", json={"revision": now["revision"]}).status_code == 200
@@ -197,7 +263,7 @@ def test_unreadable_corrections_are_left_alone(folder: Path, images: list[Path],
 def test_refit_without_corrections_is_refused(client: TestClient):
     told = client.post("/api/refit")
     assert told.status_code == 409
-    assert told.json()["error"] == "there are no new corrections"
+    assert told.json()["message"] == "there are no new corrections"
 
 
 def test_a_trained_model_keeps_corrections_and_names_the_command(fitted: Path, tmp_path: Path, images: list[Path]):

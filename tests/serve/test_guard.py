@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from dca.core.errors import UserError
 from dca.serve.options import ServeOptions
-from dca.serve.server import STATIC, add_token
+from dca.serve.server import STATIC
 from serve.serving import ADDRESS, OPTIONS, client_of, service_of
 
 
@@ -101,12 +102,32 @@ def test_other_machines_use_an_address_or_a_known_name(remote: TestClient, host:
     assert told.status_code == status
 
 
-def test_a_token_is_made_where_other_machines_can_connect():
-    assert add_token(ServeOptions()).token == ""
-    made = {add_token(ServeOptions(host=host)).token for host in ("0.0.0.0", "::", "192.168.0.7", "my.host")}
-    assert len(made) == 4
+def test_a_token_is_made_and_can_be_left_out_on_this_machine_only():
+    made = {ServeOptions(host=host).token for host in ("127.0.0.1", "0.0.0.0", "::", "192.168.0.7", "my.host")}
+    assert len(made) == 5
     assert min(map(len, made)) >= 32
-    assert add_token(ServeOptions(host="0.0.0.0", token="mine")).token == "mine"
+    assert ServeOptions(host="0.0.0.0", token="mine").token == "mine"
+    assert "mine" not in repr(ServeOptions(token="mine"))
+    assert ServeOptions(host="localhost", token="").token == ""
+    for host in ("0.0.0.0", "::", "192.168.0.7", "my.host"):
+        with pytest.raises(UserError, match="a token is needed"):
+            ServeOptions(host=host, token="")
+
+
+def test_this_machine_needs_the_token_too(closed_form: Path):
+    with client_of(service_of(closed_form, replace(OPTIONS, token="s3cret"))) as client:
+        assert client.get("/api/model").status_code == 401
+        told = client.post("/api/undo")
+        assert (told.status_code, told.json()["code"]) == (401, "token-needed")
+        assert client.get("/api/model", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_tokens_are_compared_in_constant_time(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
+    compared: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or False)
+    with client_of(service_of(closed_form, replace(OPTIONS, token="s3cret"))) as client:
+        assert client.get("/api/model", headers={"authorization": "Bearer s3cret"}).status_code == 401
+    assert compared == [(b"s3cret", b"s3cret")]
 
 
 @pytest.mark.parametrize("path", [*STATIC, "/api/model", "/nothing", "/../../etc/passwd", "/static/page.js"])
@@ -137,4 +158,4 @@ def test_the_page_needs_no_other_host(local: TestClient):
 def test_wrong_methods_are_answered_as_json(local: TestClient):
     told = local.put("/api/predict", content=b"x")
     assert told.status_code == 405
-    assert told.json()["error"] == "Method Not Allowed"
+    assert told.json()["message"] == "Method Not Allowed"

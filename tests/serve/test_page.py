@@ -217,14 +217,50 @@ def test_the_rate_of_false_rejections_is_said(live: Start, open_page: Callable[.
 def test_the_token_is_asked_for_or_in_the_address(live: Start, open_page: Callable[..., Page], images: list[Path]):
     address = live(replace(OPTIONS, token="s3cret")).address
     page = open_page(address)
-    page.locator("#token").fill("s3cret")
+    page.locator("#token").fill(f"{address}/#token=s3cret")
     page.locator("#token-form button").click()
     sync_api.expect(page.locator("#classes li")).to_have_count(10)
+    sync_api.expect(page.locator("#token-form")).to_be_hidden()
     other = open_page(f"{address}/#token=s3cret")
     sync_api.expect(other.locator("#classes li")).to_have_count(10)
     assert "s3cret" not in other.url
+    assert other.context.cookies() == []
+    other.reload()
+    sync_api.expect(other.locator("#classes li")).to_have_count(10)
     show(other, images[0])
     sync_api.expect(other.locator("#near img[src]")).to_have_count(5)
+
+
+def test_limits_are_said(live: Start, open_page: Callable[..., Page], images: list[Path]):
+    page = open_page(live(replace(OPTIONS, corrections=2, undo_steps=3)).address)
+    sync_api.expect(page.locator("#limits")).to_contain_text(
+        "Up to 2 corrections (2,000 MB) are kept; the last 3 steps"
+    )
+    for n in range(2):
+        sync_api.expect(page.locator("#quota")).to_be_hidden()
+        show(page, images[n])
+        sync_api.expect(page.locator(".answer")).to_have_count(5)
+        page.locator(".answer").first.click()
+        said(page, "Saved as")
+    sync_api.expect(page.locator("#quota")).to_contain_text("2 of 2 corrections")
+    sync_api.expect(page.locator("#quota")).to_contain_text("--max-corrections")
+
+
+def test_corrections_that_cannot_be_learned_are_named(
+    live: Start, open_page: Callable[..., Page], photos: Path, folder: Path
+):
+    fish = sorted((photos / "train" / "fish").iterdir())
+    (folder / "corrections" / "house").mkdir(parents=True)
+    for path in fish:
+        shutil.copy(path, folder / "corrections" / "house")
+    page = open_page(live().address)
+    notice = page.locator("#no-refit")
+    sync_api.expect(notice).to_contain_text("classes without training images (fish). To mend it: undo labels")
+    page.locator("#undo").click()
+    said(page, "Undone")
+    page.locator("#refit").click()
+    sync_api.expect(page.locator("#change")).to_contain_text("Refitted in")
+    sync_api.expect(notice).to_be_hidden()
 
 
 def test_a_model_that_cannot_be_refitted_says_what_to_run(

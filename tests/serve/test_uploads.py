@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 import zipfile
@@ -9,6 +10,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from PIL import Image
@@ -75,7 +78,7 @@ def test_hostile_files_are_refused(server: TestClient, name: str):
         told = server.post(path, content=data)
         assert 400 <= told.status_code < 500
         assert told.status_code == status, told.text
-        assert told.json()["error"]
+        assert told.json()["message"]
 
 
 def test_a_bomb_that_unpacks_on_the_way_is_refused(server: TestClient):
@@ -173,7 +176,7 @@ def test_decoding_that_takes_too_long_is_ended(closed_form: Path):
         for _ in range(2):  # the second finds a new process
             told = client.post("/api/predict", content=picture())
             assert told.status_code == 422
-            assert "took longer" in told.json()["error"]
+            assert "took longer" in told.json()["message"]
 
 
 def test_decoding_that_needs_too_much_memory_is_refused(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
@@ -185,13 +188,59 @@ def test_decoding_that_needs_too_much_memory_is_refused(closed_form: Path, monke
         assert client.post("/api/predict", content=picture(size=(8, 8))).status_code == 200
 
 
-def test_a_decoder_that_dies_is_replaced(closed_form: Path):
+def test_decoders_that_are_killed_while_idle_cost_no_image(closed_form: Path):
+    service = service_of(closed_form, replace(OPTIONS, decoders=2))
+    with client_of(service) as client:
+        for colour in range(3):
+            for process in list(service._decoders._all):
+                process.kill()
+            assert client.post("/api/predict", content=picture(colour=colour)).status_code == 200
+
+
+def test_an_image_that_kills_every_decoder_is_refused(closed_form: Path, monkeypatch: pytest.MonkeyPatch):
+    exchange = decoding._exchange
+
+    async def die(process: Any, data: bytes) -> Any:
+        if data.startswith(b"\x89PNG"):
+            process.kill()
+        return await exchange(process, data)
+
+    monkeypatch.setattr(decoding, "_exchange", die)
     service = service_of(closed_form)
     with client_of(service) as client:
-        for process in list(service._decoders._all):
-            process.kill()
-        assert client.post("/api/predict", content=picture()).status_code in (200, 422)
-        assert client.post("/api/predict", content=picture()).status_code == 200
+        told = client.post("/api/predict", content=picture("PNG"))
+        assert (told.status_code, told.json()["code"]) == (422, "image-damaged")
+        assert client.post("/api/predict", content=picture("BMP")).status_code == 200
+
+
+@pytest.mark.parametrize("way", ["no process", "ends at once"])
+def test_a_decoder_that_cannot_be_replaced_is_tried_again(
+    closed_form: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+):
+    """Predictions are refused meanwhile, not left waiting, and work as soon as a process starts again."""
+    service = service_of(closed_form)
+    monkeypatch.setattr(decoding, "LONGEST_PAUSE", 0.2)
+    with client_of(service) as client:
+        with monkeypatch.context() as patch:
+            if way == "no process":
+                patch.setattr(
+                    "asyncio.create_subprocess_exec", AsyncMock(side_effect=BlockingIOError(11, "no process"))
+                )
+            else:
+                patch.setattr(decoding, "WORKER", "dca.no_such_module")
+            for process in list(service._decoders._all):
+                process.kill()
+            for colour in range(2):
+                told = client.post("/api/predict", content=picture(colour=colour))
+                assert (told.status_code, told.json()["code"]) == (503, "no-decoder")
+                assert int(told.headers["retry-after"]) > 0
+            assert "dca_decoders 0" in client.get("/metrics").text
+        for _ in range(100):
+            if client.post("/api/predict", content=picture()).status_code == 200:
+                break
+            client.portal.call(asyncio.sleep, 0.1)
+        assert "dca_decoders 1" in client.get("/metrics").text
+    assert caplog.text.count("cannot be started") == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])

@@ -55,6 +55,10 @@ class Pixels(Protocol):
     def parts(self) -> tuple[Pixels, ...]:
         """The preprocessing of each encoder."""
 
+    @property
+    def crops(self) -> tuple[tuple[int, int | None, int], ...]:
+        """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
+
     def split(self, pixels: Tensor) -> list[Tensor]:
         """Crops or pixels (B, ...) as those of each encoder, (B, 3, S, S)."""
 

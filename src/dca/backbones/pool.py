@@ -50,6 +50,11 @@ class PoolPreprocess:
         """Values of all parts."""
         return sum(part.values for part in self.parts)
 
+    @property
+    def crops(self) -> tuple[tuple[int, int | None, int], ...]:
+        """Those of all parts."""
+        return tuple(crop for part in self.parts for crop in part.crops)
+
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
         """The crops of all encoders as one row, uint8 (values,)."""
         return np.concatenate([np.asarray(part.crop(image)).reshape(-1) for part in self.parts])

@@ -56,6 +56,11 @@ class Preprocess:
         """The preprocessing of each encoder: of one, this."""
         return (self,)
 
+    @property
+    def crops(self) -> tuple[tuple[int, int | None, int]]:
+        """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
+        return ((self.size, self.resize, int(self.resample)),)
+
     def split(self, pixels: Tensor) -> list[Tensor]:
         """Pixels (B, 3, S, S) of each encoder."""
         return [pixels]

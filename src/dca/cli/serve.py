@@ -14,6 +14,7 @@ from dca.core.errors import UserError
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
+    from dca.serve.options import ServeOptions
 
 
 class Millions(click.FloatRange):
@@ -64,6 +65,24 @@ class Millions(click.FloatRange):
     help="Largest image in million pixels.",
 )
 @click.option(
+    "--max-corrections",
+    "corrections",
+    type=click.IntRange(min=0),
+    default=5000,
+    show_default=True,
+    metavar="N",
+    help="Most corrected images to keep.",
+)
+@click.option(
+    "--max-corrections-mb",
+    "correction_bytes",
+    type=Millions(min=0),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="Most megabytes of corrected images.",
+)
+@click.option(
     "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Largest batch of images to encode."
 )
 @click.option(
@@ -73,13 +92,24 @@ class Millions(click.FloatRange):
     metavar="HOST",
     help="Another host name that clients use, such as that of a proxy; repeatable.",
 )
-@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Let every user and program of this machine connect; refused with a --host for other machines.",
+)
+@click.option(
+    "--open",
+    "open_page",
+    is_flag=True,
+    help="Open the page in the browser; its command line, which other users may see, then holds the token.",
+)
 @backbone_of_model
 @device_flags
 def command(
     model: Path,
     tray: Path | None,
     open_page: bool,
+    no_token: bool,
     backbone: str | None,
     device: str,
     precision: str,
@@ -94,41 +124,43 @@ def command(
     \b
     dca serve photos.dca
     dca serve photos.dca --tray new_photos/        label the most useful images first
-    dca serve photos.dca --host 0.0.0.0            for other machines; prints a token
-    curl -H 'X-DCA: 1' -H 'Content-Type: image/jpeg' --data-binary @new.jpg http://127.0.0.1:8080/api/predict
+    dca serve photos.dca --host 0.0.0.0            for other machines
+    curl -H "Authorization: Bearer $TOKEN" -H 'X-DCA: 1' --data-binary @new.jpg http://127.0.0.1:8080/api/predict
 
-    Only this machine can connect unless --host says otherwise; other machines then need the token that
-    is printed (or the one in the environment variable DCA_TOKEN). There is no encryption: use a
-    proxy with TLS in front on networks that you do not trust.
+    Only this machine can connect unless --host says otherwise, and only with the token in the address that
+    is printed (or the one in the environment variable DCA_TOKEN): the machine may have other users.
+    There is no encryption: use a proxy with TLS in front on networks that you do not trust.
     """
     from dca.serve import require_packages
 
     require_packages()
     from dca.model.classifier import Classifier
     from dca.model.rejection import require_rate
-    from dca.serve.options import TOKEN, ServeOptions
+    from dca.serve.options import TOKEN, ServeOptions, create_token
     from dca.serve.server import serve
 
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    serve_options = ServeOptions(token=os.environ.get(TOKEN, ""), **options)
+    serve_options = ServeOptions(token="" if no_token else os.environ.get(TOKEN) or create_token(), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     require_rate(serve_options.reject, classifier.smallest_p_value)
 
     def on_ready(address: str) -> None:
-        print_address(address, model, classifier, local=serve_options.local)
+        print_address(address, model, classifier, serve_options)
         if open_page:
             click.launch(address)
 
     serve(model, classifier, serve_options, tray=tray, on_ready=on_ready)
 
 
-def print_address(address: str, model: Path, classifier: Classifier, *, local: bool) -> None:
-    """Print which model is served, and where."""
+def print_address(address: str, model: Path, classifier: Classifier, options: ServeOptions) -> None:
+    """Print which model is served, where, and for whom."""
     from dca.serve.workspace import describe_model
 
-    where = "this machine only; --host to change" if local else "the part after # is the token: keep it to yourself"
+    where = "this machine only; --host to change" if options.local else "also for other machines"
+    token = "keep the token after # to yourself" if options.token else "no token: for all users of this machine"
     click.echo(f"{model}: {describe_model(classifier)}")
-    click.echo(f"{address}   ({where})   Ctrl-C to stop")
+    click.echo(f"{address}   Ctrl-C to stop")
+    click.echo(f"({where}; {token})")
     click.echo(f"corrections go to {model / 'corrections'}")

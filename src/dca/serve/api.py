@@ -1,33 +1,26 @@
-"""The JSON API: predict, correct, refit, undo, the tray, and the state of the model.
-
-Requests are read with limits on their size and time.
-"""
+"""The JSON API: predict, correct, refit, undo, the tray, and the state of the model."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dca.core.errors import UserError
+from dca.serve.bodies import BodyReader
 from dca.serve.errors import RequestError
 from dca.serve.metrics import CONTENT_TYPE
 from dca.serve.service import RefitSide, Service
 from dca.serve.workspace import CorrectedImage, LoadedImage, ServedPrediction
 
-# Largest JSON body, in bytes.
-JSON_BYTES = 64 * 1024
-# Content types of an image in the body itself; for others, such as forms, the error says how to send the image.
-_IMAGE_TYPES = ("image/", "application/octet-stream")
 _HASH = re.compile("[0-9a-f]{64}")
 _SEND_AGAIN = "send it to /api/predict again"
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -38,6 +31,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self._service, self._workspace, self._options = service, service.workspace, service.options
+        self._bodies = BodyReader(service.options)
 
     def routes(self) -> list[Route]:
         """All routes of the API."""
@@ -66,7 +60,7 @@ class Api:
                 code = response.status_code
                 return response
             except UserError as error:
-                response_error = RequestError.from_user_error(error)
+                response_error = RequestError.from_user_error(error, "refused")
                 code = response_error.status
                 raise response_error from None
             except RequestError as error:
@@ -90,7 +84,7 @@ class Api:
 
     async def correct(self, request: Request) -> Response:
         """Keep an image under the right label."""
-        body = await read_json(request, self._options.body_seconds)
+        body = await self._bodies.read_json(request)
         label = self._workspace.resolve_label(body.get("label"))
         correction = await self._workspace.correct(self._find_image(body.get("image")), label)
         saved = correction.path.relative_to(self._workspace.folder).as_posix()
@@ -98,7 +92,7 @@ class Api:
 
     async def refit(self, request: Request) -> Response:
         """Fit the model with all corrections; returns what changed, also for an image that the client names."""
-        body = await read_json(request, self._options.body_seconds)
+        body = await self._bodies.read_json(request)
         viewed = None if body.get("image") is None else self._find_image(body["image"])
         result = await self._service.refit(viewed)
         return JSONResponse(
@@ -113,10 +107,10 @@ class Api:
 
     async def undo(self, request: Request) -> Response:
         """Take back the last correction or refit."""
-        body = await read_json(request, self._options.body_seconds)
+        body = await self._bodies.read_json(request)
         revision = body.get("revision")
         if revision is not None and type(revision) is not int:
-            raise RequestError(422, "revision: a whole number is expected")
+            raise RequestError("invalid-revision", "revision: a whole number is expected")
         undone = await self._workspace.undo(revision)
         return JSONResponse({"undone": undone, "state": self._state()})
 
@@ -137,7 +131,7 @@ class Api:
     async def remove_from_tray(self, request: Request) -> Response:
         """Remove an image from the tray."""
         if not self._service.images.remove_from_tray(_check_hash(request.path_params["image"])):
-            raise RequestError(404, "the tray does not hold this image")
+            raise RequestError("not-in-tray", "the tray does not hold this image")
         self._workspace.revision += 1
         return JSONResponse(self._state())
 
@@ -145,7 +139,7 @@ class Api:
         """A small JPEG of an image that is in memory, corrected or a training image."""
         thumbnail = self._service.find_thumbnail(_check_hash(request.path_params["image"]))
         if thumbnail is None:
-            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+            raise RequestError("image-unknown", "the server does not hold this image", _SEND_AGAIN)
         return Response(thumbnail, media_type="image/jpeg")
 
     async def metrics(self, request: Request) -> Response:
@@ -154,16 +148,14 @@ class Api:
 
     async def _load_image(self, request: Request) -> tuple[LoadedImage, ServedPrediction]:
         """Read, decode, encode and predict the image in the body of a request."""
-        service, options = self._service, self._options
-        async with service.uploads:
-            data = await read_image(request, options.upload_bytes, options.body_seconds)
-            return await service.load_image(data, hashlib.sha256(data).hexdigest(), data)
+        async with self._bodies.read_image(request) as data, self._service.uploads:
+            return await self._service.load_image(data, hashlib.sha256(data).hexdigest(), data)
 
     def _find_image(self, sha256: Any) -> LoadedImage | CorrectedImage:
         """The image that a client names by its hash."""
         image = self._service.find_image(_check_hash(sha256))
         if image is None:
-            raise RequestError(404, "the server does not hold this image", _SEND_AGAIN)
+            raise RequestError("image-unknown", "the server does not hold this image", _SEND_AGAIN)
         return image
 
     def _prediction(self, image: LoadedImage, prediction: ServedPrediction) -> dict[str, Any]:
@@ -185,78 +177,17 @@ class Api:
     def _state(self) -> dict[str, Any]:
         """The JSON value of the state."""
         options = self._options
-        limits = {"upload_bytes": options.upload_bytes, "pixels": options.pixels}
+        limits = {
+            "upload_bytes": options.upload_bytes,
+            "pixels": options.pixels,
+            "undo_steps": options.undo_steps,
+        }
         tray = len(self._service.unlabelled_images())
         return {**self._workspace.state().to_dict(), "tray": tray, "limits": limits}
-
-
-async def read_image(request: Request, limit: int, seconds: float) -> bytes:
-    """Read the image file in the body of a request.
-
-    Raises:
-        RequestError: If the content type is that of something else, or the body is empty, too large or too slow.
-    """
-    kind = request.headers.get("content-type", "").lower()
-    if kind and not kind.startswith(_IMAGE_TYPES):
-        raise RequestError(
-            415, f"an image is expected in the body, not {kind.partition(';')[0]}",
-            "send the file itself with Content-Type: application/octet-stream", close=True,
-        )  # fmt: skip
-    data = await read_body(request, limit, seconds)
-    if not data:
-        raise RequestError(400, "the body is empty", "send an image file")
-    return data
-
-
-async def read_json(request: Request, seconds: float) -> dict[str, Any]:
-    """Read the JSON object in the body of a request; an empty body is an empty object.
-
-    Raises:
-        RequestError: If it is something else, too large or too slow.
-    """
-    data = await read_body(request, JSON_BYTES, seconds)
-    if not data:
-        return {}
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        raise RequestError(400, "the body is not valid JSON") from None
-    if not isinstance(value, dict):
-        raise RequestError(400, "a JSON object is expected")
-    return value
-
-
-async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """Read the body of a request.
-
-    Raises:
-        RequestError: If it has more than `limit` bytes, or does not arrive within `seconds`.
-    """
-    stated = request.headers.get("content-length", "")
-    if stated.isascii() and stated.isdigit() and int(stated) > limit:
-        raise _too_large(limit)
-    chunks, size = list[bytes](), 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                chunks.append(chunk)
-    except TimeoutError:
-        raise RequestError(408, f"the body did not arrive within {seconds:g} s", close=True) from None
-    except ClientDisconnect:
-        raise RequestError(400, "the connection ended before the body did", close=True) from None
-    return b"".join(chunks)
-
-
-def _too_large(limit: int) -> RequestError:
-    size = f"{limit / 1e6:g} MB" if limit >= 10**5 else f"{limit:,} bytes"
-    return RequestError(413, f"the body has more than {size}", close=True)
 
 
 def _check_hash(value: Any) -> str:
     """Return the hash of an image as a client wrote it; raises if it is none."""
     if not isinstance(value, str) or not _HASH.fullmatch(value):
-        raise RequestError(422, "image: 64 hexadecimal digits are expected, as /api/predict gives them")
+        raise RequestError("invalid-hash", "image: 64 hexadecimal digits are expected, as /api/predict gives them")
     return value

@@ -1,8 +1,9 @@
 """The process that decodes untrusted images: `python -m dca.serve.decode_worker OPTIONS`, started by `decoder.py`.
 
-It reads image files from stdin and writes size, pixels and thumbnail of each to stdout, as frames: four bytes with the
-length, then the content. It is limited in memory, writes no file, and is killed by the server when it takes too long.
-torch is not imported here, so that the process starts quickly and takes little memory.
+It writes an empty frame when it is ready, then reads image files from stdin and writes size, pixels and thumbnail of
+each to stdout, as frames: four bytes with the length, then the content. It is limited in memory, writes no file, and is
+killed by the server when it takes too long. torch is not imported here, so that the process starts quickly and takes
+little memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -29,13 +31,11 @@ LENGTH = 4
 class DecodeOptions:
     """How images are decoded.
 
-    size, resize, resample: of the encoder's preprocessing. pixels: most pixels of an image. memory: bytes that the
-    process may use beyond those at its start.
+    crops: size, resize and resample of each encoder's preprocessing. pixels: most pixels of an image. memory: bytes
+    that the process may use beyond those at its start.
     """
 
-    size: int
-    resize: int | None
-    resample: int
+    crops: Sequence[tuple[int, int | None, int]]
     pixels: int
     memory: int
 
@@ -49,6 +49,8 @@ def main() -> None:
     Image.MAX_IMAGE_PIXELS = options.pixels
     limit_process(options.memory)
     source, target = sys.stdin.buffer, sys.stdout.buffer
+    target.write(bytes(LENGTH))
+    target.flush()
     while (data := read_frame(source)) is not None:
         for part in decode_frames(data, options):
             target.write(len(part).to_bytes(LENGTH, "big") + part)
@@ -76,24 +78,24 @@ def read_frame(source: BinaryIO) -> bytes | None:
 
 
 def decode_frames(data: bytes, options: DecodeOptions) -> tuple[bytes, bytes, bytes]:
-    """Return the frames of one reply: facts as JSON, the pixels (3, S, S) for the encoder, and a small JPEG."""
+    """Return the frames of one reply: facts as JSON, the pixels (3, S, S) for each encoder, and a small JPEG."""
     try:
         facts, pixels, small = decode_upload(data, options)
     except RefusedError as refused:
-        facts, pixels, small = {"status": refused.status, "error": str(refused)}, b"", b""
+        facts, pixels, small = {"code": refused.code, "error": str(refused)}, b"", b""
     except MemoryError:
-        facts, pixels, small = {"status": 413, "error": "the image needs too much memory"}, b"", b""
+        facts, pixels, small = {"code": "image-large", "error": "the image needs too much memory"}, b"", b""
     except Exception:  # decoders raise almost anything on damaged files
-        facts, pixels, small = {"status": 422, "error": "the image is damaged or cut off"}, b"", b""
+        facts, pixels, small = {"code": "image-damaged", "error": "the image is damaged or cut off"}, b"", b""
     return json.dumps(facts).encode(), pixels, small
 
 
 class RefusedError(Exception):
-    """An image that is refused. status: the HTTP status of the response."""
+    """An image that is refused. code: what is wrong, as in `dca.serve.errors`."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
+        self.code = code
 
 
 def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], bytes, bytes]:
@@ -103,23 +105,23 @@ def decode_upload(data: bytes, options: DecodeOptions) -> tuple[dict[str, Any], 
     except Image.DecompressionBombError:
         raise too_large_error(options.pixels) from None
     except ImageRefusedError as refused:
-        raise RefusedError(413 if refused.too_large else 422, str(refused)) from None
+        raise RefusedError("image-large" if refused.too_large else "image-damaged", str(refused)) from None
     except UnidentifiedImageError:
         known = ", ".join(name for name in FORMATS if name in Image.OPEN)
-        raise RefusedError(415, f"not an image in a known format ({known})") from None
+        raise RefusedError("image-format", f"not an image in a known format ({known})") from None
     with image:
         if image.width * image.height > options.pixels:
             raise too_large_error(options.pixels)
         suffix = FORMATS.get(image.format or "", FORMATS["JPEG"])[0]
         rgb = load_rgb(image)
-    pixels = center_crop(rgb, options.size, options.resize, options.resample)
+    pixels = b"".join(center_crop(rgb, *crop).tobytes() for crop in options.crops)
     facts = {"width": rgb.width, "height": rgb.height, "suffix": suffix}
-    return facts, pixels.tobytes(), make_thumbnail(rgb)
+    return facts, pixels, make_thumbnail(rgb)
 
 
 def too_large_error(pixels: int) -> RefusedError:
     """The refusal of an image with too many pixels."""
-    return RefusedError(413, f"the image has more than {pixels / 1e6:g} million pixels")
+    return RefusedError("image-large", f"the image has more than {pixels / 1e6:g} million pixels")
 
 
 def make_thumbnail(image: Image.Image) -> bytes:

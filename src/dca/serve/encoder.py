@@ -39,7 +39,7 @@ class ImageFeatures:
 
 
 def encode_images(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-    """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) each."""
+    """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) or (values,) each."""
     encoder = method.encoder
     parts = min(torch.get_num_threads(), len(pixels)) if encoder.device.type == "cpu" else 1
     sources = [Source(DECODED, torch.from_numpy(crop)) for crop in pixels]

@@ -1,34 +1,100 @@
-"""The error that becomes a JSON response."""
+"""Errors as a client of the API gets them: a code for programs, a message and a hint for people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dca.core.errors import UserError
-from dca.core.hints import render_hint
+
+# HTTP status of each code; `Error.code` in openapi.json lists the same codes.
+STATUS = {
+    "body-empty": 400,
+    "body-incomplete": 400,
+    "not-json": 400,
+    "token-needed": 401,
+    "other-site": 403,
+    "header-missing": 403,
+    "image-unknown": 404,
+    "no-such-page": 404,
+    "not-in-tray": 404,
+    "method-not-allowed": 405,
+    "body-slow": 408,
+    "changed-meanwhile": 409,
+    "no-corrections": 409,
+    "nothing-to-undo": 409,
+    "refit-impossible": 409,
+    "refit-refused": 409,
+    "refused": 409,
+    "tray-full": 409,
+    "body-large": 413,
+    "image-large": 413,
+    "content-type": 415,
+    "image-format": 415,
+    "unknown-host": 421,
+    "image-damaged": 422,
+    "image-slow": 422,
+    "invalid-hash": 422,
+    "invalid-label": 422,
+    "invalid-revision": 422,
+    "bug": 500,
+    "busy": 503,
+    "no-decoder": 503,
+    "corrections-full": 507,
+    "not-stored": 507,
+}
+# Seconds after which a client may ask again, for status 503.
+RETRY_SECONDS = 2
 
 
 class RequestError(Exception):
     """A request that is answered with an error.
 
     Args:
-        status: HTTP status of the response.
-        problem: One sentence.
+        code: What is wrong, for programs; one of `STATUS`.
+        message: One sentence.
         hint: What the client can do.
+        details: One line per place that has the problem.
+        command: A command line that does it where the server runs.
         close: Whether the connection must end, because the request was not read to its end.
-        extra: Further values of the response.
     """
 
-    def __init__(self, status: int, problem: str, hint: str = "", *, close: bool = False, **extra: Any) -> None:
-        super().__init__(problem)
-        self.status, self.problem, self.hint, self.close, self.extra = status, problem, hint, close, extra
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        details: Sequence[str] = (),
+        command: str = "",
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.close = code, message, hint, close
+        self.details, self.command = tuple(details), command
 
     @classmethod
-    def from_user_error(cls, error: UserError) -> RequestError:
-        """The response to a request whose work the library refuses; hints are in the words of the command line."""
-        return cls(409, error.problem, render_hint(error.hint_parts, "cli"), details=list(error.details))
+    def from_user_error(cls, error: UserError, code: str, hint: str = "") -> RequestError:
+        """The response to a request whose work the library refuses.
+
+        The message of a file that cannot be written has a path of the server, so its client gets the reason alone.
+
+        Args:
+            error: The refusal.
+            code: What is wrong, unless a file cannot be written.
+            hint: What a client can do; the error's own hint may name flags and arguments, which a client does not have.
+        """
+        if isinstance(error.__cause__, OSError):
+            reason = error.__cause__.strerror or "input or output error"
+            return cls("not-stored", f"the server cannot store this: {reason}", "free space there, then send it again")
+        return cls(code, error.problem, hint, details=error.details)
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the response."""
+        return STATUS[self.code]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of the response."""
-        hint = {"hint": self.hint} if self.hint else {}
-        return {"error": self.problem, **hint, **self.extra}
+        told = {"hint": self.hint, "details": list(self.details), "command": self.command}
+        return {"code": self.code, "message": self.message, **{name: value for name, value in told.items() if value}}

@@ -1,4 +1,4 @@
-"""The server: the process, the ASGI application, the guard that checks every request, and limits on connections.
+"""The server: the process, the ASGI application, and the guard that checks every request.
 
 A page of another site can make a browser send requests to this server, also under a host name that its owner points to
 this machine (DNS rebinding). Such requests are recognised by their Host, Origin and Sec-Fetch-Site headers. Requests
@@ -8,20 +8,16 @@ which this server never allows.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
-import secrets
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,14 +26,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dca.core.errors import UserError
 from dca.core.files import exclusive_lock
 from dca.core.hints import choose_address
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
-from dca.serve.errors import RequestError
+from dca.serve.connections import ADMITTED, create_protocol
+from dca.serve.errors import RETRY_SECONDS, RequestError
 from dca.serve.metrics import Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
 from dca.serve.service import Service
@@ -51,10 +47,11 @@ STATIC = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/openapi.json": ("openapi.json", "application/json"),
 }
-# Seconds that an idle connection stays open, largest request header in bytes, seconds for open requests at the end.
-KEEP_ALIVE, LARGEST_HEADER, SHUTDOWN_SECONDS = 15, 16 * 1024, 3
+# Largest request header in bytes, and seconds for open requests at the end.
+LARGEST_HEADER, SHUTDOWN_SECONDS = 16 * 1024, 3
 # Header of requests that change something.
 HEADER = "X-DCA"
+TOKEN_HINT = "send the header Authorization: Bearer TOKEN, with the token of the address that `dca serve` printed"
 # Paths that need no token: they tell nothing about the model.
 OPEN = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/openapi.json"})
 POLICY = (
@@ -91,17 +88,14 @@ def serve(
         on_ready: Called with the address of the page when the server listens.
 
     Raises:
-        UserError: If the address cannot be used, or another process is changing the model folder.
+        UserError: If the address cannot be used, another process is changing the model folder, or its corrections or
+            decoding processes are out of reach.
     """
-    options = add_token(options)
     with exclusive_lock(folder), open_socket(options) as listening:
         service = Service(folder, model, options, tray)
         create_server(service, lambda: on_ready(page_address(listening, options))).run(sockets=[listening])
-
-
-def add_token(options: ServeOptions) -> ServeOptions:
-    """Return the options with a random token, if other machines can connect and none was given."""
-    return options if options.local or options.token else replace(options, token=secrets.token_urlsafe(24))
+    if service.failure is not None:
+        raise service.failure
 
 
 def open_socket(options: ServeOptions) -> socket.socket:
@@ -142,23 +136,25 @@ def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Ser
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=math.ceil(options.keep_alive_seconds),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=LARGEST_HEADER,
     )
-    return _Server(config, on_ready)
+    return _Server(config, service, on_ready)
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server with a callback when it listens."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._service, self._on_ready = service, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:
+        if self._service.failure is not None:
+            self.should_exit = True
+        elif self.started:
             self._on_ready()
 
 
@@ -167,7 +163,10 @@ def create_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await service.start()
+        try:
+            await service.start()
+        except UserError as error:  # raised by `serve`: uvicorn would print a traceback, and end the process
+            service.failure = error
         try:
             yield
         finally:
@@ -203,12 +202,13 @@ async def _handle_request_error(request: Request, error: Exception) -> Response:
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(RequestError(error.status_code, error.detail, "see /openapi.json", close=True))
+    code = "no-such-page" if error.status_code == 404 else "method-not-allowed"
+    return error_response(RequestError(code, error.detail, "see /openapi.json", close=True))
 
 
 async def _handle_bug(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(RequestError(500, "this is an error of the server; its log says more"))
+    return error_response(RequestError("bug", "this is an error of the server; its log says more"))
 
 
 class Guard:
@@ -240,6 +240,7 @@ class Guard:
             self._requests.add(route="refused", code=str(error.status))
             await error_response(error)(scope, receive, send_guarded)
             return
+        scope[ADMITTED] = True
         await self._app(scope, receive, send_guarded)
 
     def _check(self, request: Request) -> None:
@@ -247,14 +248,16 @@ class Guard:
         headers = request.headers
         if not self._known_host(headers.get("host", "")):
             raise RequestError(
-                421, "unknown host name", "use the address that `dca serve` printed, or start it with --name HOST"
+                "unknown-host",
+                "unknown host name",
+                "use the address that `dca serve` printed, or start it with --name HOST",
             )
         if not _same_site(headers):
-            raise RequestError(403, "requests from other sites are not answered")
+            raise RequestError("other-site", "requests from other sites are not answered")
         if self._options.token and request.url.path not in OPEN and not self._has_token(headers):
-            raise RequestError(401, "a token is needed", "send the header Authorization: Bearer TOKEN")
+            raise RequestError("token-needed", "a token is needed", TOKEN_HINT)
         if request.method not in ("GET", "HEAD") and HEADER not in headers:
-            raise RequestError(403, f"the header {HEADER} is missing", f"send {HEADER}: 1")
+            raise RequestError("header-missing", f"the header {HEADER} is missing", f"send {HEADER}: 1")
 
     def _known_host(self, host: str) -> bool:
         """Whether a Host header names this server: an IP address, which no other site can own, or a known name."""
@@ -270,7 +273,7 @@ class Guard:
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        equal = hmac.compare_digest(token.strip().encode(), self._options.token.encode())
+        equal = hmac.compare_digest(token.strip().encode(), self._options.token.encode("utf-8", "surrogateescape"))
         return scheme.lower() == "bearer" and equal
 
 
@@ -287,44 +290,6 @@ def error_response(error: RequestError) -> JSONResponse:
     headers = {"Connection": "close"} if error.close else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 503:
+        headers["Retry-After"] = str(RETRY_SECONDS)
     return JSONResponse(error.to_dict(), error.status, headers=headers)
-
-
-def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
-    """Create uvicorn's protocol class with limits on open connections and on the time of a request header."""
-
-    class LimitedProtocol(H11Protocol):
-        """Drops connections over the limit at once, and those that send no complete request header in time."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-            super().connection_made(transport)
-            if len(self.connections) > options.connections:
-                transport.abort()
-            else:
-                self._update_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._update_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timer()
-            super().connection_lost(exc)
-
-        def _update_timer(self) -> None:
-            """Run the timer exactly while a request header is awaited or incomplete."""
-            if self.conn.their_state is not h11.IDLE:
-                self._cancel_timer()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(options.header_seconds, self.transport.abort)
-
-        def _cancel_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return LimitedProtocol

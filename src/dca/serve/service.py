@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dca.core.device import return_freed_memory
+from dca.core.errors import UserError
 from dca.datasets.corrections import Correction, read_corrections
 from dca.datasets.walk import list_images
 from dca.model.classifier import Classifier
@@ -80,16 +81,18 @@ class Service:
     Attributes:
         workspace: The model and its corrections.
         images: The images in memory.
-        uploads: Limits how many images are received at a time.
+        uploads: Limits how many images are decoded and encoded at a time.
         metrics: Counters of requests and batches.
+        failure: Why it could not start; None if it did.
     """
 
     def __init__(self, folder: Path, model: Classifier, options: ServeOptions, tray: Path | None = None) -> None:
         self.options, self._tray_folder = options, tray
-        self.workspace = Workspace(folder, model, options.reject)
+        self.workspace = Workspace(folder, model, options)
         self.images = ImagePool(options.recent_bytes, options.tray_bytes, options.tray_images)
         self.uploads = asyncio.Semaphore(options.uploads)
         self.metrics = ServerMetrics()
+        self.failure: UserError | None = None
         self._decoders = DecoderPool(model.method_.encoder.preprocess, options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
         self._batcher = Batcher(self._predict_batch, options.batch, self._thread, self.metrics.batches.observe)
@@ -166,7 +169,6 @@ class Service:
 
         Raises:
             RequestError: As `Workspace.refit`.
-            UserError: As `Workspace.refit`.
         """
         before, unlabelled = self.workspace.current, self.unlabelled_images()
         seconds = await self.workspace.refit()
@@ -190,6 +192,7 @@ class Service:
                 Gauge("dca_refits", "Refits since the start.", workspace.refits),
                 Gauge("dca_corrections", "Corrections that are kept.", len(workspace.corrections)),
                 Gauge("dca_tray_images", "Unlabelled images in the tray.", len(self.unlabelled_images())),
+                Gauge("dca_decoders", "Decoding processes that are ready or at work.", self._decoders.count),
                 Gauge("dca_resident_bytes", "Memory of the server without its decoding processes.", resident_bytes()),
             ]
         )
@@ -212,13 +215,14 @@ class Service:
         except (RequestError, OSError) as error:
             log.warning("%s is left out: %s", correction.path, error)
             return None
-        return CorrectedImage(correction, image.thumbnail, image.features)
+        size = correction.path.stat().st_size
+        return CorrectedImage(correction, size, image.thumbnail, image.features)
 
     async def _load_file(self, path: Path, sha256: str | None = None) -> tuple[LoadedImage, ServedPrediction]:
         """Load an image file of the server's own machine; it has the size limit of an upload."""
         async with self.uploads:
             if path.stat().st_size > self.options.upload_bytes:
-                raise RequestError(413, f"larger than {self.options.upload_bytes:,} bytes")
+                raise RequestError("image-large", f"larger than {self.options.upload_bytes:,} bytes")
             data = await asyncio.to_thread(path.read_bytes)
             return await self.load_image(data, sha256 or hashlib.sha256(data).hexdigest(), path)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import shlex
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import dca
-from dca.core.text import normalize_name, pluralize
+from dca.core.errors import UserError
+from dca.core.text import format_bytes, normalize_name, pluralize
 from dca.datasets.corrections import Correction, escape_label, remove_correction, write_correction
 from dca.images.decode import StoredImage
 from dca.methods.base import Method
@@ -29,12 +31,19 @@ from dca.model.refit import LabelledFeatures, Refitter
 from dca.model.rejection import LARGEST_RATE, choose_rate, count_held_out
 from dca.serve.encoder import ImageFeatures
 from dca.serve.errors import RequestError
+from dca.serve.options import ServeOptions
 from dca.stats.conformal import min_images_for_rate
 
+log = logging.getLogger(__name__)
 # Nearest training images and most probable classes that a prediction names.
 NEAREST, TOP = 5, 5
 # Longest label that a client may give, in characters, and its folder's name in bytes.
 LABEL_LENGTH, NAME_BYTES = 80, 200
+QUOTA_HINT = (
+    "whoever runs the server can learn from the corrections with `dca fit` and then delete their files, or start it "
+    "with a larger --max-corrections or --max-corrections-mb"
+)
+REFIT_HINT = "undo labels, or label other images with these classes"
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,10 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class CorrectedImage:
-    """An image with a corrected label: its file, and what a refit needs of it."""
+    """An image with a corrected label: its file, the bytes of that, and what a refit needs of the image."""
 
     correction: Correction
+    size: int
     thumbnail: bytes
     features: ImageFeatures
 
@@ -220,7 +230,7 @@ class ImagePool:
         if image.sha256 in self._tray:
             return
         if len(self._tray) >= self._tray_images or self._tray_used + image.memory > self._tray_bytes:
-            raise RequestError(409, "the tray is full", "label or remove some of its images first")
+            raise RequestError("tray-full", "the tray is full", "label or remove some of its images first")
         self._tray[image.sha256] = image
         self._tray_used += image.memory
 
@@ -282,14 +292,35 @@ class AccuracyEstimate:
 
 @dataclass(frozen=True)
 class RefitState:
-    """Whether the model can be refitted here. reason, command: why not, and the command that does it elsewhere."""
+    """Whether the model can be refitted here.
+
+    reason, command: why not, and the command that does it elsewhere. failure: why the last refit failed, so that the
+    corrections are not in the model; None if it did not.
+    """
 
     reason: str = ""
     command: str = ""
+    failure: RequestError | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"possible": False, **asdict(self)} if self.reason else {"possible": True}
+        if self.reason:
+            return {"possible": False, "reason": self.reason, "command": self.command}
+        return {"possible": True, **({"failure": self.failure.to_dict()} if self.failure else {})}
+
+
+@dataclass(frozen=True)
+class QuotaState:
+    """What may be kept of corrections.
+
+    images, bytes: the limits. used_bytes: what the files of the corrections take. hint: what can be done when the quota
+    is used up.
+    """
+
+    images: int
+    bytes: int
+    used_bytes: int
+    hint: str = QUOTA_HINT
 
 
 @dataclass(frozen=True)
@@ -327,10 +358,12 @@ class WorkspaceState:
     refit: RefitState
     rejection: RejectionState
     undo: str | None
+    undo_steps: int
+    quota: QuotaState
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "refit": self.refit.to_dict()}
+        return {**asdict(dataclasses.replace(self, refit=RefitState())), "refit": self.refit.to_dict()}
 
 
 class Workspace:
@@ -339,7 +372,7 @@ class Workspace:
     Args:
         folder: The model folder.
         model: The model of the folder.
-        reject: Rate of false rejections; None lets the model decide.
+        options: How it is served: the rate of false rejections, and limits on corrections and on steps to undo.
 
     Attributes:
         current: The model that predicts.
@@ -347,14 +380,16 @@ class Workspace:
         refits: Number of refits so far.
     """
 
-    def __init__(self, folder: Path, model: Classifier, reject: float | None = None) -> None:
-        self.folder = folder
-        self.current = ServedModel(model, {}, reject)
+    def __init__(self, folder: Path, model: Classifier, options: ServeOptions) -> None:
+        self.folder, self._options = folder, options
+        self.current = ServedModel(model, {}, options.reject)
         self.revision = 0
         self.refits = 0
         self._refitter = Refitter(model)
         self._corrected: dict[str, CorrectedImage] = {}
-        self._steps: list[CorrectionStep | RefitStep] = []
+        self._refit_failure: RequestError | None = None
+        # Bounded, because a refit keeps the model before it.
+        self._steps: deque[CorrectionStep | RefitStep] = deque(maxlen=options.undo_steps)
         self._lock = asyncio.Lock()
 
     @property
@@ -384,10 +419,19 @@ class Workspace:
             corrections=len(self._corrected),
             pending=self.pending,
             accuracy=estimated_accuracy(model),
-            refit=RefitState(obstacle, self.fit_command()) if obstacle else RefitState(),
+            refit=RefitState(obstacle, self.fit_command()) if obstacle else RefitState(failure=self._current_failure()),
             rejection=RejectionState.from_model(self.current),
             undo=str(self._steps[-1]) if self._steps else None,
+            undo_steps=len(self._steps),
+            quota=QuotaState(self._options.corrections, self._options.correction_bytes, self._correction_bytes()),
         )
+
+    def _current_failure(self) -> RequestError | None:
+        """Why the last refit failed, as long as corrections wait for one."""
+        return self._refit_failure if self.pending else None
+
+    def _correction_bytes(self) -> int:
+        return sum(image.size for image in self._corrected.values())
 
     def _class_states(self) -> tuple[ClassState, ...]:
         """All classes; those that wait for a refit come last."""
@@ -399,12 +443,19 @@ class Workspace:
         return (*known, *(ClassState(label, 0, pending[label], True) for label in new))
 
     async def load_corrections(self, images: Sequence[CorrectedImage]) -> None:
-        """Take over the corrections that are in the folder, oldest first, and fit the model with them."""
+        """Take over the corrections that are in the folder, oldest first, and fit the model with them.
+
+        Where they cannot be learned from, the model stays as it is, and the state says why.
+        """
         for image in images:
             self._corrected[image.sha256] = image
             self._steps.append(CorrectionStep(image, None))
         if images and not self._refitter.obstacle:
-            await self.refit()
+            try:
+                await self.refit()
+            except RequestError as error:
+                lines = [f"the corrections are not in the model: {error.message}", *error.details, f"fix: {error.hint}"]
+                log.warning("\n  ".join(lines))
 
     def resolve_label(self, label: Any) -> str:
         """Return a client's label as text: that of a known class if it reads the same, else a new one.
@@ -413,10 +464,10 @@ class Workspace:
             RequestError: If it is no readable text, or too long.
         """
         if not isinstance(label, str) or unreadable_names([label]) or not normalize_name(label):
-            raise RequestError(422, "a label must be readable text")
+            raise RequestError("invalid-label", "a label must be readable text")
         text = " ".join(label.split())
         if len(text) > LABEL_LENGTH or len(escape_label(text).encode()) > NAME_BYTES:
-            raise RequestError(422, f"a label may have at most {LABEL_LENGTH} characters")
+            raise RequestError("invalid-label", f"a label may have at most {LABEL_LENGTH} characters")
         known = {normalize_name(name): name for name in (*self.corrections.values(), *self.current.labels)}
         return known.get(normalize_name(text), text)
 
@@ -431,16 +482,34 @@ class Workspace:
             The correction.
 
         Raises:
+            RequestError: If its file is gone, or the quota of corrections is used up.
             UserError: If it cannot be written.
         """
         async with self._lock:
-            data, sha256 = image.read_file(), image.sha256
+            sha256 = image.sha256
+            try:
+                data = await asyncio.to_thread(image.read_file)
+            except OSError as error:
+                message = f"the file of this image cannot be read any more: {error.strerror}"
+                raise RequestError("image-unknown", message, "send it to /api/predict again") from None
+            self._check_quota(sha256, len(data))
             correction = await asyncio.to_thread(write_correction, self.folder, label, data, sha256, image.suffix)
             earlier = self._corrected.pop(sha256, None)
-            corrected = self._corrected[sha256] = CorrectedImage(correction, image.thumbnail, image.features)
+            corrected = self._corrected[sha256] = CorrectedImage(correction, len(data), image.thumbnail, image.features)
             self._steps.append(CorrectionStep(corrected, earlier.correction.label if earlier else None))
             self.revision += 1
             return correction
+
+    def _check_quota(self, sha256: str, size: int) -> None:
+        """Raise unless there is room for one more correction; another label of the same image always has room."""
+        if sha256 in self._corrected:
+            return
+        most, most_bytes = self._options.corrections, self._options.correction_bytes
+        if len(self._corrected) >= most:
+            raise RequestError("corrections-full", f"there are {pluralize(most, 'correction')}, the most", QUOTA_HINT)
+        if self._correction_bytes() + size > most_bytes:
+            message = f"the corrections would take more than {format_bytes(most_bytes)}"
+            raise RequestError("corrections-full", message, QUOTA_HINT)
 
     async def refit(self) -> float:
         """Fit the model on its training images and all corrections.
@@ -449,19 +518,28 @@ class Workspace:
             The time it took, in seconds.
 
         Raises:
-            RequestError: If the model cannot be refitted here, or nothing has changed.
-            UserError: If the images cannot be learned from.
+            RequestError: If the model cannot be refitted here, nothing has changed, or a class has no images left.
         """
         async with self._lock:
             if reason := self._refitter.obstacle:
                 command = self.fit_command()
-                hint = f"the corrections are kept; where the training images are, run: {command}"
-                raise RequestError(409, f"this model cannot be refitted here: {reason}", hint, command=command)
+                message, hint = f"this model cannot be refitted here: {reason}", "run the command where the photos are"
+                raise RequestError("refit-impossible", message, hint, command=command)
             if not self.pending:
-                raise RequestError(409, "there are no new corrections", "correct an image first")
+                raise RequestError("no-corrections", "there are no new corrections", "correct an image first")
             start, applied = time.monotonic(), self.corrections
             examples = [image.to_example() for image in self._corrected.values()]
-            model = await asyncio.to_thread(self._refitter.refit, examples)
+            try:
+                model = await asyncio.to_thread(self._refitter.refit, examples)
+            except UserError as error:
+                self._refit_failure = RequestError.from_user_error(error, "refit-refused", REFIT_HINT)
+                raise self._refit_failure from error
+            except Exception as error:  # a bug must not keep a server from starting
+                log.exception("the refit failed")
+                hint = "undo the last label; the log of the server says more"
+                self._refit_failure = RequestError("bug", "the refit failed by an error of the server", hint)
+                raise self._refit_failure from error
+            self._refit_failure = None
             self._steps.append(RefitStep(self.current))
             self.current = dataclasses.replace(self.current, model=model, applied=applied)
             self.revision += 1
@@ -482,9 +560,11 @@ class Workspace:
         """
         async with self._lock:
             if revision is not None and revision != self.revision:
-                raise RequestError(409, "something has changed in the meantime", "look again, then undo")
+                raise RequestError(
+                    "changed-meanwhile", "something has changed in the meantime", "look again, then undo"
+                )
             if not self._steps:
-                raise RequestError(409, "there is nothing to undo")
+                raise RequestError("nothing-to-undo", "there is nothing to undo")
             step = self._steps[-1]
             match step:
                 case RefitStep(previous):
@@ -504,7 +584,7 @@ class Workspace:
             return
         data = self._corrected[sha256].read_file()
         correction = write_correction(self.folder, previous, data, sha256, self._corrected[sha256].suffix)
-        self._corrected[sha256] = CorrectedImage(correction, image.thumbnail, image.features)
+        self._corrected[sha256] = CorrectedImage(correction, len(data), image.thumbnail, image.features)
 
     def fit_command(self) -> str:
         """The command line that fits the model with its corrections, where the training images are."""

@@ -16,7 +16,7 @@ const thumbnails = new Map(); // hash of an image -> promise of a blob address
 
 class Refused extends Error {
   constructor(status, body) {
-    super(body.error || `the server answered ${status}`);
+    super(body.message || `the server answered ${status}`);
     this.status = status;
     this.body = body;
   }
@@ -31,7 +31,7 @@ async function call(method, path, body) {
   try {
     response = await fetch(path, { method, headers, body: body === undefined || raw ? body : JSON.stringify(body) });
   } catch {
-    throw new Refused(0, { error: "the server does not answer" });
+    throw new Refused(0, { message: "the server does not answer" });
   }
   if (response.status === 401) $("token-form").hidden = false;
   if (!response.ok) throw new Refused(response.status, await response.json().catch(() => ({})));
@@ -114,17 +114,34 @@ function showState() {
   $("corrections").replaceChildren(String(state.corrections), waiting);
   $("refit").disabled = busy || !state.refit.possible || !state.pending;
   $("undo").disabled = busy || !state.undo;
-  $("undo").title = state.undo ? `Undo: ${state.undo}` : "Nothing to undo";
+  $("undo").title = state.undo ? `Undo: ${state.undo} (${pluralize(state.undo_steps, "step")} back at most)` : "Nothing to undo";
   const notice = $("no-refit");
-  notice.hidden = state.refit.possible;
-  if (!state.refit.possible) {
+  const { failure } = state.refit;
+  notice.hidden = state.refit.possible && !failure;
+  if (failure) {
+    const details = failure.details ? ` (${failure.details.join("; ")})` : "";
+    notice.textContent = `The corrections are not in the model: ${failure.message}${details}. To mend it: ${failure.hint}.`;
+  } else if (!state.refit.possible) {
     notice.replaceChildren(
       `Refit is not possible here: ${state.refit.reason}. Corrections are kept; where the training images are, run`,
       element("code", { text: state.refit.command }),
     );
   }
+  showQuota();
   showRejection();
   showClasses();
+}
+
+// Said before the quota is used up, from four fifths on.
+const QUOTA_SHARE = 0.8;
+function showQuota() {
+  const { quota, corrections } = state;
+  const images = `${quota.images.toLocaleString("en")} corrections`;
+  const bytes = `${(quota.bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} MB`;
+  const used = `${corrections.toLocaleString("en")} of ${images} and ${(quota.used_bytes / 1e6).toFixed(1)} of ${bytes}`;
+  $("limits").textContent = `Up to ${images} (${bytes}) are kept; the last ${pluralize(state.limits.undo_steps, "step")} can be undone.`;
+  $("quota").hidden = corrections < QUOTA_SHARE * quota.images && quota.used_bytes < QUOTA_SHARE * quota.bytes;
+  $("quota").textContent = `${used} are used. When they are used up, ${quota.hint}.`;
 }
 
 function showRejection() {
@@ -418,10 +435,11 @@ function listen() {
     $("other-label").blur();
     label($("other-label").value);
   });
-  $("token-form").addEventListener("submit", (event) => { event.preventDefault(); start($("token").value.trim()); });
+  $("token-form").addEventListener("submit", (event) => { event.preventDefault(); start($("token").value.trim().split("#token=").pop()); });
 }
 
-// The token is the part of the address after "#", which browsers do not send; it is kept for this tab only.
+// The token is the part of the address after "#", which browsers do not send. It is kept for this tab only, and not as a
+// cookie: browsers send those to every port of a host, which may be the server of another user of the machine.
 function readTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) history.replaceState(null, "", location.pathname);
