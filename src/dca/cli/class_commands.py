@@ -116,12 +116,11 @@ def change_model(
     in_place = os.path.realpath(target) == os.path.realpath(model)
     if not in_place:
         require_free(target, overwrite=overwrite)
-    target = Path(os.path.realpath(target)) if in_place else target  # a link to a model stays a link
     with exclusive_lock(target):
         old = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
         with showing(quiet=quiet) as progress:
             new = change(old, progress)
-        checkpoint.save_model(target, new.method_, new._to_record(), new.gallery(), keep_others=in_place)
+        checkpoint.save_model(target, new.method_, new._to_record(), new.gallery())
     print_change(new, model if in_place else target, as_json=as_json)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ from dca.core.files import (
     atomic_folder,
     encode_utf8,
     explain_write_errors,
+    is_abandoned,
     json_digest,
+    link_tree,
     read_json,
+    restore_folder,
     write_bytes,
     write_json,
 )
@@ -75,37 +77,39 @@ def _hash_classes(raw: dict[str, Any]) -> str:
     return json_digest([raw["problem"], raw["labels"]])
 
 
-def save_model(
-    target: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None, *, keep_others: bool = False
-) -> None:
+def save_model(target: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None) -> None:
     """Write a complete model folder to `target`; an existing model is replaced, anything else is refused.
 
-    Corrections of the existing model are kept. keep_others: whether files in the folder that no model has are kept.
+    What the user keeps in the folder of the existing model stays: corrections, and files that no model has.
     """
     require_replaceable(target)
     with atomic_folder(target) as folder:
         write(folder, method, record, gallery)
-        carry_over_corrections(target, folder)
-        if keep_others and target.is_dir():
-            _copy_others(target, folder)
+        carry_over(target, folder)
 
 
-def _copy_others(source: Path, target: Path) -> None:
-    """Copy what is not a file of a model, such as notes and charts."""
-    with explain_write_errors(target):
-        for path in source.iterdir():
-            if path.name in FILES:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.copytree(path, target / path.name, symlinks=True)
-            else:
-                shutil.copy2(path, target / path.name, follow_symlinks=False)
+def carry_over(old: Path, new: Path) -> None:
+    """Put what the user keeps in the model folder `old` into `new`, which is to replace it.
+
+    That is the corrections, and what is not a file of a model, such as notes. What an attempt that was killed has put
+    into `new` is replaced.
+    """
+    carry_over_corrections(old, new)
+    with explain_write_errors(new):
+        for path in list_others(old) if old.is_dir() else ():
+            link_tree(path, new / path.name)
+
+
+def list_others(folder: Path) -> list[Path]:
+    """What is in a folder and is not a file of a model, nor an unfinished one of a process that has ended."""
+    return [path for path in folder.iterdir() if path.name not in FILES and not is_abandoned(path.name)]
 
 
 def require_replaceable(target: Path) -> None:
     """Raise if `target` is not a name for a folder, or holds something other than a model."""
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is not a name for a new folder", hint=choose_output())
+    restore_folder(target)
     with explain_write_errors(target):
         if target.is_dir() and any(target.iterdir()) and not holds_model(target):
             raise UserError(f"{target} exists and is not a dca model", hint=choose_output())
@@ -172,6 +176,7 @@ def _find_method(folder: Path, raw: dict[str, Any]) -> type[Method]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder, if this version can read it."""
+    restore_folder(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such model folder", hint=fit_first())
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
