@@ -25,7 +25,7 @@ from dca.model.gallery import GALLERY
 
 # The hub's client uses an argument of its HTTP library that is going to be renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-SENT = {"config.json", "model.safetensors", "README.md"}
+SENT = {"manifest.json", "config.json", "model.safetensors", "README.md"}
 
 
 @pytest.fixture

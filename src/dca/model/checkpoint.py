@@ -1,13 +1,15 @@
 """A model folder: config.json (`ModelRecord`), model.safetensors and a model card, without backbone weights.
 
 A folder is written under another name and renamed when it is complete. It is read with checks of every field, of the
-hashes of weights and classes, and of the backbone.
+backbone, and of the manifest: `manifest.json` has the hash of every file that decides what the model predicts or says
+of itself (`MANIFESTED`), and its own. The others are the user's to change: the card, the page, plots, notes,
+corrections.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +39,19 @@ from dca.methods.base import Method
 from dca.methods.registry import get_method
 from dca.model.card import model_card
 from dca.model.gallery import GALLERY, Gallery
-from dca.model.records import FORMAT, LIBRARY, Hashes, ModelRecord, record_problems
+from dca.model.records import FORMAT, LIBRARY, ModelRecord, record_problems
 from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
 
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+MANIFEST = "manifest.json"
+# The files whose hashes are in the manifest, as far as the model has them.
+MANIFESTED = (CONFIG, WEIGHTS, GALLERY, SPEC, RESULT)
 # The folder of plots of how the model did, and its page.
 PLOTS, REPORT = "plots", "report.html"
 # Everything that a model folder, finished or not, may hold.
 FILES = frozenset({
-    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
+    *(CONFIG, WEIGHTS, MANIFEST, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
 })  # fmt: skip
 PARTIAL = ".partial"
 
@@ -62,19 +67,53 @@ def hash_weights(method: Method) -> str:
 
 
 def write(folder: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None) -> None:
-    """Write a model's files into an existing folder, which is renamed when it is complete."""
-    weights = serialize_weights(method)
-    sha256 = Hashes(hashlib.sha256(weights).hexdigest(), _hash_classes(record.to_dict()))
-    write_bytes(folder / WEIGHTS, weights)
+    """Write a model's files, but for the manifest, into an existing folder, which is renamed when it is complete."""
+    write_bytes(folder / WEIGHTS, serialize_weights(method))
     write_bytes(folder / CARD, encode_utf8(model_card(record)))
+    (folder / GALLERY).unlink(missing_ok=True)  # of an attempt that was killed
     if gallery is not None:
         gallery.write(folder)
-    write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
+    write_json(folder / CONFIG, record.to_dict())
 
 
-def _hash_classes(raw: dict[str, Any]) -> str:
-    """Hash of the problem and the labels of a `config.json`."""
-    return json_digest([raw["problem"], raw["labels"]])
+def write_manifest(folder: Path) -> None:
+    """Write the hashes of a model's files, when all of them are written."""
+    hashes = {name: _hash_file(folder / name) for name in MANIFESTED if (folder / name).is_file()}
+    write_json(folder / MANIFEST, {"files": hashes, "sha256": json_digest(hashes)})
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_intact(folder: Path, names: Sequence[str] = MANIFESTED) -> None:
+    """Raise if a file of a model is not, byte for byte, the one that was written with the others.
+
+    A file that is missing is no error here: models are copied without galleries and records of runs.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} is not complete: {MANIFEST} missing", hint=_COPY_AGAIN)
+    raw = read_json(path, hint=_COPY_AGAIN)
+    hashes = raw.get("files")
+    if not isinstance(hashes, dict) or raw != {"files": hashes, "sha256": json_digest(hashes)}:
+        raise _changed_error(path)
+    for name in names:
+        if not (folder / name).is_file():
+            continue
+        if name not in hashes:
+            hint = ["delete it, or move it elsewhere", _COPY_AGAIN]
+            raise UserError(f"{folder / name} is of another model: {MANIFEST} does not name it", hint=hint)
+        if hashes[name] != _hash_file(folder / name):
+            raise _changed_error(folder / name)
+
+
+def load_gallery(folder: Path) -> Gallery | None:
+    """The gallery of a model folder; None if it has none. Raises if the file is damaged, or of another model."""
+    gallery = Gallery.load(folder)
+    require_intact(folder, [GALLERY])
+    return gallery
 
 
 def save_model(target: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None) -> None:
@@ -85,6 +124,7 @@ def save_model(target: Path, method: Method, record: ModelRecord, gallery: Galle
     require_replaceable(target)
     with atomic_folder(target) as folder:
         write(folder, method, record, gallery)
+        write_manifest(folder)
         carry_over(target, folder)
 
 
@@ -151,14 +191,15 @@ def read_record(folder: Path) -> ModelRecord:
             kind.parse_options(values)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
-    if raw["sha256"]["classes"] != _hash_classes(raw):
-        raise _changed_error(folder / CONFIG, "the list of classes")
+    require_intact(folder, [CONFIG])
     return ModelRecord.from_dict(raw)
 
 
-def _changed_error(path: Path, what: str) -> UserError:
-    hint = "copy the model again from a complete copy, or fit again"
-    return UserError(f"{path}: {what} has changed since it was written", hint=hint)
+_COPY_AGAIN = "copy the model again from a complete copy, or fit again"
+
+
+def _changed_error(path: Path) -> UserError:
+    return UserError(f"{path}: its content has changed since it was written", hint=_COPY_AGAIN)
 
 
 def _find_method(folder: Path, raw: dict[str, Any]) -> type[Method]:
@@ -205,14 +246,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def require_intact_weights(folder: Path, record: ModelRecord) -> None:
-    """Raise if the weights are not, byte for byte, those that were written with the record."""
-    with (folder / WEIGHTS).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if record.sha256.weights != found:
-        raise _changed_error(folder / WEIGHTS, "its content")
-
-
 def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
     """The method of a model folder on its backbone, sealed; raises for another backbone."""
     require_same_backbone(folder, record, clip)
@@ -225,7 +258,7 @@ def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
     method.temperature = record.temperature
-    require_intact_weights(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
+    require_intact(folder, [WEIGHTS])  # checked last: an error about a tensor is more useful than a hash mismatch
     return method
 
 

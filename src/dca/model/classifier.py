@@ -927,7 +927,7 @@ class Classifier:
         model._adopt(checkpoint.load_model(path, record, clip), session, record.labels)
         model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
         model.other_images_ = record.other_images
-        model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, Gallery.load(path)
+        model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, checkpoint.load_gallery(path)
         return model
 
     def __getstate__(self) -> dict[str, Any]:

@@ -356,14 +356,6 @@ class FitArguments:
 
 
 @dataclass(frozen=True)
-class Hashes:
-    """SHA-256 of the weights, and of problem and labels, as they were written; "" before."""
-
-    weights: str = ""
-    classes: str = ""
-
-
-@dataclass(frozen=True)
 class ModelRecord:
     """Everything about a model except its tensors.
 
@@ -378,7 +370,6 @@ class ModelRecord:
         other_images: Images of none of the classes that it has learned from.
         results: Figures of the fit.
         lineage: Changes of its classes and its head since the fit.
-        sha256: Hashes of what was written.
         package: Top module of the method's code if it is not `dca`, else "".
         temperature: `classify` returns softmax(log p / temperature).
         estimate: The estimated accuracy; None if it was not estimated.
@@ -394,7 +385,6 @@ class ModelRecord:
     other_images: tuple[ImageId, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
     lineage: tuple[Change, ...] = ()
-    sha256: Hashes = field(default_factory=Hashes)
     package: str = ""
     temperature: float = 1.0
     estimate: Estimate | None = None
@@ -415,7 +405,6 @@ class ModelRecord:
             "other_images": [dataclasses.asdict(image) for image in self.other_images],
             "results": self.results,
             "lineage": [change.to_dict() for change in self.lineage],
-            "sha256": dataclasses.asdict(self.sha256),
             "package": self.package,
             "temperature": self.temperature,
             "estimate": self.estimate.to_dict() if self.estimate else {},
@@ -435,7 +424,6 @@ class ModelRecord:
             other_images=tuple(ImageId(image["name"], image["sha256"]) for image in raw["other_images"]),
             results=raw["results"],
             lineage=tuple(map(Change.from_dict, raw["lineage"])),
-            sha256=Hashes(**raw["sha256"]),
             package=raw["package"],
             temperature=raw["temperature"],
             estimate=Estimate.from_dict(raw["estimate"]) if raw["estimate"] else None,
@@ -456,7 +444,6 @@ _FIELDS = (
     ("other_images", list, "array"),
     ("results", dict, "object"),
     ("lineage", list, "array"),
-    ("sha256", dict, "object"),
     ("package", str, "string"),
     ("temperature", float, "number"),
     ("estimate", dict, "object"),
@@ -472,7 +459,6 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
     return [
         *_problem_faults(raw["problem"], raw["labels"]),
         *_type_faults("backbone", raw["backbone"], {"source": str, "digest": str, "config": dict, "preprocess": dict}),
-        *_type_faults("sha256", raw["sha256"], {"weights": str, "classes": str}),
         *_fit_argument_faults(raw["fit_arguments"]),
         *_training_image_faults(raw["training_images"]),
         *_other_image_faults(raw["other_images"]),

@@ -144,10 +144,10 @@ class RunFolder:
         try:
             differing = compare_identities(self._identity(self.target), identity)
             if not differing:
-                record = checkpoint.read_record(self.target)
+                checkpoint.read_record(self.target)
                 checkpoint.read_tensors(self.target)
-                checkpoint.require_intact_weights(self.target, record)
                 result = _read_result(self.target / RESULT)
+                checkpoint.require_intact(self.target)
         except UserError as error:
             hint: Hint = ["copy it again from where it was whole", allow_overwrite()]
             problem = f"a finished model, but damaged: {error.problem}"
