@@ -257,6 +257,14 @@ class Journal:
         self._file.close()
 
 
+def drop_finished_journal(output: Path) -> None:
+    """Delete the rows that a call left when it was killed after it had written the output from them."""
+    journal = output.with_name(output.name + SUFFIX)
+    # Rows of a later call, which is to replace the output, are newer.
+    if journal.is_file() and journal.stat().st_mtime_ns <= output.stat().st_mtime_ns:
+        journal.unlink()
+
+
 def _is_row(line: bytes) -> bool:
     """Whether a line is a whole JSON object."""
     if not line.endswith(b"\n"):
