@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from dca.backbones.clip import CLIP
 from dca.backbones.sources import find_backbone
+from dca.backbones.state_dict import read_safetensors
 from dca.core.errors import UserError
 from dca.core.files import (
     atomic_folder,
@@ -237,13 +237,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The model's tensors."""
-    try:
-        return load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        raise UserError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({error})",
-            hint="copy it again, or fit again",
-        ) from None
+    return read_safetensors(folder / WEIGHTS, hint="copy it again, or fit again")
 
 
 def load_model(folder: Path, record: ModelRecord, clip: CLIP) -> Method:

@@ -1011,7 +1011,7 @@ class Classifier:
         texts = [str(label)] if words is None else [str(label), words]
         if faults := unreadable_names(texts):
             details = sorted(set(faults))
-            raise UserError("a class name that is no text", details=details, hint="give it a name to read")
+            raise UserError("a name that a class cannot have", details=details, hint="give it another name")
         names = self._require_fitted().problem.names
         for index, (known, name) in enumerate(zip(self.classes_.tolist(), names, strict=True)):
             clash = normalize_name(str(label)) == normalize_name(str(known)) or (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import dca
 from dca.backbones.clip import CLIP
-from dca.core.text import percent, pluralize
+from dca.core.text import name_fault, percent, pluralize
 from dca.datasets.dataset import LabelledImage
 from dca.images.decode import ImageLike, StoredImage
 from dca.methods.base import Problem
@@ -487,6 +486,7 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
         faults.append("problem.names: at least two names expected")
     else:
         faults += [f"problem.names: {fault}" for fault in unreadable_names(names)]
+        faults += [f"labels: {fault}" for fault in unreadable_names(map(str, labels))]
         if len(labels) != len(names):
             faults.append(f"labels: {len(names)} expected, one per class name")
     faults += [f"labels: {label!r} is not text or a number" for label in labels if type(label) not in _LABEL_TYPES]
@@ -495,13 +495,9 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
     return faults + _type_faults("problem", others, kinds)
 
 
-def unreadable_names(names: Sequence[str]) -> list[str]:
-    """One line per class name that is empty or holds control characters or broken Unicode."""
-    return [
-        f"{name!r} is not a readable name"
-        for name in names
-        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
-    ]
+def unreadable_names(names: Iterable[str]) -> list[str]:
+    """One line per name or label of a class that cannot be one (`name_fault`)."""
+    return [fault for fault in dict.fromkeys(map(name_fault, names)) if fault]
 
 
 def _fit_argument_faults(arguments: dict[str, Any]) -> list[str]:
