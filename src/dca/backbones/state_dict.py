@@ -72,7 +72,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: If the file is damaged, or needs code to be read.
     """
-    state = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
+    state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
     state = state.get("state_dict", state)
     if not isinstance(state, dict):
         raise UserError(f"{path}: its state_dict is a {type(state).__name__}, not tensors by name")

@@ -17,6 +17,7 @@ from dca.cli.common import LazyGroup, VisibleFormatter, print_lines
 from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.errors import UserError
 from dca.core.hints import Hint, set_option
+from dca.core.questions import asking
 from dca.core.text import make_visible
 
 # name -> (module with an attribute `command`, or module:attribute; what it does)
@@ -82,7 +83,8 @@ def main(args: list[str] | None = None) -> int:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
-        code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
+        with asking(ask_on_terminal):
+            code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
     except click.ClickException as error:
         show_usage_error(error, arguments)
         return 2
@@ -97,6 +99,11 @@ def main(args: list[str] | None = None) -> int:
         print_lines(*text.splitlines(), err=True)
         return 2
     return code if isinstance(code, int) else 0
+
+
+def ask_on_terminal(question: str) -> bool:
+    """Ask the user on the terminal; False where there is none."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(make_visible(question), err=True)
 
 
 def show_usage_error(error: click.ClickException, arguments: list[str]) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dca.backbones.clip import CLIP
-from dca.backbones.sources import find_backbone
+from dca.backbones.sources import find_backbone, require_permission
 from dca.backbones.state_dict import read_safetensors
 from dca.core.errors import UserError
 from dca.core.files import (
@@ -278,6 +278,7 @@ def load_backbone(
     if given is not None:
         return given, session.load_backbone(given, precision)
     source = find_backbone(source=record.backbone.source, digest=record.backbone.digest)
+    require_permission(source, folder)
     try:
         return source, session.load_backbone(source, precision)
     except UserError as error:
