@@ -34,7 +34,12 @@ def test_a_class_is_added_in_place(dca: Any, model: Path, zebras: Path):
         "its accuracy is not known any more",
         f"next  dca eval {model} FOLDER",
     ]
-    assert sorted(path.name for path in model.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in model.iterdir()) == [
+        "README.md",
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    ]
     assert sorted(path.name for path in model.parent.iterdir()) == ["model.dca", "zoo"], "nothing else is left"
     record = read_record(model)
     assert record.labels[-1] == "zebra"

@@ -3,14 +3,30 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from dca.core import files
 from dca.core.errors import UserError
-from dca.core.files import atomic_replace, exclusive_lock, json_digest, read_json, write_bytes, write_json
+from dca.core.files import (
+    atomic_folder,
+    atomic_replace,
+    exchange,
+    exclusive_lock,
+    json_digest,
+    link_tree,
+    read_json,
+    restore_folder,
+    write_bytes,
+    write_json,
+)
 from helpers.processes import start_process
 
 
@@ -63,12 +79,161 @@ def test_a_file_that_is_not_there_is_said_in_words(tmp_path: Path):
     assert str(caught.value) == f"{tmp_path / 'a.json'}: cannot be read (No such file or directory)\n  fix: make one"
 
 
+def make_folder(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(content)
+    return path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """All files below a folder, also hidden ones, with what is in them; empty folders with "/"."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text() if path.is_file() else "/"
+        for path in folder.rglob("*")
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+@pytest.fixture(params=["exchange", "two renames"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to replace a folder: the system can exchange two names, or it cannot."""
+    if request.param == "two renames":
+        monkeypatch.setattr(files, "exchange", lambda *_: False)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
 def test_a_folder_is_replaced_as_a_whole(tmp_path: Path):
-    for name, file in (("made", "new"), ("target", "old")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).touch()
-    atomic_replace(tmp_path / "made", tmp_path / "target")
-    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")] == ["target", "target/new"]
+    atomic_replace(make_folder(tmp_path / "made", "new"), make_folder(tmp_path / "target", "old"))
+    assert contents(tmp_path) == {"target/file": "new"}
+    with atomic_folder(tmp_path / "target") as folder:
+        (folder / "other").write_text("newer")
+    assert contents(tmp_path) == {"target/other": "newer"}
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that exchanges names")
+def test_names_are_exchanged(tmp_path: Path):
+    one, other = make_folder(tmp_path / "one", "1"), make_folder(tmp_path / "other", "2")
+    if not exchange(one, other):
+        pytest.skip("this file system cannot exchange names")
+    assert contents(tmp_path) == {"one/file": "2", "other/file": "1"}
+    with pytest.raises(FileNotFoundError):
+        exchange(one, tmp_path / "nothing")
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that exchanges names")
+def test_there_is_a_folder_at_every_moment(tmp_path: Path):
+    target, stop, missed = make_folder(tmp_path / "target", "0"), threading.Event(), list[int]()
+    if not exchange(target, make_folder(tmp_path / "other", "0")):
+        pytest.skip("this file system cannot exchange names")
+
+    def look() -> None:
+        while not stop.is_set():
+            missed.append(0 if (target / "file").is_file() else 1)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for n in range(200):
+        with atomic_folder(target) as folder:
+            (folder / "file").write_text(str(n))
+    stop.set()
+    reader.join()
+    assert len(missed) > 200
+    assert sum(missed) == 0
+
+
+@pytest.mark.usefixtures("way")
+def test_a_replacement_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made, target = make_folder(tmp_path / "made", "new"), make_folder(tmp_path / "target", "old")
+    replace, calls = os.replace, list[str]()
+
+    def fail_at_the_target(source: Path, name: Path) -> None:
+        calls.append(Path(source).name)
+        if Path(name) == target and Path(source).name == ".target.new":
+            refuse()
+        replace(source, name)
+
+    monkeypatch.setattr(os, "replace", fail_at_the_target)
+    if files.exchange is exchange:
+        monkeypatch.setattr(files, "exchange", refuse)
+    with pytest.raises(UserError, match="target: cannot be written"):
+        atomic_replace(made, target)
+    assert ".target.new" in calls
+    assert contents(tmp_path) == {"made/file": "new", "target/file": "old"}
+
+
+def test_a_folder_that_a_killed_process_moved_aside_is_put_back(tmp_path: Path):
+    for find in (restore_folder, lambda target: exclusive_lock(target).__enter__()):
+        make_folder(tmp_path / ".target.old", "old")
+        make_folder(tmp_path / ".target.new", "new")
+        find(tmp_path / "target")
+        assert (tmp_path / "target" / "file").read_text() == "old"
+        assert not list(tmp_path.glob(".target.[no]*"))
+        shutil.rmtree(tmp_path / "target")
+
+
+def test_what_a_killed_process_left_is_removed_under_the_lock(tmp_path: Path):
+    for name, content in (("target", "now"), (".target.old", "before"), (".target.new", "half")):
+        make_folder(tmp_path / name, content)
+    (tmp_path / "target" / "corrections").mkdir()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = [f".file.{files._host()}-{number}-0.new" for number in (dead.pid, os.getpid())]
+    for folder in ("target", "target/corrections"):
+        for name in left:
+            (tmp_path / folder / name).write_text("half")
+    (tmp_path / f".target.{files._host()}-{dead.pid}-3.new").write_text("half")
+    (tmp_path / f".target.00000000-{dead.pid}-3.new").write_text("of another machine")
+    with exclusive_lock(tmp_path / "target"):
+        pass
+    assert contents(tmp_path) == {
+        "target/file": "now",
+        f"target/{left[1]}": "half",
+        f"target/corrections/{left[1]}": "half",
+        f".target.00000000-{dead.pid}-3.new": "of another machine",
+    }
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path):
+    make_folder(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with atomic_folder(tmp_path / "link") as folder:
+        (folder / "file").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize(("mask", "file", "folder"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755), (0, 0o666, 0o777)])
+def test_permissions_are_those_of_the_umask(tmp_path: Path, mask: int, file: int, folder: int):
+    with umask(mask), atomic_folder(tmp_path / "target") as unfinished:
+        write_bytes(unfinished / "file", b"x")
+    assert (tmp_path / "target").stat().st_mode & 0o777 == folder
+    assert (tmp_path / "target" / "file").stat().st_mode & 0o777 == file
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_tree_is_linked_or_else_copied(tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch):
+    source = make_folder(tmp_path / "source", "mine")
+    (source / "link").symlink_to("file")
+    make_folder(tmp_path / "target", "of an attempt that was killed")
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    link_tree(source, tmp_path / "target")
+    link_tree(source / "file", tmp_path / "target" / "again")
+    assert contents(tmp_path / "target") == {"file": "mine", "link": "mine", "again": "mine"}
+    assert (tmp_path / "target" / "link").is_symlink()
+    assert (source / "file").samefile(tmp_path / "target" / "file") == links
 
 
 def test_a_digest_depends_on_content_and_not_on_order():

@@ -28,6 +28,8 @@ from dca.model import checkpoint
 from dca.model.card import model_card
 from dca.model.classifier import Classifier
 from dca.model.records import TrainingImage
+from dca.runs.run import run
+from dca.runs.spec import FitSpec
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -57,12 +59,7 @@ def edit_tensors(model: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -
 
 def resign(model: Path) -> None:
     """Make the hashes of a changed model its own, so that what they protect is looked at itself."""
-    weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
-
-    def edit(raw: dict[str, Any]) -> None:
-        raw["sha256"] = {"weights": weights, "classes": checkpoint._hash_classes(raw)}
-
-    edit_config(model, edit)
+    checkpoint.write_manifest(model)
 
 
 def refusal(model: Path, clip: CLIP) -> UserError:
@@ -144,6 +141,7 @@ def test_a_model_whose_backbone_is_gone_says_how_to_name_it(
 ):
     monkeypatch.setenv("DCA_CACHE", str(tmp_path / "of another machine"))
     edit_config(model, lambda raw: raw["backbone"].update(source="/moved/away"))
+    resign(model)
     with pytest.raises(UserError, match="/moved/away") as caught:
         Classifier.from_pretrained(model)
     assert "--backbone PLACE" in caught.value.render("cli")
@@ -328,7 +326,6 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw["options"].update(seed=1), "unknown option 'seed'"),
         (lambda raw: raw["options"].update(n_prompts="4"), "n_prompts='4': int expected"),
         (lambda raw: raw["options"].update(n_prompts=10**9), "n_prompts=1000000000: at most"),
-        (lambda raw: raw["options"].update(n_prompts=5), "text.contexts.4"),
         (lambda raw: raw["options"].update(visual_tokens=10**12), "visual_tokens=1000000000000: at most"),
         (lambda raw: raw["options"].update(gamma1=float("nan")), "gamma1=nan: a finite number"),
         (lambda raw: raw["options"].update(test_metric="taxi"), "test_metric=taxi: one of"),
@@ -347,9 +344,9 @@ def test_a_config_that_is_no_text_is_refused(model: Path, own_clip: CLIP):
         (lambda raw: raw.update(estimate={"how": "by ear"}), "estimate.accuracy: another type expected"),
         (lambda raw: raw["training_images"][0].update(held_out={"predicted": 1}), "predicted, probability and own"),
         (lambda raw: raw.update(format=0), "its format is 0"),
-        (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "the list of classes has changed"),
-        (lambda raw: raw["problem"]["names"].reverse(), "the list of classes has changed"),
-        (lambda raw: raw.update(sha256="0"), "sha256: a JSON object expected"),
+        (lambda raw: raw["problem"]["names"].__setitem__(0, "moth"), "config.json: its content has changed"),
+        (lambda raw: raw["problem"]["names"].reverse(), "config.json: its content has changed"),
+        (lambda raw: raw["options"].update(gamma1=501.0), "config.json: its content has changed"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\ud800"), "is not a readable name"),
         (lambda raw: raw["problem"]["names"].__setitem__(0, "\x1b[2J"), "is not a readable name"),
         (lambda raw: raw["problem"].update(shots=2.5), "problem.shots: a whole number expected"),
@@ -367,6 +364,91 @@ def test_a_config_with_wrong_content_is_refused_with_the_place(model: Path, own_
     assert part in str(refusal(model, own_clip))
 
 
+def test_options_that_are_not_those_of_the_tensors_are_refused_with_the_place(model: Path, own_clip: CLIP):
+    edit_config(model, lambda raw: raw["options"].update(n_prompts=5))
+    resign(model)
+    assert "text.contexts.4" in str(refusal(model, own_clip))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, photos: Path, tiny_folder: Path) -> Path:
+    """A finished run with all files that a manifest names."""
+    spec = FitSpec(data=str(photos), method="closed_form", shots=2, backbone=str(tiny_folder), options={})
+    return run(spec, tmp_path_factory.mktemp("whole") / "photos.dca", gallery=True).folder
+
+
+def test_the_manifest_names_what_decides_and_nothing_else(whole: Path):
+    named = json.loads((whole / "manifest.json").read_text())["files"]
+    assert set(named) == set(checkpoint.MANIFESTED)
+    assert all(hashlib.sha256((whole / name).read_bytes()).hexdigest() == sha256 for name, sha256 in named.items())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "gallery.safetensors", "manifest.json"])
+def test_a_changed_file_is_refused_by_name_wherever_it_changed(whole: Path, own_clip: CLIP, tmp_path: Path, name: str):
+    size = (whole / name).stat().st_size
+    for n, place in enumerate([*range(0, size, size // 8), size - 1]):
+        model = Path(shutil.copytree(whole, tmp_path / str(n)))
+        flip(model / name, place)
+        error = refusal(model, own_clip)
+        assert str(model / name) in str(error)
+        assert error.hint
+
+
+def test_a_changed_option_is_refused(whole: Path, own_clip: CLIP, tmp_path: Path):
+    model = Path(shutil.copytree(whole, tmp_path / "model.dca"))
+    config = json.loads((model / "config.json").read_text())
+    config["temperature"] *= 2
+    (model / "config.json").write_text(json.dumps(config, indent=2))
+    error = refusal(model, own_clip)
+    assert error.problem == f"{model / 'config.json'}: its content has changed since it was written"
+    assert error.hint == "copy the model again from a complete copy, or fit again"
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json"])
+def test_a_changed_record_of_a_run_is_not_taken_for_a_finished_run(whole: Path, tmp_path: Path, name: str):
+    model = Path(shutil.copytree(whole, tmp_path / "model.dca"))
+    checkpoint.require_intact(model)
+    (model / name).write_text((model / name).read_text() + " ")
+    with pytest.raises(UserError, match=f"{name}: its content has changed"):
+        checkpoint.require_intact(model)
+
+
+def test_a_manifest_in_which_a_hash_was_changed_is_refused(whole: Path, own_clip: CLIP, tmp_path: Path):
+    model = Path(shutil.copytree(whole, tmp_path / "model.dca"))
+    flip(model / "gallery.safetensors", -1)
+    raw = json.loads((model / "manifest.json").read_text())
+    raw["files"]["gallery.safetensors"] = hashlib.sha256((model / "gallery.safetensors").read_bytes()).hexdigest()
+    (model / "manifest.json").write_text(json.dumps(raw))
+    assert "manifest.json: its content has changed" in refusal(model, own_clip).problem
+    (model / "manifest.json").unlink()
+    assert "manifest.json missing" in refusal(model, own_clip).problem
+
+
+def test_files_of_the_user_and_files_that_were_left_out_are_no_change(whole: Path, own_clip: CLIP, tmp_path: Path):
+    model = Path(shutil.copytree(whole, tmp_path / "model.dca"))
+    (model / "README.md").write_text("My own words")
+    (model / "notes.txt").write_text("mine")
+    for name in ("gallery.safetensors", "result.json", "spec.json"):
+        (model / name).unlink()
+    assert Classifier.from_pretrained(model, backbone=own_clip).gallery_ is None
+
+
+def test_a_gallery_of_another_model_is_refused(whole: Path, own_clip: CLIP, tmp_path: Path):
+    other = Path(shutil.copytree(whole, tmp_path / "other.dca"))
+    (other / "gallery.safetensors").unlink()
+    checkpoint.write_manifest(other)
+    shutil.copy(whole / "gallery.safetensors", other)
+    error = refusal(other, own_clip)
+    assert "gallery.safetensors is of another model" in error.problem
+    assert "delete it" in error.hint
+
+
 def test_a_method_that_is_not_installed_is_named_with_model_and_package(model: Path, own_clip: CLIP):
     edit_config(model, lambda raw: raw.update(method="task_res", package="dca_task_res"))
     told = refusal(model, own_clip)
@@ -378,6 +460,7 @@ def test_a_method_that_is_not_installed_is_named_with_model_and_package(model: P
 
 def test_options_left_out_of_a_config_are_settled_as_at_the_fit(model: Path, own_clip: CLIP, fitted: Path):
     edit_config(model, lambda raw: [raw["options"].pop(name) for name in ("gamma1", "gamma2", "alpha")])
+    resign(model)
     picture = Image.new("RGB", (32, 32), "red")
     bare = Classifier.from_pretrained(model, backbone=own_clip).predict_proba(picture)
     assert (bare == Classifier.from_pretrained(fitted, backbone=own_clip).predict_proba(picture)).all()

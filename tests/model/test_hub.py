@@ -16,8 +16,9 @@ import pytest
 from hub_stand_in import TOKEN, Hub, stand_in
 from huggingface_hub import ModelCard, constants
 
-from conftest import Said, make_clip
+from conftest import Said, make_clip, save_hf
 from dca.core.errors import UserError
+from dca.core.questions import asking
 from dca.datasets.dataset import Dataset
 from dca.model import checkpoint, hub
 from dca.model.classifier import Classifier
@@ -25,7 +26,7 @@ from dca.model.gallery import GALLERY
 
 # The hub's client uses an argument of its HTTP library that is going to be renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-SENT = {"config.json", "model.safetensors", "README.md"}
+SENT = {"manifest.json", "config.json", "model.safetensors", "README.md"}
 
 
 @pytest.fixture
@@ -144,6 +145,57 @@ def test_only_the_files_of_a_model_are_fetched(there: Hub, model: Classifier) ->
     Classifier.from_pretrained("someone/photos", backbone=make_clip(), device="cpu")
     fetched = {line.rpartition("/")[2] for line in there.asked if "/resolve/" in line}
     assert fetched == SENT
+
+
+@pytest.fixture
+def stranger(there: Hub, model: Classifier, tmp_path: Path) -> Path:
+    """A model folder that names a backbone on the hub."""
+    clip = save_hf(make_clip(), tmp_path / "clip")
+    there.repos["someone/clip"] = [{path.name: path.read_bytes() for path in clip.iterdir()}]
+    model.save_pretrained(tmp_path / "stranger")
+    raw = json.loads((tmp_path / "stranger" / "config.json").read_text())
+    raw["backbone"]["source"] = "someone/clip"
+    (tmp_path / "stranger" / "config.json").write_text(json.dumps(raw))
+    checkpoint.write_manifest(tmp_path / "stranger")
+    there.asked.clear()
+    return tmp_path / "stranger"
+
+
+def test_a_backbone_that_only_a_model_names_is_not_fetched_unasked(
+    there: Hub, stranger: Path, dca: Callable[..., Said], sample: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="names the backbone someone/clip of the Hugging Face hub") as caught:
+        Classifier.from_pretrained(stranger, device="cpu")
+    assert "backbone='someone/clip'" in caught.value.hint
+    assert "DCA_ALLOW_DOWNLOADS=1" in caught.value.hint
+    told = dca("predict", stranger, tmp_path)
+    assert told.code == 2
+    with asking(lambda question: "someone/clip" not in question), pytest.raises(UserError, match="names the backbone"):
+        Classifier.from_pretrained(stranger, device="cpu")
+    assert there.asked == [], "nothing was asked of the hub"
+
+
+@pytest.mark.parametrize("way", ["argument", "variable", "answer"])
+def test_a_backbone_is_fetched_where_the_user_allows_it(
+    there: Hub, stranger: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = list[str]()
+
+    def ask(question: str) -> bool:
+        questions.append(question)
+        return way == "answer"
+
+    if way == "variable":
+        monkeypatch.setenv("DCA_ALLOW_DOWNLOADS", "1")
+    with asking(ask):
+        backbone = "someone/clip" if way == "argument" else None
+        loaded = Classifier.from_pretrained(stranger, backbone=backbone, device="cpu")
+    assert loaded.method_.clip.source == "someone/clip"
+    assert any("/someone/clip/resolve/" in line for line in there.asked)
+    wanted = f"{stranger} needs the backbone someone/clip: fetch it from the Hugging Face hub?"
+    assert questions == ([wanted] if way == "answer" else [])
+    monkeypatch.delenv("DCA_ALLOW_DOWNLOADS", raising=False)
+    Classifier.from_pretrained(stranger, device="cpu")  # on this machine already
 
 
 def test_a_wrong_token_is_an_error_with_a_way_out(there: Hub, model: Classifier) -> None:

@@ -28,7 +28,7 @@ from dca.training import loop, resume
 from helpers.processes import PATIENCE, start_process, wait_until
 
 EPOCHS = 3
-FILES = {"README.md", "config.json", "metrics.jsonl", "model.safetensors", "result.json", "spec.json"}
+FILES = {"manifest.json", "README.md", "config.json", "metrics.jsonl", "model.safetensors", "result.json", "spec.json"}
 # Two batches an epoch, so that an epoch can be left in its middle.
 OPTIONS = {"epochs": EPOCHS, "batch_size": 4, "warmup_epochs": 1}
 

@@ -8,6 +8,7 @@ longer exists, the user names the backbone.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import cache_folder, read_json, write_json
 from dca.core.hints import choose_backbone, combine
+from dca.core.questions import ask_user
 
 # The default, a pool of the encoders that come with an installation; and what is between the names of a pool.
 AUTO, SEPARATOR = "auto", ","
@@ -41,6 +43,8 @@ HUB_IDS = {
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
 }
 LOCATIONS_FILE = "backbones.json"
+# Environment variable that allows models to name what is fetched from the hub.
+ALLOW_DOWNLOADS = "DCA_ALLOW_DOWNLOADS"
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +186,42 @@ def find_backbone(source: str, digest: str) -> str | Path:
     if is_public_name(source):
         return source
     return recorded_location(digest) or source
+
+
+def require_permission(source: str | Path, named_by: Path) -> None:
+    """Raise if a stored model names a hub repository that would be fetched, and the user has not allowed that.
+
+    Repositories that this package names are allowed, and what is on this machine already.
+
+    Args:
+        source: What `find_backbone` returned.
+        named_by: The model folder.
+
+    Raises:
+        UserError: With the ways to allow it.
+    """
+    name = str(source)
+    if name in (MINI, *HUB_IDS) or Path(name).expanduser().exists() or not is_hub_id(name):
+        return
+    if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _is_cached(name):
+        return
+    if ask_user(f"{named_by} needs the backbone {name}: fetch it from the Hugging Face hub?"):
+        return
+    raise UserError(
+        f"{named_by} names the backbone {name} of the Hugging Face hub, which is not on this machine",
+        details=["a model from others decides what would be fetched, so you are to allow it"],
+        hint=[choose_backbone(name), f"set {ALLOW_DOWNLOADS}=1 for all models"],
+    )
+
+
+def _is_cached(repo: str) -> bool:
+    """Whether files of a hub repository are on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # what is no id is refused where it is looked for
+        return isinstance(try_to_load_from_cache(repo, "config.json"), str)
+    return False
 
 
 def record_location(digest: str, path: Path) -> None:

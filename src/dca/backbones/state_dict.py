@@ -21,8 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dca.core.errors import UserError
+from dca.core.hints import Hint
+from dca.core.text import format_bytes
 
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
+# Bytes in which a safetensors file may describe its tensors, about 10,000 of them: 400,000 would take 20 s to read.
+LARGEST_HEADER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -43,19 +47,32 @@ class TensorSource:
         return {n: (p.T if self.transposed else p).contiguous() for n, p in zip(self.names, parts, strict=True)}
 
 
+def read_safetensors(path: Path, hint: Hint = "") -> dict[str, Tensor]:
+    """Tensors of a safetensors file, by name.
+
+    Raises:
+        UserError: If the file is damaged, or describes more tensors than any model has; it carries `hint`.
+    """
+    try:
+        with path.open("rb") as file:
+            described = int.from_bytes(file.read(8), "little")
+        if LARGEST_HEADER < described <= path.stat().st_size:
+            raise UserError(
+                f"{path}: describes its tensors in {format_bytes(described)}; at most {format_bytes(LARGEST_HEADER)}",
+                hint=hint,
+            )
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})", hint=hint) from None
+
+
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name. Nothing in the file is ever executed.
 
     Raises:
         UserError: If the file is damaged, or needs code to be read.
     """
-    if path.suffix in PICKLE_SUFFIXES:
-        state = _read_pickle(path)
-    else:
-        try:
-            state = load_file(path)
-        except (SafetensorError, OSError, ValueError, MemoryError) as error:
-            raise UserError(f"{path}: not a readable safetensors file ({error})") from None
+    state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
     state = state.get("state_dict", state)
     if not isinstance(state, dict):
         raise UserError(f"{path}: its state_dict is a {type(state).__name__}, not tensors by name")

@@ -5,16 +5,20 @@ Commands are loaded when they are called, so that `dca --help` loads neither tor
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from traceback import format_exc
 
 import click
 
 import dca
-from dca.cli.common import LazyGroup
+from dca.cli.common import LazyGroup, VisibleFormatter, print_lines
 from dca.cli.pointers import only_nearest, unknown_command, unknown_option
 from dca.core.errors import UserError
 from dca.core.hints import Hint, set_option
+from dca.core.questions import asking
+from dca.core.text import make_visible
 
 # name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
@@ -76,31 +80,42 @@ def main(args: list[str] | None = None) -> int:
     else is a bug and shows its traceback.
     """
     arguments = sys.argv[1:] if args is None else args
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
     try:
-        code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
+        with asking(ask_on_terminal):
+            code = group.main(args=arguments, prog_name="dca", standalone_mode=False)
     except click.ClickException as error:
         show_usage_error(error, arguments)
         return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        print_lines("interrupted", err=True)
         return 130
     except Exception as error:
         message = message_of(error)
         if message is None:
             raise
-        click.echo(format_exc() if "--traceback" in arguments else f"error: {message}", err=True)
+        text = format_exc() if "--traceback" in arguments else f"error: {message}"
+        print_lines(*text.splitlines(), err=True)
         return 2
     return code if isinstance(code, int) else 0
+
+
+def ask_on_terminal(question: str) -> bool:
+    """Ask the user on the terminal; False where there is none."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(make_visible(question), err=True)
 
 
 def show_usage_error(error: click.ClickException, arguments: list[str]) -> None:
     """Print an error about the command line itself, with a suggestion."""
     if isinstance(error, click.NoSuchOption):
         if pointer := unknown_option(error, arguments):
-            click.echo(f"error: {pointer.render('cli')}", err=True)
+            print_lines(*f"error: {pointer.render('cli')}".splitlines(), err=True)
             return
         error = only_nearest(error)
-    error.show()
+    shown = io.StringIO()
+    error.show(shown)
+    print_lines(*shown.getvalue().rstrip("\n").split("\n"), err=True)
 
 
 def message_of(error: Exception) -> str | None:
@@ -108,7 +123,7 @@ def message_of(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return error.render("cli")
     if isinstance(error, OSError):
-        return f"{error.filename or 'the output'}: {error.strerror or error}"
+        return make_visible(f"{error.filename or 'the output'}: {error.strerror or error}")
     # By name: torch may not have been imported, and some of its allocators raise a plain RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "t allocate mem" in str(error):
         reason = str(error).partition("\n")[0] or "the system gave no reason"

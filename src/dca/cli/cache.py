@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from dca.cli.common import Group, emit, json_flag
+from dca.cli.common import Group, emit, json_flag, print_lines
 from dca.cli.tables import format_table
 from dca.core.text import format_bytes
 
@@ -38,7 +38,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         values = [asdict(space) for space in spaces]
         emit({"folder": str(store.folder), "bytes": total, "limit_bytes": store.limit, "spaces": values})
         return
-    click.echo(f"{store.folder}: {format_bytes(total)} of at most {format_bytes(store.limit)}")
+    print_lines(f"{store.folder}: {format_bytes(total)} of at most {format_bytes(store.limit)}")
     rows = [
         [
             space.name,
@@ -50,7 +50,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         for space in spaces
     ]
     for line in format_table(rows, align="lrr", indent=2):
-        click.echo(line)
+        print_lines(line)
 
 
 def describe_space(about: Mapping[str, object]) -> str:
@@ -89,4 +89,4 @@ def clear(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit({"folder": str(store.folder), "freed_bytes": freed})
     else:
-        click.echo(f"freed {format_bytes(freed)} in {store.folder}")
+        print_lines(f"freed {format_bytes(freed)} in {store.folder}")

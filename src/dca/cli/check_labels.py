@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import device_flags, emit, json_flag, quiet_flag, showing
+from dca.cli.common import device_flags, emit, json_flag, print_lines, quiet_flag, showing
 from dca.cli.tables import format_table
-from dca.core.text import percent, pluralize, to_printable
+from dca.core.text import percent, pluralize
 
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset
@@ -91,9 +91,9 @@ def command(
     if as_json:
         emit(to_json(check, data, odds, most, sheet))
         return
-    click.echo("\n".join(format_check(check, odds, most or MOST)))
+    print_lines(*format_check(check, odds, most or MOST))
     if plot is not None:
-        click.echo(f"wrote {plot}" if sheet else f"nothing to draw: {plot} is not written")
+        print_lines(f"wrote {plot}" if sheet else f"nothing to draw: {plot} is not written")
 
 
 def to_json(check: LabelCheck, data: str, odds: float, most: int | None, sheet: Path | None) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def format_check(check: LabelCheck, odds: float, most: int) -> list[str]:
     if check.not_checked:
         reason = "the only image of its class, or a copy of it, cannot be left out"
         lines.append(f"not checked: {pluralize(len(check.not_checked), 'image')} ({reason})")
-        lines += _cut_list(list(map(to_printable, check.not_checked)), MOST_UNCHECKED)
+        lines += _cut_list(check.not_checked, MOST_UNCHECKED)
     if doubtful:
         lines.append("These are candidates to look at, not facts: move a file only after looking at it.")
     return lines
@@ -135,19 +135,18 @@ def format_doubtful(rows: Sequence[DoubtfulLabel]) -> list[str]:
         return []
     cells = [["image", "given", "suggested", "probability", "of the given"]]
     for row in rows:
-        words = map(to_printable, (row.image, row.label, row.suggested))
-        cells.append([*words, f"{row.probability:.3f}", f"{row.own:.3f}"])
+        cells.append([row.image, row.label, row.suggested, f"{row.probability:.3f}", f"{row.own:.3f}"])
     return format_table(cells, indent=2)
 
 
-def _cut_list(lines: list[str], most: int) -> list[str]:
+def _cut_list(lines: Sequence[str], most: int) -> list[str]:
     """At most `most` lines, indented; a last line says how many more there are."""
     rest = [f"  and {len(lines) - most:,} more; --json has all of them"] if len(lines) > most else []
     return [*(f"  {line}" for line in lines[:most]), *rest]
 
 
 def _join_pair(pair: tuple[str, str]) -> str:
-    return " ~ ".join(map(to_printable, pair))
+    return " ~ ".join(pair)
 
 
 def draw_sheet(check: LabelCheck, dataset: Dataset, path: Path, most: int) -> None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dca.cli.common import backbone_of_model, device_flags, emit, json_flag, overwrite_flag, quiet_flag, showing
+from dca.cli.common import (
+    backbone_of_model,
+    device_flags,
+    emit,
+    json_flag,
+    overwrite_flag,
+    print_lines,
+    quiet_flag,
+    showing,
+)
 from dca.core.errors import UserError
 from dca.core.hints import allow_overwrite, choose_output
 from dca.core.text import pluralize
@@ -116,12 +125,11 @@ def change_model(
     in_place = os.path.realpath(target) == os.path.realpath(model)
     if not in_place:
         require_free(target, overwrite=overwrite)
-    target = Path(os.path.realpath(target)) if in_place else target  # a link to a model stays a link
     with exclusive_lock(target):
         old = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
         with showing(quiet=quiet) as progress:
             new = change(old, progress)
-        checkpoint.save_model(target, new.method_, new._to_record(), new.gallery(), keep_others=in_place)
+        checkpoint.save_model(target, new.method_, new._to_record(), new.gallery())
     print_change(new, model if in_place else target, as_json=as_json)
 
 
@@ -142,9 +150,9 @@ def print_change(model: Classifier, folder: Path, *, as_json: bool) -> None:
     if as_json:
         emit({"model": str(folder), **change.to_dict(), "classes": labels})
         return
-    click.echo(f"{folder}: {change}; {pluralize(len(labels), 'class')}")
+    print_lines(f"{folder}: {change}; {pluralize(len(labels), 'class')}")
     if isinstance(change, ClassAdded) and not change.images:
-        click.echo("  no images: the class is known by its name only")
+        print_lines("  no images: the class is known by its name only")
     if change.before.results is not None:
-        click.echo("its accuracy is not known any more")
-        click.echo(f"next  dca eval {shlex.quote(str(folder))} FOLDER")
+        print_lines("its accuracy is not known any more")
+        print_lines(f"next  dca eval {shlex.quote(str(folder))} FOLDER")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dca.core.errors import UserError, unknown_name
+from dca.core.text import invisible_characters, make_visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -161,17 +163,32 @@ def say_how_to_plot() -> None:
     from dca.plots.style import can_draw
 
     if not can_draw():
-        click.echo("no plots of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True)
+        print_lines("no plots of the mistakes and the accuracy: pip install 'dca-prompt[report]' draws them", err=True)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print warnings on stderr, one per line."""
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        print_lines(f"warning: {warning}", err=True)
+
+
+def print_lines(*lines: str, err: bool = False) -> None:
+    """Print lines on stdout, or on stderr; what a terminal would obey in a name or a path is written as an escape."""
+    for line in lines:
+        click.echo(make_visible(line), err=err)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Messages of the log as `print_lines` prints them, with tracebacks as they are."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The message of a record."""
+        return make_visible(super().formatMessage(record))
 
 
 def emit(value: Any) -> None:
-    """Print one JSON value on stdout."""
+    """Print one JSON value on stdout; characters that a terminal would obey, or not show, are JSON escapes."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    # Bytes of a file name that are not valid text become JSON escapes.
-    click.echo(text.encode("utf-8", "backslashreplace").decode())
+    for character in invisible_characters(text) - {"\n"}:  # those of names only: JSON has no others
+        text = text.replace(character, json.dumps(character)[1:-1])
+    click.echo(text)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import device_flags, emit, json_flag, quiet_flag, showing
+from dca.cli.common import device_flags, emit, json_flag, print_lines, quiet_flag, showing
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
-from dca.core.text import format_seconds, percent, pluralize, to_printable
+from dca.core.text import format_seconds, percent, pluralize
 
 if TYPE_CHECKING:
     from dca.model.comparison import Comparison, Disagreement, ModelResult
@@ -77,9 +77,9 @@ def command(
     if as_json:
         emit({**comparison.to_dict(), **({"page": str(output)} if output is not None else {})})
         return
-    click.echo("\n".join(format_comparison(comparison)))
+    print_lines(*format_comparison(comparison))
     if output is not None:
-        click.echo(f"wrote {output}")
+        print_lines(f"wrote {output}")
 
 
 def distinct_names(models: list[str]) -> list[str]:
@@ -93,15 +93,12 @@ def format_comparison(comparison: Comparison) -> list[str]:
     first, *others = comparison.models
     images, disagreements = comparison.images, comparison.disagreements
     return [
-        f"accuracy on {pluralize(len(images), 'image')} of {to_printable(comparison.data)} (95 % interval)",
+        f"accuracy on {pluralize(len(images), 'image')} of {comparison.data} (95 % interval)",
         *format_table([[model.name, _accuracy(model), _describe_cost(model)] for model in comparison.models], indent=2),
         f"difference to {first.name} on the same images (95 % interval, Tango; p: McNemar, exact)",
         *format_table([[model.name, _difference(model)] for model in others], indent=2),
         f"different answers for {pluralize(len(disagreements), 'image', of=len(images))}",
-        *(
-            f"  {to_printable(str(images[row.index]))}: {row.truth}; said {_answers(row)}"
-            for row in disagreements[:MOST]
-        ),
+        *(f"  {images[row.index]}: {row.truth}; said {_answers(row)}" for row in disagreements[:MOST]),
         *([f"  and {rest:,} more; --json or -o FILE shows them"] if (rest := len(disagreements) - MOST) > 0 else []),
     ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import Group, emit, json_flag, quiet_flag, showing
+from dca.cli.common import Group, emit, json_flag, print_lines, quiet_flag, showing
 from dca.cli.tables import format_table
 from dca.core.hints import render_hint
 from dca.core.text import pluralize
@@ -58,8 +58,8 @@ def command(ctx: click.Context, root: Path | None, as_json: bool) -> None:
     rows = [["name", "classes", "train", "val", "test", "found"]]
     for entry, folder in entries:
         rows.append([entry.name, *(f"{count:,}" for count in (entry.classes, *entry.sizes)), folder or "-"])
-    click.echo("\n".join(format_table(rows, align="lrrrr")))
-    click.echo("\nyour own images need no entry here: dca datasets check photos/", err=True)
+    print_lines(*format_table(rows, align="lrrrr"))
+    print_lines("", "your own images need no entry here: dca datasets check photos/", err=True)
 
 
 @command.command("show")
@@ -80,16 +80,16 @@ def show(name: str, as_json: bool) -> None:
         emit({**entry.describe(), "class_names": classes})
         return
     train, val, test = entry.sizes
-    click.echo(f"{entry.title} ({entry.name}): {entry.classes:,} classes; {train:,} train, {val:,} val, {test:,} test")
+    print_lines(f"{entry.title} ({entry.name}): {entry.classes:,} classes; {train:,} train, {val:,} val, {test:,} test")
     for label, text in (("split", entry.split), ("template", entry.template), ("note", entry.notes)):
         if text:
-            click.echo(f"{label:<9} {text}")
-    click.echo(f"{'home':<9} {entry.home}\n{'licence':<9} {entry.licence}\n{'cite':<9} {entry.citation}")
-    click.echo(f"{'layout':<9} ROOT/{entry.folder}/")
+            print_lines(f"{label:<9} {text}")
+    print_lines(f"{'home':<9} {entry.home}", f"{'licence':<9} {entry.licence}", f"{'cite':<9} {entry.citation}")
+    print_lines(f"{'layout':<9} ROOT/{entry.folder}/")
     for line in entry.layout.expected_files():
-        click.echo(f"{'':<11} {line}")
+        print_lines(f"{'':<11} {line}")
     names = ", ".join(row["name"] for row in classes[:8])
-    click.echo(f"{'classes':<9} {names}{', ...' * (len(classes) > 8)}")
+    print_lines(f"{'classes':<9} {names}{', ...' * (len(classes) > 8)}")
 
 
 @command.command("check")
@@ -150,17 +150,17 @@ def draw(data: str, root: Path | None, shots: int, seed: int, output: Path | Non
     dataset = load_dataset(data, root=root)
     drawn = draw_few_shot(dataset, shots, seed)
     for name, count in short_classes(dataset, shots):
-        click.echo(f"warning: class '{name}' has only {pluralize(count, 'image')}; all are drawn", err=True)
+        print_lines(f"warning: class '{name}' has only {pluralize(count, 'image')}; all are drawn", err=True)
     if output is not None:
         export_draw(drawn, shots, seed, output)
     record = record_draw(drawn, shots, seed)
     if as_json:
         emit(record.to_dict())
         return
-    click.echo(f"{dataset.name} K={shots} seed={seed}: {len(drawn.train):,} train, {len(drawn.val):,} val images")
-    click.echo(f"hash {record.hash}")
+    print_lines(f"{dataset.name} K={shots} seed={seed}: {len(drawn.train):,} train, {len(drawn.val):,} val images")
+    print_lines(f"hash {record.hash}")
     if output is not None:
-        click.echo(f"wrote {output}")
+        print_lines(f"wrote {output}")
 
 
 def _find_folder(entry: CatalogEntry, root: Path | None) -> str | None:
@@ -176,19 +176,19 @@ def _find_folder(entry: CatalogEntry, root: Path | None) -> str | None:
 
 def print_report(report: CheckReport) -> None:
     """Print a report: counts first, then the findings, worst first."""
-    click.echo(f"{report.name} at {report.path}")
+    print_lines(f"{report.name} at {report.path}")
     for key, value in report.facts.items():
-        click.echo(f"  {key.replace('_', ' ')}: {_format_fact(value)}")
+        print_lines(f"  {key.replace('_', ' ')}: {_format_fact(value)}")
     for finding in report.findings:
-        click.echo(f"{finding.level}: {finding.what}")
+        print_lines(f"{finding.level}: {finding.what}")
         for example in finding.examples:
-            click.echo(f"  {example}")
+            print_lines(f"  {example}")
         if finding.count > len(finding.examples) > 0:
-            click.echo(f"  ... and {finding.count - len(finding.examples):,} more")
+            print_lines(f"  ... and {finding.count - len(finding.examples):,} more")
         if finding.advice:
-            click.echo(f"  do: {render_hint(finding.advice, 'cli')}")
+            print_lines(f"  do: {render_hint(finding.advice, 'cli')}")
     if not report.findings:
-        click.echo("nothing wrong found")
+        print_lines("nothing wrong found")
 
 
 def _format_fact(value: object) -> str:

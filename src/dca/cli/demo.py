@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import device_flags, emit, json_flag, overwrite_flag, quiet_flag, showing
+from dca.cli.common import device_flags, emit, json_flag, overwrite_flag, print_lines, quiet_flag, showing
 
 
 @click.command()
@@ -69,8 +69,8 @@ def command(
         return
     print_result(finished)
     if (output / COMPARISON).is_file():
-        click.echo(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
+        print_lines(f"look  {output / COMPARISON}   {output / GRID}   {output / CURVES}")
     else:
         missing = missing_matplotlib()
-        click.echo(f"no plots: {missing.problem} {missing.hint}")
-    click.echo("then  dca fit YOUR_PHOTOS/    one sub-folder per class")
+        print_lines(f"no plots: {missing.problem} {missing.hint}")
+    print_lines("then  dca fit YOUR_PHOTOS/    one sub-folder per class")

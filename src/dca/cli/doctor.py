@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 import dca
-from dca.cli.common import emit, json_flag
+from dca.cli.common import emit, json_flag, print_lines
 from dca.cli.tables import format_table
 
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub", "matplotlib", "scikit-learn")
@@ -52,22 +52,22 @@ def command(as_json: bool) -> None:
     if as_json:
         emit(asdict(installation))
         return
-    click.echo(f"dca {installation.dca}   Python {installation.python}   {installation.platform}")
+    print_lines(f"dca {installation.dca}   Python {installation.python}   {installation.platform}")
     print_rows([[name, number or "not installed"] for name, number in installation.packages.items()])
     device = f"{installation.device} ({installation.threads} threads), precision {installation.precision}"
     if installation.feature_precision != installation.precision:
         device += f", {installation.feature_precision} for frozen features of full-size backbones"
-    click.echo(f"device auto -> {device}")
+    print_lines(f"device auto -> {device}")
     print_rows([[name, folder or "downloaded on first use"] for name, folder in installation.backbones.items()])
     for name, value in installation.environment.items():
-        click.echo(f"  {name}={value}")
+        print_lines(f"  {name}={value}")
     for note in installation.notes:
-        click.echo(f"note: {note}")
+        print_lines(f"note: {note}")
 
 
 def print_rows(rows: list[list[str]]) -> None:
     """Print rows in columns."""
-    click.echo("\n".join(format_table(rows, indent=2)))
+    print_lines(*format_table(rows, indent=2))
 
 
 def examine_installation() -> Installation:

@@ -15,6 +15,7 @@ from dca.cli.common import (
     format_plots,
     json_flag,
     plots_flag,
+    print_lines,
     print_warnings,
     quiet_flag,
     say_how_to_plot,
@@ -111,7 +112,7 @@ def command(
     if plots and not as_json:
         say_how_to_plot()
     if min_accuracy is not None and evaluation.accuracy < min_accuracy:
-        click.echo(f"below the required {percent(min_accuracy)}", err=True)
+        print_lines(f"below the required {percent(min_accuracy)}", err=True)
         raise click.exceptions.Exit(3)
 
 
@@ -121,9 +122,9 @@ def print_evaluation(evaluation: Evaluation, drawn: Sequence[Path], *, classes: 
         names = [str(path) for path in drawn]
         emit({**evaluation.to_dict(), **({"plots": names} if drawn else {})})
         return
-    click.echo("\n".join(format_evaluation(evaluation, classes)))
+    print_lines(*format_evaluation(evaluation, classes))
     if drawn:
-        click.echo(format_plots([str(path) for path in drawn]))
+        print_lines(format_plots([str(path) for path in drawn]))
 
 
 def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
@@ -164,5 +165,5 @@ def draw(evaluation: Evaluation, dataset: Dataset, model: Path, folder: Path | N
     try:
         return plot_evaluation(judged, model / PLOTS / f"eval-{folder_name(dataset.name)}", model.name)
     except UserError as error:
-        click.echo(f"warning: no plots: {error.problem}", err=True)
+        print_lines(f"warning: no plots: {error.problem}", err=True)
         return []

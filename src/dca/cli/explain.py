@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, device_flags, emit, json_flag
+from dca.cli.common import backbone_of_model, device_flags, emit, json_flag, print_lines
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
-from dca.core.text import percent, pluralize, to_printable
+from dca.core.text import percent, pluralize
 
 if TYPE_CHECKING:
     from dca.model.classifier import Classifier
@@ -86,8 +86,8 @@ def explain_image(classifier: Classifier, image: Path, target: str | None, outpu
     if as_json:
         emit(to_json(explanation, output))
         return
-    click.echo("\n".join(format_explanation(explanation)))
-    click.echo(f"wrote {output}")
+    print_lines(*format_explanation(explanation))
+    print_lines(f"wrote {output}")
 
 
 def draw(explanation: Explanation, classifier: Classifier, output: Path) -> None:
@@ -127,7 +127,7 @@ def format_explanation(explanation: Explanation) -> list[str]:
             *format_table(top),
             "nearest training images: the model has no gallery (it was fitted with --no-gallery)",
         ]
-    nearest = [[to_printable(near.name), f"{near.label}, cosine {near.similarity:.2f}"] for near in explanation.nearest]
+    nearest = [[near.name, f"{near.label}, cosine {near.similarity:.2f}"] for near in explanation.nearest]
     return [*format_table(top), "nearest training images", *format_table(nearest, indent=2)]
 
 
@@ -144,7 +144,7 @@ def print_learned_prompts(classifier: Classifier, *, as_json: bool) -> None:
     if as_json:
         emit(prompts.to_dict())
     else:
-        click.echo("\n".join(format_prompts(prompts)))
+        print_lines(*format_prompts(prompts))
 
 
 def format_prompts(report: PromptReport) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import backbone_of_model, emit, json_flag, quiet_flag, showing
+from dca.cli.common import backbone_of_model, emit, json_flag, print_lines, quiet_flag, showing
 from dca.core.text import format_bytes, percent, pluralize
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
     if as_json:
         emit(result.to_dict())
         return
-    click.echo("\n".join(format_result(result, int8=int8, web=web)))
+    print_lines(*format_result(result, int8=int8, web=web))
 
 
 def warn_about_difference(result: ExportResult) -> None:
@@ -69,7 +69,7 @@ def warn_about_difference(result: ExportResult) -> None:
     from dca.export.folder import ROUNDING
 
     if result.parity.difference > ROUNDING:
-        click.echo(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
+        print_lines(f"warning: max |Δp| vs torch is above {ROUNDING:g}, which rounding does not explain", err=True)
 
 
 def format_result(result: ExportResult, *, int8: bool, web: bool) -> list[str]:

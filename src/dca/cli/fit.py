@@ -19,6 +19,7 @@ from dca.cli.common import (
     json_flag,
     overwrite_flag,
     plots_flag,
+    print_lines,
     print_warnings,
     quiet_flag,
     say_how_to_plot,
@@ -241,9 +242,9 @@ def print_result(fitted: FittedRun, data: str = "DATA", plots: bool = False, ext
     """
     _print_skipped(fitted)
     if fitted.classifier is None:
-        click.echo(f"{fitted.folder} is finished already; --overwrite fits it again", err=True)
+        print_lines(f"{fitted.folder} is finished already; --overwrite fits it again", err=True)
     print_warnings([*fitted.result.warnings, *image_warnings(fitted.result)])
-    click.echo("\n".join(format_result(fitted.result, str(fitted.folder), data, extra)))
+    print_lines(*format_result(fitted.result, str(fitted.folder), data, extra))
     if plots:
         say_how_to_plot()
 
@@ -262,7 +263,7 @@ def image_warnings(result: RunResult) -> list[str]:
 
 def _print_skipped(fitted: FittedRun) -> None:
     for line in fitted.result.skipped:
-        click.echo(f"skipped {line}", err=True)
+        print_lines(f"skipped {line}", err=True)
 
 
 def format_result(result: RunResult, model: str, data: str = "DATA", extra: Sequence[str] = ()) -> list[str]:
@@ -417,7 +418,7 @@ def open_report(model: Path, spec: FitSpec, *, device: str, quiet: bool) -> None
         dataset = dataclasses.replace(task.source, train=(), val=(), test=task.targets[0].test)
     with showing(quiet=quiet) as progress:
         page = write_report(model, dataset, data=spec.data, device=device, backbone=spec.backbone, progress=progress)
-    click.echo(f"wrote {page}", err=True)
+    print_lines(f"wrote {page}", err=True)
     open_page(page)
 
 
@@ -431,7 +432,7 @@ def resumable(target: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         partial = partial_folder(target)
         how = f"; the same command continues from {partial}" if partial.exists() else ""
-        click.echo(f"interrupted{how}", err=True)
+        print_lines(f"interrupted{how}", err=True)
         raise click.exceptions.Exit(130) from None
 
 

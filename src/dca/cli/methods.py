@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import Group, emit, json_flag
+from dca.cli.common import Group, emit, json_flag, print_lines
 from dca.cli.completion import complete_method
 from dca.core.errors import nearest
 
@@ -57,7 +57,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         emit([asdict(row) for row in rows])
     else:
-        click.echo("\n".join(format_methods(rows, shutil.get_terminal_size((WIDEST, 24)).columns)))
+        print_lines(*format_methods(rows, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 def format_methods(rows: Sequence[MethodSummary], columns: int) -> list[str]:
@@ -135,24 +135,24 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
         records = [asdict(option) for option in listed]
         emit({**asdict(row), "options": records, "protocol_options": published, "explanations": explanations})
         return
-    click.echo(sys.modules[method.__module__].__doc__ or method.__doc__)
-    click.echo(f"paper: {row.paper}")
-    click.echo(f"takes: {SPEEDS[row.speed]}")
+    print_lines(*(sys.modules[method.__module__].__doc__ or method.__doc__ or "").splitlines())
+    print_lines(f"paper: {row.paper}")
+    print_lines(f"takes: {SPEEDS[row.speed]}")
     if row.mean_accuracy is not None:
         options = "".join(f" --set {name}={value}" for name, value in row.measured_with.items())
-        click.echo(
+        print_lines(
             f"accuracy: {row.mean_accuracy:.1f} %{f' with{options}' if options else ''}, {describe_measurements()}"
         )
-    click.echo(f"learns from: {row.learns_from}")
-    click.echo(f"trained parameters on ViT-B/16 with 100 classes: {row.trained_parameters:,}\n")
-    click.echo("options, for --set NAME=VALUE:")
+    print_lines(f"learns from: {row.learns_from}")
+    print_lines(f"trained parameters on ViT-B/16 with 100 classes: {row.trained_parameters:,}", "")
+    print_lines("options, for --set NAME=VALUE:")
     for option in listed:
         allowed = option.format_limits()
-        click.echo(f"  {option.name} = {option.format_default()}{f'  [{allowed}]' if allowed else ''}")
-        click.echo(f"      {option.help} ({option.source})")
+        print_lines(f"  {option.name} = {option.format_default()}{f'  [{allowed}]' if allowed else ''}")
+        print_lines(f"      {option.help} ({option.source})")
     if method.unused_options():
-        click.echo("  (no epochs, batch size or learning rate: it is not trained in steps)")
+        print_lines("  (no epochs, batch size or learning rate: it is not trained in steps)")
     for heading, lines in explanations.items():
-        click.echo(f"\n{heading}:")
+        print_lines("", f"{heading}:")
         for line in lines:
-            click.echo(textwrap.fill(line, WIDEST, initial_indent="  ", subsequent_indent="      "))
+            print_lines(*textwrap.wrap(line, WIDEST, initial_indent="  ", subsequent_indent="      "))

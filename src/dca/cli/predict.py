@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dca.cli.common import backbone_of_model, device_flags, emit, json_flag, only_results_on_stdout, quiet_flag, showing
+from dca.cli.common import (
+    backbone_of_model,
+    device_flags,
+    emit,
+    json_flag,
+    only_results_on_stdout,
+    print_lines,
+    quiet_flag,
+    showing,
+)
 from dca.cli.tables import format_table
 from dca.core.errors import UserError
-from dca.core.text import NONE_OF_THESE, format_seconds, pluralize
+from dca.core.text import NONE_OF_THESE, format_seconds, make_visible, pluralize
 
 if TYPE_CHECKING:
     from dca.core.progress import Progress
@@ -197,7 +205,7 @@ def command(
     elif as_csv:
         print_csv(rows)
     else:
-        click.echo("\n".join(format_rows(rows)))
+        print_lines(*format_rows(rows))
 
 
 def check_output(target: OutputOptions, images: Sequence[str], *, as_csv: bool) -> None:
@@ -272,7 +280,7 @@ def load_model(source: ModelSource, options: PredictionOptions) -> Classifier:
     smallest = model.smallest_p_value
     require_rate(options.reject, smallest)
     if options.reject and smallest is not None:
-        click.echo(f"--reject {options.reject:g}: no p-value of this model is below {smallest:.3f}", err=True)
+        print_lines(f"--reject {options.reject:g}: no p-value of this model is below {smallest:.3f}", err=True)
     return model
 
 
@@ -295,7 +303,7 @@ def predict_rows(
     if unreadable and (not skip_bad or not rows):
         raise unreadable_error(unreadable, len(paths))
     for image in unreadable:
-        click.echo(f"skipped {image}", err=True)
+        print_lines(f"skipped {image}", err=True)
     return rows
 
 
@@ -308,7 +316,7 @@ def write_predictions(
         return (write_shards if on_cluster else write_file)(source, paths, target, options, progress)
     except KeyboardInterrupt:
         where = target.path if on_cluster else f"{target.path}.partial"
-        click.echo(f"interrupted; the same command continues from {where}", err=True)
+        print_lines(f"interrupted; the same command continues from {where}", err=True)
         raise click.exceptions.Exit(130) from None
 
 
@@ -354,16 +362,16 @@ def write_shards(
 def print_summary(summary: PredictionSummary, path: Path, *, skip_bad: bool, quiet: bool, as_json: bool) -> None:
     """Print what was written; images that cannot be read are listed on stderr."""
     for line in summary.listed:
-        click.echo(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
+        print_lines(f"{'skipped' if skip_bad else 'cannot read'} {line}", err=True)
     if summary.unreadable > len(summary.listed):
-        click.echo(
+        print_lines(
             f"... and {summary.unreadable - len(summary.listed):,} more; see the error column of {path}", err=True
         )
     if as_json:
         counts = {"images": summary.images, "predicted_now": summary.predicted, "unreadable": summary.unreadable}
         emit({"output": str(path), **counts, "seconds": round(summary.seconds, 2)})
     elif not quiet:
-        click.echo("\n".join(format_summary(summary, path)))
+        print_lines(*format_summary(summary, path))
 
 
 def format_summary(summary: PredictionSummary, path: Path) -> list[str]:
@@ -379,13 +387,16 @@ def format_summary(summary: PredictionSummary, path: Path) -> list[str]:
 
 def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     """Print one CSV row per image and class."""
-    from dca.model.prediction_files import escape_cell
+    from dca.model.prediction_files import escape_cell, format_csv_row
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["path", "label", "probability"])
+    shown = make_visible if sys.stdout.isatty() else str  # a program that reads it gets names as they are
+    sys.stdout.write(format_csv_row(["path", "label", "probability"]))
     for row in rows:
-        path = escape_cell(row["path"])
-        writer.writerows([path, escape_cell(best["label"]), f"{best['probability']:.6f}"] for best in _best_first(row))
+        path = escape_cell(shown(row["path"]))
+        sys.stdout.writelines(
+            format_csv_row([path, escape_cell(shown(best["label"])), f"{best['probability']:.6f}"])
+            for best in _best_first(row)
+        )
 
 
 def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:

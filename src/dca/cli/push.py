@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import emit, json_flag
+from dca.cli.common import emit, json_flag, print_lines
 
 
 @click.command()
@@ -51,5 +51,5 @@ def command(
     if as_json:
         emit({"model": str(model), "repo": repo, "url": url})
         return
-    click.echo(f"{model}: sent to {url}")
-    click.echo(f'next  Classifier.from_pretrained("{repo}")')
+    print_lines(f"{model}: sent to {url}")
+    print_lines(f'next  Classifier.from_pretrained("{repo}")')

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import backbone_of_model, device_flags, quiet_flag, showing
+from dca.cli.common import backbone_of_model, device_flags, print_lines, quiet_flag, showing
 from dca.core.progress import Progress, silent
 from dca.core.text import format_bytes
 
@@ -66,7 +66,7 @@ def command(
             precision=precision,
             progress=progress,
         )
-    click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
+    print_lines(f"wrote {page} ({format_bytes(page.stat().st_size)})")
     if open_it:
         open_page(page)
 
@@ -114,4 +114,4 @@ def open_page(page: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(page.resolve().as_uri()):
-        click.echo(f"no browser found; open {page.resolve()}", err=True)
+        print_lines(f"no browser found; open {page.resolve()}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import backbone_of_model, device_flags
+from dca.cli.common import VisibleFormatter, backbone_of_model, device_flags, print_lines
 from dca.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ def command(
 
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    shown = logging.StreamHandler()
+    shown.setFormatter(VisibleFormatter())
+    logging.basicConfig(handlers=[shown], level=logging.WARNING)
     serve_options = ServeOptions(token="" if no_token else os.environ.get(TOKEN) or create_token(), **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     require_rate(serve_options.reject, classifier.smallest_p_value)
@@ -160,7 +162,7 @@ def print_address(address: str, model: Path, classifier: Classifier, options: Se
 
     where = "this machine only; --host to change" if options.local else "also for other machines"
     token = "keep the token after # to yourself" if options.token else "no token: for all users of this machine"
-    click.echo(f"{model}: {describe_model(classifier)}")
-    click.echo(f"{address}   Ctrl-C to stop")
-    click.echo(f"({where}; {token})")
-    click.echo(f"corrections go to {model / 'corrections'}")
+    print_lines(f"{model}: {describe_model(classifier)}")
+    print_lines(f"{address}   Ctrl-C to stop")
+    print_lines(f"({where}; {token})")
+    print_lines(f"corrections go to {model / 'corrections'}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dca.core.text import make_visible
+
 
 def format_table(
     rows: Sequence[Sequence[str]], *, align: str = "", indent: int = 0, pad_last: bool = False
@@ -24,6 +26,7 @@ def format_table(
     """
     from rich.cells import cell_len  # 大 and 🐶 take two terminal columns
 
+    rows = [[make_visible(cell) for cell in row] for row in rows]
     columns = len(rows[0]) if rows else 0
     widths = [max(cell_len(row[n]) for row in rows) for n in range(columns)]
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from dca.core.hints import Action, Audience, Hint, render_hint, split_hint
+from dca.core.text import make_visible
 
 MOST_DETAILS = 20
 # Similarity (0 to 1, difflib) from which one name counts as a misspelling of another.
@@ -62,7 +63,7 @@ class UserError(Exception):
             audience: "cli" words the hint with flags and commands, "python" with arguments and calls.
 
         Returns:
-            The message, one line per detail.
+            The message, one line per detail; what a terminal would obey in a name is written as an escape.
         """
         lines = [self.problem]
         lines += [f"  {line}" for line in self.details[:MOST_DETAILS]]
@@ -70,7 +71,7 @@ class UserError(Exception):
             lines.append(f"  ... and {len(self.details) - MOST_DETAILS:,} more")
         if self.hint_parts:
             lines.append(f"  fix: {render_hint(self.hint_parts, audience)}")
-        return "\n".join(lines)
+        return "\n".join(map(make_visible, lines))
 
 
 class MissingPackageError(UserError, ImportError):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from dca.core.text import make_visible
+
 # Seconds between two lines in a log.
 LINE_EVERY = 30.0
 # Seconds between two changes of a line in a notebook.
@@ -65,6 +67,10 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
+def _format_line(stage: str, done: int, total: int, note: str) -> str:
+    return make_visible(f"{stage} {done:,}/{total:,}  {note}".rstrip())
+
+
 @contextmanager
 def notebook_line() -> Iterator[Progress]:
     """One line per stage on stdout that is written over and over, for notebooks."""
@@ -74,7 +80,7 @@ def notebook_line() -> Iterator[Progress]:
         nonlocal last, stage_now, width
         if stage == stage_now and done < total and time.monotonic() - last < REDRAW_EVERY:
             return
-        text = f"{stage} {done:,}/{total:,}  {note}".rstrip()
+        text = _format_line(stage, done, total, note)
         ended = "\n" if stage_now and stage != stage_now else ""
         sys.stdout.write(f"{ended}\r{text:<{0 if ended else width}}")
         sys.stdout.flush()
@@ -93,7 +99,7 @@ def log_lines() -> Progress:
         nonlocal last
         if time.monotonic() - last >= LINE_EVERY:
             last = time.monotonic()
-            sys.stderr.write(f"{stage} {done:,}/{total:,}  {note}".rstrip() + "\n")
+            sys.stderr.write(_format_line(stage, done, total, note) + "\n")
 
     return progress
 
@@ -109,10 +115,10 @@ def progress_bars(*, enabled: bool = True) -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description:<10}"),
+        TextColumn("{task.description:<10}", markup=False),  # names may hold what markup means
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -121,7 +127,7 @@ def progress_bars(*, enabled: bool = True) -> Iterator[Progress]:
 
         def progress(stage: str, done: int, total: int, note: str) -> None:
             if stage not in tasks:
-                tasks[stage] = table.add_task(stage, total=total, note="")
-            table.update(tasks[stage], completed=done, total=total, note=note)
+                tasks[stage] = table.add_task(make_visible(stage), total=total, note="")
+            table.update(tasks[stage], completed=done, total=total, note=make_visible(note))
 
         yield progress

@@ -8,6 +8,12 @@ import unicodedata
 # The answer for an image that is of none of the classes.
 NONE_OF_THESE = "none of these"
 
+# Categories of characters that a terminal obeys or does not show: control, format, surrogate, line and paragraph ends.
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Joiners, which words of some scripts and emoji need.
+_JOINERS = "\u200c\u200d"
+# Characters of a class name: CLIP reads about 300, and work on megabytes of them would take minutes.
+LONGEST_NAME = 500
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SEPARATORS = re.compile(r"[\s_\-/.,]+")
 
@@ -44,6 +50,63 @@ def to_printable(name: str) -> str:
     True
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def find_invisible(text: str) -> list[int]:
+    r"""Positions of characters that a terminal obeys or does not show: line ends, ESC, changes of direction, ...
+
+    Joiners between characters beyond ASCII are none: words of some scripts and emoji have them.
+
+    >>> find_invisible("big\ncat"), find_invisible("cat\u202egod"), find_invisible("👩\u200d🌾 大熊猫")
+    ([3], [3], [])
+    """
+    if text.isprintable():
+        return []
+    places = [n for n, character in enumerate(text) if unicodedata.category(character) in _INVISIBLE]
+    return [n for n in places if not (text[n] in _JOINERS and _joins(text, n))]
+
+
+def _joins(text: str, place: int) -> bool:
+    """Whether a character has others beyond ASCII on both sides."""
+    return 0 < place < len(text) - 1 and text[place - 1] > "\x7f" and text[place + 1] > "\x7f"
+
+
+def invisible_characters(text: str) -> set[str]:
+    """The characters of a text that a terminal obeys or does not show, and joiners."""
+    return {character for character in set(text) if unicodedata.category(character) in _INVISIBLE}
+
+
+def make_visible(text: str) -> str:
+    r"""Text for one line of a terminal: what it would obey or not show is written as an escape.
+
+    Names, labels and paths may come from others. Bytes of a file name that are not UTF-8 are replaced by U+FFFD.
+
+    >>> make_visible("a.jpg  cat\nb.jpg  dog") == "a.jpg  cat" + r"\n" + "b.jpg  dog"
+    True
+    >>> print(make_visible("\x1b[2J"), make_visible("a\u202eb"))
+    \x1b[2J a\u202eb
+    """
+    characters = list(text)
+    for place in find_invisible(text):
+        known = text[place]
+        escaped = "\ufffd" if "\ud800" <= known <= "\udfff" else known.encode("unicode_escape").decode()
+        characters[place] = escaped
+    return "".join(characters)
+
+
+def name_fault(name: str) -> str:
+    r"""What is wrong with a label or the name of a class; "" if nothing is.
+
+    >>> name_fault("hot air balloon"), name_fault("cat\n"), name_fault("None of these")
+    ('', "'cat\\n' is not a readable name", "'None of these' is the answer for images of none of the classes")
+    """
+    if len(name) > LONGEST_NAME:
+        return f"'{make_visible(name[:20])}...' has {len(name):,} characters; at most {LONGEST_NAME}"
+    if not name.strip(" _") or find_invisible(name):
+        return f"{name!r} is not a readable name"
+    if normalize_name(name) == NONE_OF_THESE:
+        return f"'{name}' is the answer for images of none of the classes"
+    return ""
 
 
 def format_bytes(count: float) -> str:

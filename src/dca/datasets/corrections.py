@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dca.core.files import explain_write_errors, write_bytes
+from dca.core.files import explain_write_errors, link_tree, restore_folder, write_bytes
 from dca.core.text import normalize_name
 from dca.datasets.classes import label_to_name, match_labels
 from dca.datasets.dataset import Dataset, LabelledImage
@@ -65,6 +65,7 @@ def read_corrections(model: Path) -> list[Correction]:
     Raises:
         UserError: If a folder or a file cannot be read.
     """
+    restore_folder(model)
     root = model / CORRECTIONS
     if not root.is_dir():
         return []
@@ -115,10 +116,12 @@ def _list_files(root: Path, sha256: str) -> list[Path]:
 
 
 def carry_over_corrections(old: Path, new: Path) -> None:
-    """Copy the corrections of the model folder `old` into `new`, which is to replace it."""
-    if (old / CORRECTIONS).is_dir():
-        with explain_write_errors(new):
-            shutil.copytree(old / CORRECTIONS, new / CORRECTIONS, dirs_exist_ok=True)
+    """Put the corrections of the model folder `old`, and no others, into `new`, which is to replace it."""
+    with explain_write_errors(new):
+        if (old / CORRECTIONS).is_dir():
+            link_tree(old / CORRECTIONS, new / CORRECTIONS)
+        elif (new / CORRECTIONS).is_dir():  # of an attempt that was killed; they have been undone since
+            shutil.rmtree(new / CORRECTIONS)
 
 
 def add_corrections(dataset: Dataset, corrections: Sequence[Correction]) -> Dataset:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.errors import UserError, nearest
-from dca.core.text import normalize_name, pluralize, to_printable
+from dca.core.text import name_fault, normalize_name, pluralize, to_printable
 from dca.datasets.classes import CLASS_NAMES_FILE, label_to_name, read_names_by_label
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.walk import (
@@ -226,6 +226,8 @@ def _class_names(path: Path, listed: Mapping[str, str], labels: Sequence[str], h
             clashes.append(f"'{label}' has no name")
         elif to_printable(name) != name:
             clashes.append(f"'{to_printable(name)}' is not UTF-8 text")
+        elif fault := name_fault(to_printable(label)) or name_fault(name):
+            clashes.append(fault)
         elif normalize_name(name) in first:
             clashes.append(f"'{first[normalize_name(name)]}' and '{label}' both read '{name}'")
         first.setdefault(normalize_name(name), label)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from filelock import FileLock
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import atomic_write, cache_folder, explain_write_errors
+from dca.core.locks import hold_lock
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.images.decode import ImageLike, decode_all, open_bytes
 from dca.images.hashing import sha256_of
@@ -102,7 +103,7 @@ def _create_files(images: Sequence[ImageLike], kind: str, folder: Path) -> list[
     """The files of the changed images; missing ones are created, by one process at a time."""
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
+        with hold_lock(folder / ".lock", wait=math.inf):
             files = [folder / f"{sha256_of(image)}.png" for image in images]
             missing = {file: image for file, image in zip(files, images, strict=True) if not file.is_file()}
             decode_all(list(missing.values()), [partial(_write, file, kind) for file in missing])

@@ -143,7 +143,7 @@ def export_onnx(
     require_cpu(classifier)
     runtime = fetch_runtime_for(description.preprocess, progress) if web else None
     comparison = load_comparison_images(classifier, data)
-    with atomic_folder(target) as scratch:
+    with atomic_folder(target, "export") as scratch:
         parity, cost = _write_model(classifier, scratch, description, comparison, int8=int8, progress=progress)
         write_json(scratch / CLASSES, description.to_dict())
         write_bytes(scratch / SCRIPT, inspect.getsource(predict).encode())

@@ -63,7 +63,7 @@ def fetch_runtime(progress: Progress) -> Path:
             hint=["install Node.js, which brings npm", omit("web")],
         )
     progress(f"fetching {PACKAGE}", 0, 1, "")
-    with tempfile.TemporaryDirectory() as scratch, atomic_folder(folder) as unfinished:
+    with tempfile.TemporaryDirectory() as scratch, atomic_folder(folder, "export", wait=SECONDS) as unfinished:
         _unpack(_fetch_package(npm, Path(scratch)), unfinished)
     progress(f"fetching {PACKAGE}", 1, 1, "")
     return folder

@@ -120,6 +120,11 @@ def scale_to_8_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
     return np.rint((wide - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
 
 
+def make_visible(text: str) -> str:
+    """Text for one line of a terminal: what it would obey, or not show, is written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict the images on the command line; returns 1 if some of them cannot be read."""
     parser = argparse.ArgumentParser(description="Classify images.")
@@ -133,14 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (probs,) = model.predict([path])
         except Exception as error:  # decoders raise almost anything on bytes that are no image
             unreadable += 1
-            sys.stderr.write(f"{os.fspath(path)}: {error}\n")
+            sys.stderr.write(make_visible(f"{os.fspath(path)}: {error}") + "\n")
             continue
         best = int(probs.argmax())
         rows.append({"path": path, "label": model.labels[best], "p": float(probs[best]), "all": probs.tolist()})
     if args.json:
         sys.stdout.write(json.dumps({"labels": model.labels, "items": rows}, indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{row['path']}  {row['label']}  {row['p']:.3f}\n" for row in rows)
+        lines = (make_visible(f"{row['path']}  {row['label']}  {row['p']:.3f}") for row in rows)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
     return 1 if unreadable else 0
 
 

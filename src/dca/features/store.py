@@ -28,12 +28,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from dca.core import sqlite
 from dca.core.errors import UserError
 from dca.core.files import cache_folder
+from dca.core.locks import hold_lock
 from dca.features import database
 
 _log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class FeatureStore:
 
     def _delete_damaged(self, error: Exception) -> None:
         """Delete the database, unless another process has replaced it since the damage was found."""
-        with FileLock(self.folder / ".features.lock", timeout=sqlite.BUSY_SECONDS):
+        with hold_lock(self.folder / ".features.lock", wait=sqlite.BUSY_SECONDS):
             try:
                 if self._attempt(database.is_sound, create=False) is not False:
                     return

@@ -1,31 +1,35 @@
 """A model folder: config.json (`ModelRecord`), model.safetensors and a model card, without backbone weights.
 
 A folder is written under another name and renamed when it is complete. It is read with checks of every field, of the
-hashes of weights and classes, and of the backbone.
+backbone, and of the manifest: `manifest.json` has the hash of every file that decides what the model predicts or says
+of itself (`MANIFESTED`), and its own. The others are the user's to change: the card, the page, plots, notes,
+corrections.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from dca.backbones.encoder import Encoder
-from dca.backbones.sources import SEPARATOR, find_backbone
+from dca.backbones.sources import SEPARATOR, find_backbone, require_permission
+from dca.backbones.state_dict import read_safetensors
 from dca.core.errors import UserError
 from dca.core.files import (
     atomic_folder,
     encode_utf8,
     explain_write_errors,
+    is_abandoned,
     json_digest,
+    link_tree,
     read_json,
+    restore_folder,
     write_bytes,
     write_json,
 )
@@ -35,16 +39,19 @@ from dca.methods.base import Method
 from dca.methods.registry import get_method
 from dca.model.card import model_card
 from dca.model.gallery import GALLERY, Gallery
-from dca.model.records import FORMAT, LIBRARY, Hashes, ModelRecord, record_problems
+from dca.model.records import FORMAT, LIBRARY, ModelRecord, record_problems
 from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
 
 CONFIG, WEIGHTS, CARD, SPEC, RESULT = "config.json", "model.safetensors", "README.md", "spec.json", "result.json"
+MANIFEST = "manifest.json"
+# The files whose hashes are in the manifest, as far as the model has them.
+MANIFESTED = (CONFIG, WEIGHTS, GALLERY, SPEC, RESULT)
 # The folder of plots of how the model did, and its page.
 PLOTS, REPORT = "plots", "report.html"
 # Everything that a model folder, finished or not, may hold.
 FILES = frozenset({
-    *(CONFIG, WEIGHTS, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
+    *(CONFIG, WEIGHTS, MANIFEST, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
 })  # fmt: skip
 PARTIAL = ".partial"
 
@@ -60,52 +67,89 @@ def hash_weights(method: Method) -> str:
 
 
 def write(folder: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None) -> None:
-    """Write a model's files into an existing folder, which is renamed when it is complete."""
-    weights = serialize_weights(method)
-    sha256 = Hashes(hashlib.sha256(weights).hexdigest(), _hash_classes(record.to_dict()))
-    write_bytes(folder / WEIGHTS, weights)
+    """Write a model's files, but for the manifest, into an existing folder, which is renamed when it is complete."""
+    write_bytes(folder / WEIGHTS, serialize_weights(method))
     write_bytes(folder / CARD, encode_utf8(model_card(record)))
+    (folder / GALLERY).unlink(missing_ok=True)  # of an attempt that was killed
     if gallery is not None:
         gallery.write(folder)
-    write_json(folder / CONFIG, dataclasses.replace(record, sha256=sha256).to_dict())
+    write_json(folder / CONFIG, record.to_dict())
 
 
-def _hash_classes(raw: dict[str, Any]) -> str:
-    """Hash of the problem and the labels of a `config.json`."""
-    return json_digest([raw["problem"], raw["labels"]])
+def write_manifest(folder: Path) -> None:
+    """Write the hashes of a model's files, when all of them are written."""
+    hashes = {name: _hash_file(folder / name) for name in MANIFESTED if (folder / name).is_file()}
+    write_json(folder / MANIFEST, {"files": hashes, "sha256": json_digest(hashes)})
 
 
-def save_model(
-    target: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None, *, keep_others: bool = False
-) -> None:
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_intact(folder: Path, names: Sequence[str] = MANIFESTED) -> None:
+    """Raise if a file of a model is not, byte for byte, the one that was written with the others.
+
+    A file that is missing is no error here: models are copied without galleries and records of runs.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} is not complete: {MANIFEST} missing", hint=_COPY_AGAIN)
+    raw = read_json(path, hint=_COPY_AGAIN)
+    hashes = raw.get("files")
+    if not isinstance(hashes, dict) or raw != {"files": hashes, "sha256": json_digest(hashes)}:
+        raise _changed_error(path)
+    for name in names:
+        if not (folder / name).is_file():
+            continue
+        if name not in hashes:
+            hint = ["delete it, or move it elsewhere", _COPY_AGAIN]
+            raise UserError(f"{folder / name} is of another model: {MANIFEST} does not name it", hint=hint)
+        if hashes[name] != _hash_file(folder / name):
+            raise _changed_error(folder / name)
+
+
+def load_gallery(folder: Path) -> Gallery | None:
+    """The gallery of a model folder; None if it has none. Raises if the file is damaged, or of another model."""
+    gallery = Gallery.load(folder)
+    require_intact(folder, [GALLERY])
+    return gallery
+
+
+def save_model(target: Path, method: Method, record: ModelRecord, gallery: Gallery | None = None) -> None:
     """Write a complete model folder to `target`; an existing model is replaced, anything else is refused.
 
-    Corrections of the existing model are kept. keep_others: whether files in the folder that no model has are kept.
+    What the user keeps in the folder of the existing model stays: corrections, and files that no model has.
     """
     require_replaceable(target)
     with atomic_folder(target) as folder:
         write(folder, method, record, gallery)
-        carry_over_corrections(target, folder)
-        if keep_others and target.is_dir():
-            _copy_others(target, folder)
+        write_manifest(folder)
+        carry_over(target, folder)
 
 
-def _copy_others(source: Path, target: Path) -> None:
-    """Copy what is not a file of a model, such as notes and charts."""
-    with explain_write_errors(target):
-        for path in source.iterdir():
-            if path.name in FILES:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.copytree(path, target / path.name, symlinks=True)
-            else:
-                shutil.copy2(path, target / path.name, follow_symlinks=False)
+def carry_over(old: Path, new: Path) -> None:
+    """Put what the user keeps in the model folder `old` into `new`, which is to replace it.
+
+    That is the corrections, and what is not a file of a model, such as notes. What an attempt that was killed has put
+    into `new` is replaced.
+    """
+    carry_over_corrections(old, new)
+    with explain_write_errors(new):
+        for path in list_others(old) if old.is_dir() else ():
+            link_tree(path, new / path.name)
+
+
+def list_others(folder: Path) -> list[Path]:
+    """What is in a folder and is not a file of a model, nor an unfinished one of a process that has ended."""
+    return [path for path in folder.iterdir() if path.name not in FILES and not is_abandoned(path.name)]
 
 
 def require_replaceable(target: Path) -> None:
     """Raise if `target` is not a name for a folder, or holds something other than a model."""
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is not a name for a new folder", hint=choose_output())
+    restore_folder(target)
     with explain_write_errors(target):
         if target.is_dir() and any(target.iterdir()) and not holds_model(target):
             raise UserError(f"{target} exists and is not a dca model", hint=choose_output())
@@ -147,14 +191,15 @@ def read_record(folder: Path) -> ModelRecord:
             kind.parse_options(values)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error.problem}", details=error.details, hint="fit again") from None
-    if raw["sha256"]["classes"] != _hash_classes(raw):
-        raise _changed_error(folder / CONFIG, "the list of classes")
+    require_intact(folder, [CONFIG])
     return ModelRecord.from_dict(raw)
 
 
-def _changed_error(path: Path, what: str) -> UserError:
-    hint = "copy the model again from a complete copy, or fit again"
-    return UserError(f"{path}: {what} has changed since it was written", hint=hint)
+_COPY_AGAIN = "copy the model again from a complete copy, or fit again"
+
+
+def _changed_error(path: Path) -> UserError:
+    return UserError(f"{path}: its content has changed since it was written", hint=_COPY_AGAIN)
 
 
 def _find_method(folder: Path, raw: dict[str, Any]) -> type[Method]:
@@ -172,6 +217,7 @@ def _find_method(folder: Path, raw: dict[str, Any]) -> type[Method]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder, if this version can read it."""
+    restore_folder(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such model folder", hint=fit_first())
     if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
@@ -191,21 +237,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The model's tensors."""
-    try:
-        return load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        raise UserError(
-            f"{folder / WEIGHTS}: not a readable safetensors file ({error})",
-            hint="copy it again, or fit again",
-        ) from None
-
-
-def require_intact_weights(folder: Path, record: ModelRecord) -> None:
-    """Raise if the weights are not, byte for byte, those that were written with the record."""
-    with (folder / WEIGHTS).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if record.sha256.weights != found:
-        raise _changed_error(folder / WEIGHTS, "its content")
+    return read_safetensors(folder / WEIGHTS, hint="copy it again, or fit again")
 
 
 def load_model(folder: Path, record: ModelRecord, encoder: Encoder) -> Method:
@@ -220,7 +252,7 @@ def load_model(folder: Path, record: ModelRecord, encoder: Encoder) -> Method:
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error.problem}", details=error.details, hint="fit again") from None
     method.temperature = record.temperature
-    require_intact_weights(folder, record)  # checked last: an error about a tensor is more useful than a hash mismatch
+    require_intact(folder, [WEIGHTS])  # checked last: an error about a tensor is more useful than a hash mismatch
     return method
 
 
@@ -245,7 +277,10 @@ def load_backbone(
     """
     if given is not None:
         return given, session.load_backbone(given, precision, kind=get_method(record.method))
-    source = SEPARATOR.join(str(find_backbone(**member)) for member in record.backbone.members())
+    sources = [find_backbone(**member) for member in record.backbone.members()]
+    for source in sources:
+        require_permission(source, folder)
+    source = SEPARATOR.join(map(str, sources))
     try:
         return source, session.load_backbone(source, precision)
     except UserError as error:

@@ -930,7 +930,7 @@ class Classifier:
         model._adopt(checkpoint.load_model(path, record, encoder), session, record.labels)
         model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
         model.other_images_ = record.other_images
-        model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, Gallery.load(path)
+        model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, checkpoint.load_gallery(path)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1014,7 +1014,7 @@ class Classifier:
         texts = [str(label)] if words is None else [str(label), words]
         if faults := unreadable_names(texts):
             details = sorted(set(faults))
-            raise UserError("a class name that is no text", details=details, hint="give it a name to read")
+            raise UserError("a name that a class cannot have", details=details, hint="give it another name")
         names = self._require_fitted().problem.names
         for index, (known, name) in enumerate(zip(self.classes_.tolist(), names, strict=True)):
             clash = normalize_name(str(label)) == normalize_name(str(known)) or (

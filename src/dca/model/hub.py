@@ -22,7 +22,7 @@ from dca.model.gallery import GALLERY
 from dca.model.records import LIBRARY
 
 # What is sent and fetched; a gallery only where the repository has one.
-WANTED = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD)
+WANTED = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.MANIFEST, checkpoint.CARD)
 CORRECTIONS = "corrections"
 MESSAGE = "Upload a dca model"
 
@@ -73,7 +73,7 @@ def push_folder(
     from huggingface_hub import CommitOperationAdd, HfApi
 
     record, card = checkpoint.read_record(folder), folder / checkpoint.CARD
-    checkpoint.require_intact_weights(folder, record)
+    checkpoint.require_intact(folder)
     text = card.read_text(encoding="utf-8") if card.is_file() else model_card(record)
     contents: dict[str, Path | bytes] = {name: folder / name for name in WANTED}
     contents[checkpoint.CARD] = encode_utf8(text.replace(PLACEHOLDER, repo_id))

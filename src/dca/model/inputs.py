@@ -69,8 +69,8 @@ def as_dataset(X: Any, y: Iterable[Any] | None, *, for_evaluation: bool = False)
 
 def require_learnable(dataset: Dataset) -> None:
     """Raise unless there are at least two classes, all with readable names and training images."""
-    if faults := unreadable_names(dataset.names):
-        raise UserError("class names that are no text", details=faults, hint="rename these classes")
+    if faults := unreadable_names([*map(str, dataset.labels), *dataset.names]):
+        raise UserError("names that a class cannot have", details=faults, hint="rename these classes")
     if len(dataset.labels) < 2:
         found = f"1 class ('{dataset.labels[0]}')" if dataset.labels else "no images"
         raise UserError(f"found {found}; at least 2 classes are needed", hint="add images of another class")

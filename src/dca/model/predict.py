@@ -24,7 +24,14 @@ from dca.core.text import NONE_OF_THESE
 from dca.images.decode import ImageLike, Unreadable
 from dca.model.checkpoint import hash_weights
 from dca.model.classifier import Classifier, Predictions
-from dca.model.prediction_files import WRITERS, Columns, ImageFolders, Journal, require_writable_kind
+from dca.model.prediction_files import (
+    WRITERS,
+    Columns,
+    ImageFolders,
+    Journal,
+    drop_finished_journal,
+    require_writable_kind,
+)
 from dca.model.rejection import require_rate
 from dca.training.pipeline import Source, encode_batches
 
@@ -173,7 +180,11 @@ def predict_to_file(
         UserError: If the file cannot be written, or the model cannot give the p-values or sets that were asked for.
     """
     options = options or PredictionOptions()
-    kind = _require_writable_output(output, overwrite)
+    kind = require_writable_kind(output)
+    if output.exists() and not overwrite:
+        with exclusive_lock(output, "prediction"):
+            drop_finished_journal(output)
+        raise UserError(f"{output} exists", hint=[allow_overwrite(), "choose another file"])
     require_rate(options.reject, model.smallest_p_value)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
     identity = prediction_identity(model, options, copy_to)
@@ -189,14 +200,6 @@ def predict_to_file(
             journal, set(paths), output, kind, choose_columns(model, options, copies=copy_to is not None)
         )
     return tally.summarize(tally.rows - before, seconds)
-
-
-def _require_writable_output(output: Path, overwrite: bool) -> str:
-    """The suffix of the output; raises if it cannot be written."""
-    kind = require_writable_kind(output)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} exists", hint=[allow_overwrite(), "choose another file"])
-    return kind
 
 
 def choose_columns(model: Classifier, options: PredictionOptions, *, copies: bool = False) -> Columns:

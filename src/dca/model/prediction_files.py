@@ -6,7 +6,6 @@ nothing. Images can be copied into one folder per predicted class.
 
 from __future__ import annotations
 
-import csv
 import filecmp
 import hashlib
 import json
@@ -32,6 +31,7 @@ Row = dict[str, Any]
 # First characters with which a spreadsheet takes a cell for a formula, unless it is a number.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 NUMBER = re.compile(r"[+-]\d+(\.\d+)?")
+_QUOTED = re.compile('[",\r\n]')
 # Rows per row group of a Parquet file, which is what is in memory while one is written.
 ROW_GROUP = 10_000
 
@@ -72,6 +72,16 @@ def escape_cell(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
 
 
+def format_csv_row(cells: Iterable[str]) -> str:
+    r"""A line of a CSV table. Unlike Python's `csv`, it quotes "\r", which readers take for the end of a line.
+
+    >>> format_csv_row(["a,b", "c"]), format_csv_row(["\r.jpg", "d"])
+    ('"a,b",c\n', '"\r.jpg",d\n')
+    """
+    quoted = ('"' + cell.replace('"', '""') + '"' if _QUOTED.search(cell) else cell for cell in cells)
+    return ",".join(quoted) + "\n"
+
+
 def _csv_cell(value: Any) -> str:
     """Any value of a row for a CSV cell; sets are joined by "; ".
 
@@ -88,9 +98,8 @@ def _csv_cell(value: Any) -> str:
 def _write_csv(rows: Iterable[Row], columns: Columns, path: Path) -> None:
     # Names of files may hold bytes that are not valid text; they are written as they are.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns.names())
-        writer.writerows(map(_csv_cell, columns.flatten(row).values()) for row in rows)
+        file.write(format_csv_row(columns.names()))
+        file.writelines(format_csv_row(map(_csv_cell, columns.flatten(row).values())) for row in rows)
 
 
 def _write_jsonl(rows: Iterable[Row], columns: Columns, path: Path) -> None:
@@ -255,6 +264,14 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def drop_finished_journal(output: Path) -> None:
+    """Delete the rows that a call left when it was killed after it had written the output from them."""
+    journal = output.with_name(output.name + SUFFIX)
+    # Rows of a later call, which is to replace the output, are newer.
+    if journal.is_file() and journal.stat().st_mtime_ns <= output.stat().st_mtime_ns:
+        journal.unlink()
 
 
 def _is_row(line: bytes) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import dca
 from dca.backbones.encoder import Encoder
-from dca.core.text import percent, pluralize
+from dca.core.text import name_fault, percent, pluralize
 from dca.datasets.dataset import LabelledImage
 from dca.images.decode import ImageLike, StoredImage
 from dca.methods.base import Problem
@@ -361,14 +360,6 @@ class FitArguments:
 
 
 @dataclass(frozen=True)
-class Hashes:
-    """SHA-256 of the weights, and of problem and labels, as they were written; "" before."""
-
-    weights: str = ""
-    classes: str = ""
-
-
-@dataclass(frozen=True)
 class ModelRecord:
     """Everything about a model except its tensors.
 
@@ -383,7 +374,6 @@ class ModelRecord:
         other_images: Images of none of the classes that it has learned from.
         results: Figures of the fit.
         lineage: Changes of its classes and its head since the fit.
-        sha256: Hashes of what was written.
         package: Top module of the method's code if it is not `dca`, else "".
         temperature: `classify` returns softmax(log p / temperature).
         estimate: The estimated accuracy; None if it was not estimated.
@@ -399,7 +389,6 @@ class ModelRecord:
     other_images: tuple[ImageId, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
     lineage: tuple[Change, ...] = ()
-    sha256: Hashes = field(default_factory=Hashes)
     package: str = ""
     temperature: float = 1.0
     estimate: Estimate | None = None
@@ -420,7 +409,6 @@ class ModelRecord:
             "other_images": [dataclasses.asdict(image) for image in self.other_images],
             "results": self.results,
             "lineage": [change.to_dict() for change in self.lineage],
-            "sha256": dataclasses.asdict(self.sha256),
             "package": self.package,
             "temperature": self.temperature,
             "estimate": self.estimate.to_dict() if self.estimate else {},
@@ -440,7 +428,6 @@ class ModelRecord:
             other_images=tuple(ImageId(image["name"], image["sha256"]) for image in raw["other_images"]),
             results=raw["results"],
             lineage=tuple(map(Change.from_dict, raw["lineage"])),
-            sha256=Hashes(**raw["sha256"]),
             package=raw["package"],
             temperature=raw["temperature"],
             estimate=Estimate.from_dict(raw["estimate"]) if raw["estimate"] else None,
@@ -461,7 +448,6 @@ _FIELDS = (
     ("other_images", list, "array"),
     ("results", dict, "object"),
     ("lineage", list, "array"),
-    ("sha256", dict, "object"),
     ("package", str, "string"),
     ("temperature", float, "number"),
     ("estimate", dict, "object"),
@@ -477,7 +463,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
     return [
         *_problem_faults(raw["problem"], raw["labels"]),
         *_type_faults("backbone", raw["backbone"], {"source": str, "digest": str, "config": dict, "preprocess": dict}),
-        *_type_faults("sha256", raw["sha256"], {"weights": str, "classes": str}),
+        *_member_faults(raw["backbone"]),
         *_fit_argument_faults(raw["fit_arguments"]),
         *_training_image_faults(raw["training_images"]),
         *_other_image_faults(raw["other_images"]),
@@ -489,6 +475,16 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
 
 
 _WORDS = {str: "text", dict: "JSON object", int: "whole number"}
+
+
+def _member_faults(backbone: Any) -> list[str]:
+    """Errors in the list of the encoders of a pool."""
+    config = backbone.get("config") if isinstance(backbone, dict) else None
+    members = config.get("members", []) if isinstance(config, dict) else []
+    if not isinstance(members, list):
+        return ["backbone.config.members is no list"]
+    kinds = {"source": str, "digest": str}
+    return [fault for n, one in enumerate(members) for fault in _type_faults(f"backbone.config.members.{n}", one, kinds)]
 
 
 def _type_faults(where: str, values: dict[str, Any], kinds: dict[str, type]) -> list[str]:
@@ -506,6 +502,7 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
         faults.append("problem.names: at least two names expected")
     else:
         faults += [f"problem.names: {fault}" for fault in unreadable_names(names)]
+        faults += [f"labels: {fault}" for fault in unreadable_names(map(str, labels))]
         if len(labels) != len(names):
             faults.append(f"labels: {len(names)} expected, one per class name")
     faults += [f"labels: {label!r} is not text or a number" for label in labels if type(label) not in _LABEL_TYPES]
@@ -514,13 +511,9 @@ def _problem_faults(problem: dict[str, Any], labels: list[Any]) -> list[str]:
     return faults + _type_faults("problem", others, kinds)
 
 
-def unreadable_names(names: Sequence[str]) -> list[str]:
-    """One line per class name that is empty or holds control characters or broken Unicode."""
-    return [
-        f"{name!r} is not a readable name"
-        for name in names
-        if not name.strip(" _") or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
-    ]
+def unreadable_names(names: Iterable[str]) -> list[str]:
+    """One line per name or label of a class that cannot be one (`name_fault`)."""
+    return [fault for fault in dict.fromkeys(map(name_fault, names)) if fault]
 
 
 def _fit_argument_faults(arguments: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from dca.core import text
 from dca.core.errors import UserError
-from dca.core.files import encode_utf8, explain_write_errors, write_bytes
+from dca.core.files import encode_utf8, explain_write_errors, remove_abandoned, write_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -121,5 +121,6 @@ def write_page(path: Path, html: str) -> Path:
     """Write a page atomically; returns its path."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent, f".{path.name}.")
     write_bytes(path, encode_utf8(html))
     return path

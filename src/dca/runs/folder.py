@@ -1,7 +1,8 @@
 """The folder of a run, and what makes two runs the same run.
 
-An unfinished run is in NAME.partial and becomes NAME in one rename. Its identity is everything that decides it:
-description, images, backbone and precision. A run continues, or counts as finished, only where the identity is equal.
+An unfinished run is in NAME.partial and takes the place of NAME when it is finished. Its identity is everything that
+decides it: description, images, backbone and precision. A run continues, or counts as finished, only where the identity
+is equal.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from typing import Any
 import dca
 from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
-from dca.core.files import atomic_replace, explain_write_errors, json_digest, read_json, write_json
+from dca.core.files import (
+    atomic_replace,
+    explain_write_errors,
+    follow_link,
+    json_digest,
+    read_json,
+    remove_abandoned,
+    write_json,
+)
 from dca.core.hints import Hint, allow_overwrite, choose_output
 from dca.core.options import as_json
-from dca.datasets.corrections import carry_over_corrections
 from dca.datasets.dataset import LabelledImage
 from dca.datasets.task import Task
 from dca.images.decode import ImageLike
 from dca.model import checkpoint
-from dca.model.checkpoint import FILES, PARTIAL, RESULT, SPEC
+from dca.model.checkpoint import PARTIAL, RESULT, SPEC
 from dca.runs.result import RunResult
 from dca.runs.spec import FitSpec
 from dca.training.context import make_problem
@@ -136,10 +144,10 @@ class RunFolder:
         try:
             differing = compare_identities(self._identity(self.target), identity)
             if not differing:
-                record = checkpoint.read_record(self.target)
+                checkpoint.read_record(self.target)
                 checkpoint.read_tensors(self.target)
-                checkpoint.require_intact_weights(self.target, record)
                 result = _read_result(self.target / RESULT)
+                checkpoint.require_intact(self.target)
         except UserError as error:
             hint: Hint = ["copy it again from where it was whole", allow_overwrite()]
             problem = f"a finished model, but damaged: {error.problem}"
@@ -169,6 +177,7 @@ class RunFolder:
                 log.warning("%s: discarding an unfinished run (%s)", self.partial, "; ".join(differing))
                 shutil.rmtree(self.partial)
             self.partial.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.partial)
         write_json(self.partial / SPEC, {"spec": spec, "identity": identity})
         return self.partial
 
@@ -184,9 +193,9 @@ class RunFolder:
         return read_json(folder / SPEC).get("identity")
 
     def _require_ours(self) -> None:
-        """Raise if the partial folder holds files that no run writes; hidden files are unfinished writes of ours."""
-        names = (path.name for path in self.partial.iterdir())
-        if foreign := sorted(name for name in names if name not in FILES and not name.startswith(".")):
+        """Raise if the partial folder holds files that neither a run writes nor the model that it replaces holds."""
+        names = (path.name for path in checkpoint.list_others(self.partial))
+        if foreign := sorted(name for name in names if not name.startswith(".") and not (self.target / name).exists()):
             raise UserError(
                 f"{self.partial} is in the way: it is no unfinished run",
                 details=foreign,
@@ -205,8 +214,8 @@ class RunFolder:
         return sum(row["seconds"] for folder in folders for row in read_metrics(folder))
 
     def finish(self) -> None:
-        """Rename the partial folder to the target; corrections of a model that is there are kept."""
-        carry_over_corrections(self.target, self.partial)
+        """Put the partial folder in the place of the target; what the user keeps in a model that is there is kept."""
+        checkpoint.carry_over(self.target, self.partial)
         atomic_replace(self.partial, self.target)
         # Only now: until the folder is in its place, an interrupted run still needs its state.
         self._drop_state()
@@ -219,7 +228,8 @@ class RunFolder:
 
 def partial_folder(target: Path) -> Path:
     """The folder of the unfinished run of `target`."""
-    return target.with_name(f"{target.name}{PARTIAL}")
+    folder = follow_link(target)
+    return folder.with_name(f"{folder.name}{PARTIAL}")
 
 
 def _read_result(path: Path) -> RunResult:

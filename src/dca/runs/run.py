@@ -377,6 +377,7 @@ def _fit_and_record(
     size = (partial_folder / checkpoint.WEIGHTS).stat().st_size
     result = dataclasses.replace(result, checkpoint_bytes=size)
     write_json(partial_folder / checkpoint.RESULT, result.to_dict())
+    checkpoint.write_manifest(partial_folder)
     folder.finish()
     return FittedRun(folder.target, result, evaluations, model, features)
 

@@ -7,7 +7,6 @@ licence. They are stored without loss (WebP) as `train/<class>/NN.webp` and `tes
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_replace, explain_write_errors
+from dca.core.files import atomic_folder, explain_write_errors
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.images.decode import open_bytes
 
@@ -79,13 +78,9 @@ def write_sample(folder: Path | str, **options: int) -> Path:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder}: already there and not empty.", hint="name a new folder for the sample")
     sample = load_sample(**options)
-    with explain_write_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-            unfinished = Path(scratch) / "sample"
-            _write_part(unfinished / "train", sample.train)
-            _write_part(unfinished / "test", sample.test)
-            atomic_replace(unfinished, folder)
+    with atomic_folder(folder) as unfinished, explain_write_errors(folder):
+        _write_part(unfinished / "train", sample.train)
+        _write_part(unfinished / "test", sample.test)
     return folder
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dca.cli.common import Group, device_flags, emit, json_flag
+from dca.cli.common import Group, device_flags, emit, json_flag, print_lines
 
 if TYPE_CHECKING:
     import torch
@@ -182,10 +182,10 @@ def print_results(results: Iterable[Result], device: torch.device, as_json: bool
         head = {"device": name, "threads": torch.get_num_threads(), "versions": versions}
         emit({**head, "results": [result.to_dict() for result in results]})
         return
-    click.echo(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    click.echo(format_line(HEADER))
+    print_lines(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print_lines(format_line(HEADER))
     for result in results:
-        click.echo(format_line(format_cells(result)))
+        print_lines(format_line(format_cells(result)))
 
 
 def format_line(cells: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dca.cli.common import emit, json_flag
+from dca.cli.common import emit, json_flag, print_lines
 from dca.core.text import format_bytes
 
 
@@ -43,4 +43,4 @@ def command(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
         return
     words = f"{counts.finished:,} finished and {counts.failed:,} failed cells"
     news = f"{counts.added:,} new, {counts.changed:,} changed"
-    click.echo(f"wrote {output} ({format_bytes(output.stat().st_size)}): {words}; {news}")
+    print_lines(f"wrote {output} ({format_bytes(output.stat().st_size)}): {words}; {news}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dca.cli.common import print_lines
 from dca.core.text import format_bytes
 
 
@@ -61,6 +62,6 @@ def command(
     subject = read_subject(runs, specifications=specifications, selection=selection)
     folder = output or (runs if runs.is_dir() else runs.parent) / "report"
     page = write_runs_report(subject, folder, text_only=text_only)
-    click.echo(f"wrote {page} ({format_bytes(page.stat().st_size)})")
+    print_lines(f"wrote {page} ({format_bytes(page.stat().st_size)})")
     if open_it:
         open_page(page)

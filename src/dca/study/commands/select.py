@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dca.cli.common import emit, json_flag
+from dca.cli.common import emit, json_flag, print_lines
 from dca.cli.tables import format_table
 from dca.core.text import percent
 
@@ -45,8 +45,8 @@ def command(runs: Path, spec: str, backbone: str | None, output: Path, as_json: 
     if as_json:
         emit({**selection, "sha256": digest})
         return
-    click.echo("\n".join(format_selection(selection)))
-    click.echo(f"wrote {output}, sha256 {digest}")
+    print_lines(*format_selection(selection))
+    print_lines(f"wrote {output}, sha256 {digest}")
 
 
 def format_selection(selection: Mapping[str, Any]) -> list[str]:

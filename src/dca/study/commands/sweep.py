@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from dca.cli.common import emit, json_flag, only_results_on_stdout, quiet_flag
-from dca.core.text import format_long_duration, format_seconds, pluralize
+from dca.cli.common import emit, json_flag, only_results_on_stdout, print_lines, quiet_flag
+from dca.core.text import format_long_duration, format_seconds, make_visible, pluralize
 from dca.study.choices import BACKENDS
 from dca.study.commands.run import track_option
 
@@ -121,7 +121,7 @@ def command(
         emit(summarize(plan, failed))
     else:
         for line in format_end(plan, failed):
-            click.echo(line)
+            print_lines(line)
     if failed:
         raise click.exceptions.Exit(2)
 
@@ -139,7 +139,7 @@ def run_and_show(plan: Plan, display: Display, **arguments: Any) -> dict[str, tu
                 display(event, counts)
                 failed = {id: (cell.label, error) for id, (cell, error) in counts.failed.items()}
     except KeyboardInterrupt:
-        click.echo("interrupted; the same command does the cells that are left", err=True)
+        print_lines("interrupted; the same command does the cells that are left", err=True)
         raise click.exceptions.Exit(130) from None
     return failed
 
@@ -177,16 +177,16 @@ def show_plan(plan: Plan, root: Path | None, *, as_json: bool) -> None:
         emit(plan_to_dict(plan, lacking))
         return
     study, left = plan.study, plan.to_do
-    click.echo(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
+    print_lines(f"{study.name}: {study.title}" + (f" ({study.paper})" if study.paper else ""))
     done = f"{len(plan.finished):,} done before, {len(left):,} to do with {pluralize(plan.new_fits, 'fit')}"
-    click.echo(f"{pluralize(len(study.cells), 'cell')}, {done}")
+    print_lines(f"{pluralize(len(study.cells), 'cell')}, {done}")
     for line in format_cells(plan):
-        click.echo(f"  {line}")
-    click.echo(f"expected time: {format_expected_time(plan.expected_seconds) if left else 'nothing to do'}")
+        print_lines(f"  {line}")
+    print_lines(f"expected time: {format_expected_time(plan.expected_seconds) if left else 'nothing to do'}")
     for error in lacking:
-        click.echo(f"missing: {error.problem}")
+        print_lines(f"missing: {error.problem}")
     if lacking:
-        click.echo(
+        print_lines(
             "  fix: --data DIR is the folder that holds the datasets (`dca datasets`), --backbone PATH the weights"
         )
 
@@ -251,7 +251,7 @@ def print_line(event: SweepEvent, counts: SweepCounts) -> None:
     state = f"{event.kind} in {format_seconds(event.result.seconds)}" if event.kind == "finished" else event.kind
     error = f": {event.result.error}" if event.result.error else ""
     failed = f", {len(counts.failed):,} failed" if counts.failed else ""
-    click.echo(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)
+    print_lines(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)
 
 
 def build_table(counts: SweepCounts) -> Table:
@@ -259,6 +259,7 @@ def build_table(counts: SweepCounts) -> Table:
     import time
 
     from rich.table import Table
+    from rich.text import Text
 
     left = counts.seconds_left
     drawn = Table(box=None, pad_edge=False)
@@ -273,5 +274,6 @@ def build_table(counts: SweepCounts) -> Table:
         format_long_duration(left) if left else "-",
     )
     for cell, began in counts.running.values():
-        drawn.add_row("", "", "", "", "", f"{cell.label}  {format_seconds(time.monotonic() - began)}")
+        name = f"{cell.label}  {format_seconds(time.monotonic() - began)}"
+        drawn.add_row("", "", "", "", "", Text(make_visible(name)))
     return drawn
