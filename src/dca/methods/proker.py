@@ -277,11 +277,15 @@ class ProKeRHead(Head):
             beta=beta,
         )
 
-    def __call__(self, f: Tensor) -> Tensor:
-        """Image features f (B, D) -> probabilities (B, C)."""
+    def logits(self, f: Tensor) -> Tensor:
+        """Inputs of the softmax for image features f (B, D), up to what all classes share: (B, C)."""
         common = (f @ self.middle - self.beta).exp()[:, None]
         correction = torch.expm1(F.linear(f, self.keys)) @ self.coefficients + self.sums
-        return (F.linear(f, self.text) + common * correction).softmax(dim=-1)
+        return F.linear(f, self.text) + common * correction
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Image features f (B, D) -> probabilities (B, C)."""
+        return self.logits(f).softmax(dim=-1)
 
     @property
     def values_per_image(self) -> int:
