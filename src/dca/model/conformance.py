@@ -246,6 +246,7 @@ def check_probabilities(subject: Subject) -> None:
     require_distributions(found)
     method, f = subject.fitted.method_, subject.features
     with torch.no_grad():
+        require_distributions(method.head(f))  # `classify` would hide sums by its temperature
         together = method.classify(f)
         for size in BATCHES[:2]:
             part = method.classify(f[:size])
