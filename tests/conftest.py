@@ -115,12 +115,9 @@ def save_hf(clip: CLIP, folder: Path) -> Path:
 def short_recipe(name: str, **more: object) -> dict[str, object]:
     """Settings of a short fit; a method that fits another one in folds is given fewer epochs."""
     from dca.methods.registry import get_method
+    from dca.model.conformance import short_options
 
-    settings = {"epochs": 2, "warmup_epochs": 0, "batch_size": 8, **more}
-    if get_method(name).fits_others:
-        settings["epochs"] = min(settings["epochs"], 2)  # type: ignore[type-var]
-        return {"folds": 2, "trained_options": settings}
-    return settings if get_method(name).trains_on != "nothing" else {}
+    return short_options(get_method(name), **more)
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,7 @@ def test_authors_code_that_does_the_same_agrees(compared: Any, tmp_path: Path) -
     assert row.startswith("| `vpt placement=original` | KMnP/vpt@unknown | ")
     assert err.startswith("vpt placement=original: agrees")
     assert f"git clone https://github.com/mlvlab/DAPT {tmp_path}/mlvlab+DAPT" in out
-    assert out.count("| not compared |") == 9
+    assert out.count("| not compared |") == 11
 
 
 def test_authors_code_that_does_something_else_differs(compared: Any, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_any_repository_every_one_is_named_and_the_exit_code_is_2(compar
     assert (code, err) == (2, "")
     assert {row["verdict"] for row in rows} == {"not compared"}
     assert all(row["note"].startswith(f"git clone https://github.com/{row['repository']} ") for row in rows)
-    assert len({row["repository"] for row in rows}) == 8
+    assert len({row["repository"] for row in rows}) == 10
 
 
 def test_a_folder_that_does_not_exist_is_an_error(

@@ -49,6 +49,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "tip_adapter": {"views": 0},
     "tip_adapter_f": {"views": 0, "train_views": 1},
     "gda": {"views": 0},
+    "proker": {"views": 0},
+    "lp_plus_plus": {"views": 0},
 }
 # γ1 and γ2 that were chosen on validation images with the embedded model: those of the models of study/.
 MINI_GAMMAS = 100.0, 50.0

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.core import seeds
 from dca.methods.base import Batch, HeldOutPredictions, Method, Problem, TrainedMethod
 from dca.methods.registry import all_methods, get_method
+from dca.model.conformance import require_exported
 from oracles.images import Images
 
 CLASSES = ("cat", "dog", "a photo", "x", "café")
@@ -31,17 +31,6 @@ HEADS: list[tuple[str, dict[str, Any]]] = [
     ("vpt", {"placement": "maple"}),
     ("blend", {"trained": "tip_adapter"}),
 ]
-
-
-class Pixels(nn.Module):
-    """The finished model as a module: pixels (B, 3, S, S) -> probabilities (B, C)."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.method.classify(self.method.encode(pixels))
 
 
 class OneStep:
@@ -97,13 +86,3 @@ def test_a_temperature_is_exported_with_it(name: str) -> None:
     torch.testing.assert_close(after, (before.double().log() / 1.7).softmax(dim=-1))
     assert torch.equal(after.argmax(-1), before.argmax(-1))
     require_exported(method)
-
-
-def require_exported(method: Method) -> None:
-    module = Pixels(method).eval()
-    new = torch.randn(7, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    batch = torch.export.Dim("batch", min=1, max=128)
-    with torch.no_grad():
-        program = torch.export.export(module, (new[:2],), dynamic_shapes=({0: batch},)).module()
-        for size in (1, 3, 7):
-            torch.testing.assert_close(program(new[:size]), module(new[:size]), atol=1e-6, rtol=1e-5)

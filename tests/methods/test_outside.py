@@ -6,23 +6,24 @@ import json
 import logging
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import test_every_method as every
 import torch
 from torch.nn import functional as F
 
+from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.datasets.dataset import Dataset
 from dca.methods.base import Batch, Method, Problem
+from dca.methods.dca import DCA
 from dca.methods.registry import all_methods, get_method
 from dca.methods.summary import parameter_count
 from dca.methods.zero_shot import ZeroShot
-from dca.model.classifier import Classifier
+from dca.model.conformance import CHECKS, Check, Subject
 from oracles import towers
 from oracles.images import Images
 
@@ -63,8 +64,8 @@ def outside(site: Path) -> type[Method]:
 
 
 @pytest.fixture(scope="module")
-def fitted(outside: type[Method], sample: Dataset) -> Classifier:
-    return every.short(outside.name).fit(sample)
+def subject(outside: type[Method]) -> Subject:
+    return Subject(outside.name, make_backbone=make_clip)
 
 
 def test_the_page_s_file_registers_itself() -> None:
@@ -78,19 +79,16 @@ def test_the_page_s_file_registers_itself() -> None:
         del sys.modules["task_res"]
 
 
-def test_it_passes_what_every_method_must(fitted: Classifier, sample: Dataset, tmp_path: Path) -> None:
-    every.test_probabilities_are_finite_and_sum_to_one(fitted, sample)
-    every.test_losses_are_finite_and_named(fitted)
-    every.test_same_seed_gives_the_same_weights(fitted, sample)
-    every.test_the_backbone_is_bitwise_unchanged(fitted)
-    every.test_saved_and_loaded_gives_the_same_probabilities(fitted, sample, tmp_path)
-    (resumed := tmp_path / "resumed").mkdir()
-    every.test_interrupted_and_resumed_equals_a_straight_run(fitted, sample, resumed)
-    every.test_options_survive_json(fitted)
-    every.test_gradients_reach_every_parameter_of_the_method(fitted)
-    every.test_the_order_of_classes_does_not_matter("task_res", 2, sample)
-    every.test_few_and_unequal_images_work("task_res", (1, 2, 4), sample)
-    every.test_a_method_says_what_it_is("task_res")
+@pytest.mark.parametrize("check", CHECKS, ids=str)
+def test_it_does_what_every_method_must(subject: Subject, check: Check) -> None:
+    check(subject)
+
+
+def test_a_class_is_removed_with_its_rows(subject: Subject) -> None:
+    method, f = subject.fitted.method_, subject.features
+    whole = method.classify(f)[:, [0, *range(2, len(method.problem.names))]]
+    left = method.without_class(1).classify(f)
+    torch.testing.assert_close(left, whole / whole.sum(dim=1, keepdim=True), atol=1e-5, rtol=1e-4)
 
 
 def test_its_step_equals_its_equations(outside: type[Method], clip: CLIP) -> None:
@@ -140,10 +138,35 @@ def test_the_command_line_knows_it(outside: type[Method], dca: Any, photos: Path
     assert dca("eval", model, photos).code == 0
 
 
-def test_a_damaged_model_of_it_is_refused(fitted: Classifier) -> None:
-    state = {**fitted.method_.state_dict(), "weights": torch.ones(2, 16)}
+def test_a_damaged_model_of_it_is_refused(subject: Subject) -> None:
+    method = subject.fitted.method_
     with pytest.raises(Exception, match="not those of a 'task_res' model"):
-        fitted.method_.restore(state)
+        method.restore({**method.state_dict(), "weights": torch.ones(2, 16)})
+
+
+def test_the_page_s_loss_replaces_one_term_of_dca_and_encodes_texts_once(clip: CLIP) -> None:
+    (block,) = re.findall(r"\n( {4}class HingeDCA.*?\n)\n?##", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code = textwrap.dedent(block)
+    names: dict[str, Any] = {"DCA": DCA, "torch": torch}
+    exec(compile(code, str(PAGE), "exec"), names)
+    images, steps, texts = Images((2, 2, 2)), {}, []
+    for kind in (DCA, names["HingeDCA"]):
+        method = kind.build(clip, Problem(names=CLASSES, shots=2, seed=1), kind.Options(alpha=2.0, beta=0.5))
+        with torch.no_grad():
+            for parameter in method.parameters():
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
+        method.prepare(images)
+        encode = method.encode_text
+        method.encode_text = lambda *args, encode=encode: texts.append(args) or encode(*args)
+        steps[kind] = method.step(images.batch())
+        if kind is not DCA:
+            flat = encode().detach().flatten(0, 1)
+            apart = [max(0.0, 1 - float((a - b).norm())) for a in flat for b in flat]
+            assert float(steps[kind].terms["ts"].detach()) == pytest.approx(0.5 * sum(apart) / len(apart), abs=1e-4)
+    assert len(texts) == 2
+    one, other = (steps[kind].terms for kind in steps)
+    assert list(one) == list(other) == ["cls", "in", "ts"]
+    assert torch.equal(one["in"], other["in"])
 
 
 def test_broken_packages_are_reported_and_left_out(

@@ -25,6 +25,7 @@ from dca.core.hints import set_shots, write_draw
 from dca.core.seeds import derive_seed
 from dca.core.text import normalize_name, pluralize
 from dca.datasets.dataset import Dataset, LabelledImage
+from dca.datasets.pickled_draws import is_pickle, read_pickled_draw
 from dca.images.hashing import sha256_of
 
 # Most validation images per class that a draw takes.
@@ -301,8 +302,8 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
 
     Args:
         path: A file of `export_draw`, an index file that accompanies published work
-            ({"train": {"data": [{"impath", "classname"}, ...]}, ...}), or plain positions
-            ({"train": [8, 36, ...], ...}).
+            ({"train": {"data": [{"impath", "classname"}, ...]}, ...}), plain positions
+            ({"train": [8, 36, ...], ...}), or a pickle of CoOp's, of which nothing is executed.
         dataset: What was drawn from.
         verify: Compare the content of each image with its recorded hash.
 
@@ -313,7 +314,7 @@ def import_draw(path: str | Path, dataset: Dataset, *, verify: bool = True) -> D
         UserError: With all images that are missing, of another class, or different.
     """
     path = Path(path)
-    raw = _read_json(path)
+    raw = read_pickled_draw(path) if is_pickle(path) else _read_json(path)
     images: dict[str, tuple[LabelledImage, ...]] = {}
     faults: list[str] = []
     for part in PARTS:

@@ -332,25 +332,48 @@ class DCA(ClassFeatureMethod):
 
     def step(self, batch: Batch) -> Step:
         """L_cls, α L_in and β L_ts of one batch."""
-        options = self.options
-        assert options.intra_reduction is not None
-        assert options.separation_reduction is not None
         sampled = self._draw_classes(batch)
         f, u = self.encode(batch.inputs), self.encode_text(sampled.classes if sampled else None)
         logits = self._train_logits(f, u)
-        terms = {"cls": losses.classification(logits, sampled.labels if sampled else batch.labels)}
-        if options.alpha:
-            terms["in"] = options.alpha * self._intra_class(f, batch.labels, options.intra, options.intra_reduction)
-        if options.beta:
-            flat = u.flatten(0, 1)
-            pairs = None
-            if options.separation_pairs and len(flat) > 1:
-                pairs = losses.draw_pairs(len(flat), options.separation_pairs, batch.generator)
-            terms["ts"] = options.beta * losses.text_separation(
-                flat, reduction=options.separation_reduction, pairs=pairs
-            )
+        terms = self.loss_terms(f, u, logits, batch, sampled.labels if sampled else batch.labels)
         probabilities = logits.detach().softmax(dim=-1).mean(dim=0)
         return Step(terms, sampled.to_all_classes(probabilities) if sampled else probabilities)
+
+    def loss_terms(self, f: Tensor, u: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> dict[str, Tensor]:
+        """Weighted loss terms by name, from what the step has computed; for methods with other terms.
+
+        f: image features (B, D). u: text features (M, C, D) of the classes that compete. logits: (M, B, C).
+        labels: (B,), among these classes; `batch.labels` are among all.
+        """
+        terms = {
+            "cls": self.classification_loss(logits, labels),
+            "in": self.intra_class_loss(f, batch.labels),
+            "ts": self.separation_loss(u, batch.generator),
+        }
+        return {name: term for name, term in terms.items() if term is not None}
+
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """L_cls of logits (M, B, C) and labels (B,)."""
+        return losses.classification(logits, labels)
+
+    def intra_class_loss(self, f: Tensor, labels: Tensor) -> Tensor | None:
+        """α L_in of image features (B, D) and labels (B,); None if α is 0."""
+        options = self.options
+        if not options.alpha:
+            return None
+        assert options.intra_reduction is not None
+        return options.alpha * self._intra_class(f, labels, options.intra, options.intra_reduction)
+
+    def separation_loss(self, u: Tensor, generator: torch.Generator) -> Tensor | None:
+        """β L_ts of text features (M, C, D); None if β is 0. generator: for random pairs."""
+        options = self.options
+        if not options.beta:
+            return None
+        assert options.separation_reduction is not None
+        flat, pairs = u.flatten(0, 1), None
+        if options.separation_pairs and len(flat) > 1:
+            pairs = losses.draw_pairs(len(flat), options.separation_pairs, generator)
+        return options.beta * losses.text_separation(flat, reduction=options.separation_reduction, pairs=pairs)
 
     def _draw_classes(self, batch: Batch) -> SampledClasses | None:
         """The classes that compete in this step; None for all."""

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -481,10 +482,11 @@ def _member_faults(backbone: Any) -> list[str]:
     """Errors in the list of the encoders of a pool."""
     config = backbone.get("config") if isinstance(backbone, dict) else None
     members = config.get("members", []) if isinstance(config, dict) else []
-    if not isinstance(members, list):
-        return ["backbone.config.members is no list"]
-    kinds = {"source": str, "digest": str}
-    return [fault for n, one in enumerate(members) for fault in _type_faults(f"backbone.config.members.{n}", one, kinds)]
+    if not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
+        return ["backbone.config.members: a list of JSON objects expected"]
+    kinds: dict[str, type] = {"source": str, "digest": str, "config": dict}
+    faults = (_type_faults(f"backbone.config.members.{n}", one, kinds) for n, one in enumerate(members))
+    return list(chain.from_iterable(faults))
 
 
 def _type_faults(where: str, values: dict[str, Any], kinds: dict[str, type]) -> list[str]:

@@ -76,6 +76,20 @@ CASES = (
         "includes the search of α on validation images. Ours in float64, too: weights are in the hundreds",
     ),
     Case(
+        "proker",
+        repos.PROKER,
+        frozen.proker,
+        "includes the search of β and λ on validation images, with the grid of Caltech101. Logits are those that the"
+        " argmax is taken of, times τ",
+    ),
+    Case(
+        "lp_plus_plus bias=true",
+        repos.LP_PLUS_PLUS,
+        frozen.lp_plus_plus,
+        "300 iterations, and which of them counts on validation images. Their bias starts at random values, here at 0;"
+        " they train in float16",
+    ),
+    Case(
         "clip_svd",
         repos.CLIP_SVD,
         clip_svd.clip_svd,

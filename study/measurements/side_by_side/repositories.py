@@ -9,9 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository on GitHub, by its full name "owner/name"."""
+    """A repository on GitHub, by its full name "owner/name". at: the commit to take, if not the newest."""
 
     full_name: str
+    at: str = ""
 
     def find(self, folder: Path) -> Path | None:
         """Its work tree in `folder`, as owner+name or name; None if there is none."""
@@ -21,7 +22,8 @@ class Repository:
     def how_to_get(self, folder: Path) -> str:
         """The command that brings it."""
         target = folder / self.full_name.replace("/", "+")
-        return f"git clone https://github.com/{self.full_name} {target}"
+        clone = f"git clone https://github.com/{self.full_name} {target}"
+        return f"{clone} && git -C {target} checkout {self.at}" if self.at else clone
 
 
 def commit(tree: Path) -> str:
@@ -48,3 +50,6 @@ DAPT = Repository("mlvlab/DAPT")
 GDA = Repository("mrflogs/ICLR24")
 CLIP_SVD = Repository("HealthX-Lab/CLIP-SVD")
 GALLOP = Repository("MarcLafon/gallop")
+LP_PLUS_PLUS = Repository("FereshteShakeri/FewShot-CLIP-Strong-Baseline")
+# The authors' history up to March 2025 lies in a fork of somebody else, whose later commits change their code.
+PROKER = Repository("omarnust/BReg-Adapter", at="f2ecb3d")
