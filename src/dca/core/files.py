@@ -18,6 +18,10 @@ from dca.core.errors import UserError
 from dca.core.hints import Hint, choose_output
 
 
+class InUseError(UserError):
+    """Another process is writing what this one wants to write."""
+
+
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError (no permission, read-only, disk full) into a UserError about `path`."""
@@ -40,7 +44,8 @@ def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
     what: what such a process does, for the error.
 
     Raises:
-        UserError: Another process holds the lock, or the lock file cannot be created.
+        InUseError: Another process holds the lock.
+        UserError: The lock file cannot be created.
     """
     lock_file = folder.with_name(f".{folder.name}.lock")
     lock = FileLock(lock_file)
@@ -52,7 +57,7 @@ def exclusive_lock(folder: Path, what: str = "fit or server") -> Iterator[None]:
             lock.acquire(blocking=False)
         except Timeout:
             hint: Hint = ["wait until it has ended", choose_output()]
-            raise UserError(f"another {what} is writing {folder}", hint=hint) from None
+            raise InUseError(f"another {what} is writing {folder}", hint=hint) from None
     try:
         yield
     finally:
