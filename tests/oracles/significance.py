@@ -4,48 +4,79 @@ from __future__ import annotations
 
 import itertools
 import math
-
-import numpy as np
-
-
-def bootstrap_means(differences: list[list[float]], samples: int, stream: int) -> list[float]:
-    """Draw datasets, then as many pairs of each as it has; the mean over datasets of the mean of the drawn pairs."""
-    rng = np.random.default_rng(stream)
-    most = max(map(len, differences))
-    datasets = rng.integers(0, len(differences), (samples, len(differences))).tolist()
-    uniform = rng.random((samples, len(differences), most)).tolist()
-    found = []
-    for sample in range(samples):
-        means = []
-        for place, dataset in enumerate(datasets[sample]):
-            own = differences[dataset]
-            drawn = [own[math.floor(uniform[sample][place][n] * len(own))] for n in range(len(own))]
-            means.append(sum(drawn) / len(drawn))
-        found.append(sum(means) / len(means))
-    return found
+import random
 
 
-def percentile(values: list[float], share: float) -> float:
-    """Linear interpolation between the two nearest of the sorted values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def t_density(t: float, freedom: float) -> float:
+    """Student's density."""
+    front = math.gamma((freedom + 1) / 2) / math.sqrt(freedom * math.pi) / math.gamma(freedom / 2)
+    return front * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
 
 
-def signed_rank(differences: list[float]) -> float:
-    """Count every assignment of signs whose rank sum is at least as far out as the one that was seen."""
-    values = [d for d in differences if d != 0]
-    sizes = [abs(d) for d in values]
-    ranks = [sum(b < a for b in sizes) + (sum(b == a for b in sizes) + 1) / 2 for a in sizes]
-    seen = sum(rank for rank, d in zip(ranks, values, strict=True) if d > 0)
-    sums = [
-        sum(r for r, plus in zip(ranks, signs, strict=True) if plus)
-        for signs in itertools.product((False, True), repeat=len(ranks))
-    ]
-    below, above = sum(s <= seen for s in sums), sum(s >= seen for s in sums)
-    return min(1.0, 2 * min(below, above) / len(sums))
+def t_cdf(t: float, freedom: float, steps: int = 20_000) -> float:
+    """One half, and the area from 0 to t by Simpson's rule."""
+    width = t / steps
+    inner = sum((4 if n % 2 else 2) * t_density(n * width, freedom) for n in range(1, steps))
+    return 0.5 + (t_density(0.0, freedom) + inner + t_density(t, freedom)) * width / 3
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """The t at which the area from the left is this share, by halving."""
+    low, high = 0.0, 400.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, freedom, 2000) < share else (low, middle)
+    return (low + high) / 2
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def variance(values: list[float]) -> float:
+    return sum((value - mean(values)) ** 2 for value in values) / (len(values) - 1)
+
+
+def interval_over_datasets(draws: list[list[float]], quantile: float) -> tuple[float, float]:
+    """Mean of the datasets' means, plus and minus quantile · s / √D."""
+    means = [mean(values) for values in draws]
+    reach = quantile * math.sqrt(variance(means) / len(means))
+    return mean(means) - reach, mean(means) + reach
+
+
+def welch_freedom(draws: list[list[float]]) -> float:
+    """Welch's degrees of freedom of a mean over datasets whose draws have variances of their own."""
+    parts = [variance(values) / len(values) for values in draws]
+    return sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, draws, strict=True))
+
+
+def interval_over_draws(draws: list[list[float]], quantile: float) -> tuple[float, float]:
+    """The same mean, with the error that each dataset's draws leave."""
+    error = math.sqrt(sum(variance(values) / len(values) for values in draws)) / len(draws)
+    middle = mean([mean(values) for values in draws])
+    return middle - quantile * error, middle + quantile * error
+
+
+def share_decided(
+    true: float, deviation: float, n: int, region: tuple[float, float], inside: bool, quantile: float, trials: int
+) -> float:
+    """How often the interval of n normal values lies inside the region, or outside, when it is tried."""
+    rng = random.Random(n)
+    hits = 0
+    for _ in range(trials):
+        values = [rng.gauss(true, deviation) for _ in range(n)]
+        reach = quantile * math.sqrt(variance(values) / n)
+        low, high = mean(values) - reach, mean(values) + reach
+        hits += (region[0] < low and high < region[1]) if inside else (high <= region[0] or low >= region[1])
+    return hits / trials
+
+
+def sign_test(values: list[float]) -> float:
+    """Share of all assignments of signs that are at least as uneven as the one that was seen."""
+    signs = [value > 0 for value in values if value != 0]
+    uneven = abs(sum(signs) - len(signs) / 2)
+    every = list(itertools.product((False, True), repeat=len(signs)))
+    return sum(abs(sum(some) - len(signs) / 2) >= uneven for some in every) / len(every)
 
 
 def holm(p_values: list[float]) -> list[float]:

@@ -36,6 +36,10 @@ _numbers = itertools.count()
 _held: set[tuple[str, int]] = set()
 
 
+class InUseError(UserError):
+    """Another process is writing what this one wants to write."""
+
+
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError (no permission, read-only, disk full) into a UserError about `path`."""
@@ -59,7 +63,8 @@ def exclusive_lock(folder: Path, what: str = "fit or server", *, wait: float = 0
     what: what such a process does, for the error. wait: seconds to wait for one that has the lock.
 
     Raises:
-        UserError: Another process holds the lock, or the lock file cannot be created.
+        InUseError: Another process holds the lock.
+        UserError: The lock file cannot be created.
     """
     folder = follow_link(folder)
     lock_file = folder.with_name(f".{folder.name}.lock")
@@ -71,7 +76,7 @@ def exclusive_lock(folder: Path, what: str = "fit or server", *, wait: float = 0
             except LockHeldError as error:
                 hint: Hint = ["wait until it has ended", choose_output()]
                 details = [error.holder] if error.holder else []
-                raise UserError(f"another {what} is writing {folder}", details=details, hint=hint) from None
+                raise InUseError(f"another {what} is writing {folder}", details=details, hint=hint) from None
         _held.add(key := _lock_key(folder))
         stack.callback(_held.discard, key)
         _recover(folder)

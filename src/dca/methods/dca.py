@@ -1,4 +1,7 @@
-"""DCA: diversity and covariance-aware prompt learning (Dong et al., ICCV 2025).
+"""DCA: diversity and covariance-aware prompt learning (arXiv:2503.01531, 2025).
+
+Songlin Dong, Zhengdong Zhou, Chenhao Ding, Yuhang He, Xinyuan Gao, Alex Kot, Yihong Gong: Diversity Covariance-Aware
+Prompt Learning for Vision-Language Models.
 
 M text contexts of different lengths and V visual tokens are learned. Training uses the
 squared Euclidean distance d_e, separately for each prompt:
@@ -184,7 +187,10 @@ class DCA(ClassFeatureMethod):
     """Diversity and covariance-aware prompt learning."""
 
     name = "dca"
-    paper = "Dong et al., Diversity Covariance-Aware Prompt Learning for Vision-Language Models, ICCV 2025"
+    paper = (
+        "Songlin Dong, Zhengdong Zhou, Chenhao Ding, Yuhang He, Xinyuan Gao, Alex Kot, Yihong Gong, Diversity "
+        "Covariance-Aware Prompt Learning for Vision-Language Models, arXiv:2503.01531, 2025"
+    )
     needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
     trains_on = "images"
     Options = DCAOptions

@@ -11,32 +11,35 @@ where q is the most likely share of images that only the second model gets right
 Medicine 17, 1998). It also holds for few images and where the models never differ. The p-value is that of McNemar's
 exact test, which asks whether b of b + c could be heads of a fair coin.
 
-Two methods. Runs are paired where they have the same dataset, shots and seed, hence the same training images. The
-effect is the mean over datasets of the mean difference of a dataset. Its interval is a paired bootstrap over dataset
-and seed: datasets are drawn with replacement, then pairs of each drawn dataset, `SAMPLES` times with a fixed random
-stream, and the ends are the 2.5th and 97.5th percentiles. It says how the effect varies over datasets like these and
-over draws; with few datasets it is too narrow. The signed-rank test asks whether the differences could be symmetric
-about zero. Its p-value is exact, also with ties: every assignment of signs to the ranks is counted. Pairs of one
-dataset are not independent, so it is a guide.
+Two methods. Runs are paired where they have the same dataset, shots and seed, hence the same training images. Pairs of
+one dataset are not independent, and datasets differ in what a method gains: the dataset is the unit. Its value is the
+mean over its draws of the mean difference of a draw, and the effect is the mean over datasets. Two intervals say what
+varies:
+
+    over datasets   Student's t over the values of the datasets (student.py): for datasets like these, with new draws
+    over draws      for these very datasets with new draws: each dataset has a value with an estimated variance v_d, the
+                    variance of its draws over their number; the effect has Σ v_d / D², with Welch's degrees of freedom
+                    (Σ v_d)² / Σ v_d² / (n_d - 1)
+
+The sign test asks whether a method is as often above the other as below it, over datasets; with D of them it cannot go
+below 2^(1 - D).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dca.stats.intervals import Z95
+from dca.stats.student import LEVEL, Interval, t_interval, t_quantile
 
 HOW = "95 % interval: Tango's score interval for paired shares; p: McNemar's exact test"
-# Bootstrap samples, and the seed of their random stream.
-SAMPLES, STREAM = 10_000, 0
-# With fewer pairs not even differences of one sign reach 5 % in the signed-rank test.
-FEWEST_PAIRS = 6
 # Accuracies are counts over images: smaller differences are rounding.
 _ROUNDING = 9
 
@@ -127,28 +130,70 @@ def mcnemar(b: int, c: int) -> float:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """A mean paired difference.
+    """A mean paired difference of two methods.
 
     Attributes:
-        effect: Mean over groups of the mean of each group.
-        low, high: Ends of the 95 % interval.
-        groups: Number of datasets.
-        pairs: Number of paired differences.
+        draws: The mean difference of each draw, by dataset; no dataset is without one.
+        pairs: Number of paired differences behind them.
     """
 
-    effect: float
-    low: float
-    high: float
-    groups: int
+    draws: tuple[tuple[float, ...], ...]
     pairs: int
 
+    @property
+    def groups(self) -> int:
+        """Number of datasets."""
+        return len(self.draws)
 
-def paired_bootstrap(differences: Sequence[Sequence[float]], samples: int = SAMPLES) -> MeanDifference:
-    """The mean difference with its interval; see the head of this module.
+    @property
+    def means(self) -> tuple[float, ...]:
+        """The value of each dataset."""
+        return tuple(map(statistics.fmean, self.draws))
+
+    @property
+    def effect(self) -> float:
+        """Mean over datasets."""
+        return statistics.fmean(self.means)
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of the values of the datasets, at least what their draws leave; None with one dataset."""
+        if self.groups < 2:
+            return None
+        noise = math.sqrt(statistics.fmean(self._variances)) if min(map(len, self.draws)) > 1 else 0.0
+        return max(statistics.stdev(self.means), noise)
+
+    @property
+    def _variances(self) -> list[float]:
+        """Variance of the value of each dataset over draws."""
+        return [statistics.variance(values) / len(values) for values in self.draws]
+
+    def over_datasets(self, level: float = LEVEL) -> Interval | None:
+        """Interval for datasets like these; None with one dataset."""
+        return t_interval(self.means, level) if self.groups > 1 else None
+
+    def over_draws(self, level: float = LEVEL) -> Interval | None:
+        """Interval for these datasets with new draws; None if one of them has a single draw."""
+        if min(map(len, self.draws)) < 2:
+            return None
+        parts = self._variances
+        if sum(parts) == 0:
+            return self.effect, self.effect
+        freedom = sum(parts) ** 2 / sum(v**2 / (len(d) - 1) for v, d in zip(parts, self.draws, strict=True))
+        reach = t_quantile((1 + level) / 2, freedom) * math.sqrt(sum(parts)) / self.groups
+        return self.effect - reach, self.effect + reach
+
+    @property
+    def above(self) -> int:
+        """On how many datasets the first method is above the second."""
+        return sum(round(value, _ROUNDING) > 0 for value in self.means)
+
+
+def mean_difference(differences: Sequence[Sequence[Sequence[float]]]) -> MeanDifference:
+    """The mean difference of two methods; see the head of this module.
 
     Args:
-        differences: Per dataset the differences of its pairs; no list is empty, and there is at least one.
-        samples: Number of bootstrap samples.
+        differences: Per dataset, and per draw of it, the differences of the pairs; no list is empty.
 
     Returns:
         The difference.
@@ -157,53 +202,33 @@ def paired_bootstrap(differences: Sequence[Sequence[float]], samples: int = SAMP
         ValueError: If there is nothing to compare.
 
     Example:
-        >>> found = paired_bootstrap([[1.0, 2.0, 3.0], [4.0]])
+        >>> found = mean_difference([[[1.0], [2.0], [3.0]], [[4.0], [3.0, 5.0]]])
         >>> found.effect, found.groups, found.pairs
-        (3.0, 2, 4)
+        (3.0, 2, 6)
     """
-    if not differences or not all(differences):
-        raise ValueError("need at least one difference of each dataset")
-    counts = np.array([len(group) for group in differences])
-    padded = np.zeros((len(counts), int(counts.max())))
-    for n, group in enumerate(differences):
-        padded[n, : len(group)] = group
-    rng = np.random.default_rng(STREAM)
-    datasets = rng.integers(0, len(counts), (samples, len(counts)))
-    sizes = counts[datasets][..., None]
-    pairs = (rng.random((*datasets.shape, padded.shape[1])) * sizes).astype(np.int64)
-    drawn = padded[datasets[..., None], pairs] * (np.arange(padded.shape[1]) < sizes)
-    means = (drawn.sum(-1) / sizes[..., 0]).mean(-1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    effect = float((padded.sum(-1) / counts).mean())
-    return MeanDifference(effect, float(low), float(high), len(counts), int(counts.sum()))
+    if not differences or not all(draws and all(draws) for draws in differences):
+        raise ValueError("need at least one difference of each dataset and draw")
+    draws = tuple(tuple(round(statistics.fmean(draw), _ROUNDING) for draw in dataset) for dataset in differences)
+    return MeanDifference(draws, sum(len(draw) for dataset in differences for draw in dataset))
 
 
-def signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test, exact; zeros are left out, ties have their mean rank.
+def sign_test(values: Sequence[float]) -> float:
+    """Two-sided p-value of the exact sign test; zeros are left out.
 
-    >>> signed_rank([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), signed_rank([1.0, -1.0]), signed_rank([])
-    (0.03125, 1.0, 1.0)
+    >>> sign_test([1.0, 2.0, 3.0]), sign_test([1.0, -1.0]), sign_test([])
+    (0.25, 1.0, 1.0)
     """
-    values = np.round(np.asarray(differences, dtype=np.float64), _ROUNDING)
-    values = values[values != 0]
-    ranks = _double_ranks(np.abs(values))
-    # Share of all sign assignments by the (doubled) sum of the ranks with a plus.
-    shares = np.zeros(int(ranks.sum()) + 1)
-    shares[0] = 1.0
-    for rank in ranks:
-        moved = np.zeros_like(shares)
-        moved[rank:] = shares[:-rank]
-        shares = (shares + moved) / 2
-    reached = int(ranks[values > 0].sum())
-    return float(min(1.0, 2 * min(shares[: reached + 1].sum(), shares[reached:].sum())))
+    rounded = [round(value, _ROUNDING) for value in values]
+    return mcnemar(sum(value > 0 for value in rounded), sum(value < 0 for value in rounded))
 
 
-def _double_ranks(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Twice the rank of each value, (N,), whole numbers also where ties share a mean rank."""
-    below = (sizes[:, None] > sizes[None, :]).sum(1)
-    equal = (sizes[:, None] == sizes[None, :]).sum(1)
-    doubled: NDArray[np.int64] = 2 * below + equal + 1
-    return doubled
+def sign_test_datasets(methods: int = 1, alpha: float = 1 - LEVEL) -> int:
+    """The fewest datasets with which a sign test can reach alpha after Holm's correction for a number of methods.
+
+    >>> sign_test_datasets(), sign_test_datasets(21)
+    (6, 10)
+    """
+    return math.ceil(1 + math.log2(methods / alpha) - 1e-12)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -4,12 +4,15 @@ Paired differences between two variants of a block: same dataset, shots and seed
 
 Judges the paper's claims from finished runs.
 
-Rule: a comparison *holds* if the 95 % interval of its paired difference lies inside the claimed region (usually: above
-zero), it *does not hold* if the interval lies outside, and it is *not decided* if the interval has a part in both, or
-if there are fewer than `FEWEST_PAIRS` pairs. A claim with several comparisons holds if every comparison was measured
-and holds; it does not hold if one does not; it is *not measured* if none was measured; otherwise it is not decided.
-Differences of chance are not corrected for: a claim must pass all of its comparisons. The size that the paper prints is
-not judged.
+Rule: the unit is the dataset. A comparison *holds* if the 95 % t-interval over its datasets lies inside the claimed
+region (usually: above zero), it *does not hold* if the interval lies outside, and it is *not decided* if the interval
+has a part in both, or with fewer than `FEWEST_DATASETS` datasets. Where every dataset has several draws, the interval
+over draws must lie on the same side: three datasets may agree by chance more closely than their draws allow. A claim
+with several comparisons holds if every comparison was measured and holds, which needs no correction, as chance would
+have to pass all of them. One that fails refutes the claim, and of m comparisons of a true claim each may fail by
+chance: a claim does not hold if a comparison lies outside at the level 1 - 0.05 / m (Bonferroni, the first step of
+Holm's method). It is *not measured* if no comparison was; otherwise it is not decided. The size that the paper prints
+is not judged.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Literal
 
-from dca.stats.paired import FEWEST_PAIRS, MeanDifference, paired_bootstrap
+from dca.datasets.shifts import split_shift_name
+from dca.stats.paired import MeanDifference, mean_difference
+from dca.stats.student import LEVEL, decided_distance, values_to_decide
 from dca.study.results import ACCURACY, Block, Run, Shots, Variant
 
 # The rows of a table in the paper's order, by its number.
@@ -237,25 +242,44 @@ _LEAST_SECONDS = 0.01  # records have two decimals
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Differences one - other.
+class Pair:
+    """One difference one - other.
 
     Attributes:
-        differences: By dataset; datasets without a pair are left out.
-        runs: Ids of all runs behind them.
+        dataset: What both were tested on.
+        draw: The seed; None for a quantity that is made of all seeds.
+        value: The difference.
+        runs: Ids of the runs behind it.
     """
 
-    differences: dict[str, list[float]]
+    dataset: str
+    draw: int | None
+    value: float
     runs: tuple[str, ...]
 
+
+@dataclass(frozen=True)
+class Pairs:
+    """Differences one - other, at any number of shots."""
+
+    pairs: tuple[Pair, ...]
+
+    @cached_property
+    def by_draw(self) -> dict[str, dict[int | None, list[float]]]:
+        """The differences by dataset and draw; datasets without a pair are left out."""
+        found: dict[str, dict[int | None, list[float]]] = {}
+        for pair in self.pairs:
+            found.setdefault(pair.dataset, {}).setdefault(pair.draw, []).append(pair.value)
+        return found
+
     @property
-    def all(self) -> list[float]:
-        """All differences."""
-        return [value for values in self.differences.values() for value in values]
+    def runs(self) -> tuple[str, ...]:
+        """Ids of all runs behind them."""
+        return tuple(dict.fromkeys(id for pair in self.pairs for id in pair.runs))
 
     def difference(self) -> MeanDifference | None:
-        """The mean difference with its interval; None if there is no pair."""
-        return paired_bootstrap(list(self.differences.values())) if self.differences else None
+        """The mean difference; None if there is no pair."""
+        return mean_difference([list(draws.values()) for draws in self.by_draw.values()]) if self.pairs else None
 
 
 def pairs_of(
@@ -281,23 +305,14 @@ def pairs_of(
     Returns:
         The pairs.
     """
-    found: dict[str, list[float]] = {}
-    ids: dict[str, None] = {}
-    for dataset in datasets or block.datasets:
-        for k in shots:
-            make = _spread_pairs if quantity == SPREAD else _seed_pairs
-            for value, runs in make(block, one, other, dataset, k, quantity, less_shots):
-                found.setdefault(dataset, []).append(value)
-                ids.update(dict.fromkeys(runs))
-    return Pairs(found, tuple(ids))
-
-
-_Found = list[tuple[float, tuple[str, ...]]]
+    make = _spread_pairs if quantity == SPREAD else _seed_pairs
+    places = [(dataset, k) for dataset in datasets or block.datasets for k in shots]
+    return Pairs(tuple(pair for place in places for pair in make(block, one, other, *place, quantity, less_shots)))
 
 
 def _seed_pairs(
     block: Block, one: Variant, other: Variant, dataset: str, shots: Shots, quantity: str, less: Shots
-) -> _Found:
+) -> list[Pair]:
     """One difference per seed."""
     both = (*block.runs(one, dataset, shots), *block.runs(other, dataset, shots))
     found = []
@@ -309,20 +324,21 @@ def _seed_pairs(
         if len(known) == len(wanted):
             signs = (1, -1, -1, 1)
             ids = tuple(run.id for run in runs if run is not None)
-            found.append((sum(sign * value for sign, value in zip(signs, known, strict=False)), ids))
+            value = sum(sign * value for sign, value in zip(signs, known, strict=False))
+            found.append(Pair(dataset, seed, value, ids))
     # Two runs of zero-shot CLIP stand for every seed: count them once.
-    return list({ids: (value, ids) for value, ids in found}.values())
+    return list({pair.runs: pair for pair in found}.values())
 
 
 def _spread_pairs(
     block: Block, one: Variant, other: Variant, dataset: str, shots: Shots, _quantity: str, _less: Shots
-) -> _Found:
+) -> list[Pair]:
     """The difference of the standard deviations over seeds, where both have at least two."""
     runs = [block.runs(variant, dataset, shots) for variant in (one, other)]
     if min(map(len, runs)) < 2:
         return []
     first, second = (statistics.stdev(run.figures[ACCURACY] for run in some) for some in runs)
-    return [(first - second, tuple(run.id for some in runs for run in some))]
+    return [Pair(dataset, None, first - second, tuple(run.id for some in runs for run in some))]
 
 
 def _figure(run: Run | None, quantity: str) -> float | None:
@@ -337,12 +353,14 @@ def _figure(run: Run | None, quantity: str) -> float | None:
 ARROW = " → "
 Outcome = Literal["holds", "does not hold", "not decided", "not measured"]
 _LEAST_FIRST: tuple[Outcome, ...] = ("does not hold", "not decided", "holds", "not measured")
+FEWEST_DATASETS = 3
 RULE = (
-    "A comparison holds if the 95 % interval of its paired difference (paired bootstrap over dataset and seed) lies "
-    "inside the claimed region, usually above zero; it does not hold if the interval lies outside; it is not decided "
-    f"if the interval has a part in both, or with fewer than {FEWEST_PAIRS} pairs. A claim with several comparisons "
-    "holds if all were measured and hold, does not hold if one does not, and is not decided otherwise. The size that "
-    "the paper prints is not judged."
+    "The unit is the dataset: pairs of runs with the same dataset, shots and draw are averaged to one difference per "
+    "dataset. A comparison holds if the 95 % t-interval over datasets lies inside the claimed region, usually above "
+    "zero, and so does the interval over draws, where there are several; it does not hold if both lie outside; it is "
+    f"not decided otherwise, or with fewer than {FEWEST_DATASETS} datasets. A claim with several comparisons holds if "
+    "all were measured and hold; it does not hold if one of the m that were measured lies outside also at the level "
+    "1 − 0.05 / m; it is not decided otherwise. The size that the paper prints is not judged."
 )
 
 
@@ -352,15 +370,25 @@ class ClaimComparison:
 
     Attributes:
         words: What is compared, in words.
-        difference: The paired difference; None if it was not measured.
+        pairs: The paired differences; none if it was not measured. Their datasets are the units.
+        difference: Their mean; None if it was not measured.
         outcome: See the rule.
-        runs: Ids of the runs behind it.
     """
 
     words: str
+    pairs: Pairs
     difference: MeanDifference | None
     outcome: Outcome
-    runs: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Ids of the runs behind it."""
+        return self.pairs.runs
+
+    @property
+    def by_dataset(self) -> dict[str, float]:
+        """The value of each dataset."""
+        return {} if self.difference is None else dict(zip(self.pairs.by_draw, self.difference.means, strict=True))
 
 
 @dataclass(frozen=True)
@@ -387,11 +415,55 @@ class JudgedClaim:
         """The measured comparison that speaks least for the claim."""
         return min(self.measured, key=self._support, default=None)
 
-    def _support(self, one: ClaimComparison) -> tuple[int, float]:
-        """Its outcome, and of equal outcomes how far the effect is inside the claimed region."""
+    def _support(self, one: ClaimComparison) -> tuple[bool, int, float]:
+        """Whether it does not refute the claim, its outcome, and how far the effect is inside the claimed region."""
         assert one.difference is not None
-        inside = min(one.difference.effect - self.claim.low, self.claim.high - one.difference.effect)
-        return _LEAST_FIRST.index(one.outcome), inside
+        low, high = self.claim.low, self.claim.high
+        refutes = region_outcome(one.difference, low, high, self.refuting_level) == "does not hold"
+        inside = min(one.difference.effect - low, high - one.difference.effect)
+        return not refutes, _LEAST_FIRST.index(one.outcome), inside
+
+    @property
+    def refuting_level(self) -> float:
+        """The level at which one comparison refutes the claim."""
+        return _refuting_level(len(self.measured))
+
+    def to_decide(self) -> ToDecide | None:
+        """What would decide the weakest comparison; None if the claim is decided, or was not measured."""
+        weakest = self.weakest
+        if self.outcome != "not decided" or weakest is None or weakest.outcome == "holds":
+            return None
+        found, region = weakest.difference, (self.claim.low, self.claim.high)
+        assert found is not None
+        if found.deviation is None:
+            return ToDecide(found.groups, None, None, None)
+        refutes = not self.claim.low < found.effect < self.claim.high
+        level = self.refuting_level if refutes else LEVEL
+        fewest = max(FEWEST_DATASETS, found.groups + 1)
+        needed = values_to_decide(found.effect, found.deviation, region, fewest=fewest, level=level)
+        enough = math.isinf(region[0]) != math.isinf(region[1]) and found.groups >= FEWEST_DATASETS
+        distance = decided_distance(found.deviation, found.groups, level) if enough else None
+        return ToDecide(found.groups, needed, found.deviation, distance)
+
+
+@dataclass(frozen=True)
+class ToDecide:
+    """What would decide a comparison with a chance of 80 %.
+
+    Attributes:
+        datasets: Number of datasets that there are.
+        needed: Number that it takes if the true difference is the one that was seen, and datasets vary as these do;
+            None if it is more than 1,000, or if there is one dataset.
+        deviation: Standard deviation over the datasets, or what their draws leave, if that is more; None with one
+            dataset.
+        distance: How far from the bound the true difference would have to be for the datasets that there are; None
+            where they are too few, or the region has two ends.
+    """
+
+    datasets: int
+    needed: int | None
+    deviation: float | None
+    distance: float | None
 
 
 def evaluate_claim(claim: Claim, blocks: Sequence[Block]) -> JudgedClaim:
@@ -408,7 +480,7 @@ def evaluate_claim(claim: Claim, blocks: Sequence[Block]) -> JudgedClaim:
     if not own:
         return JudgedClaim(claim, "not measured", ())
     found = tuple(_comparisons(claim, own[0] if len(own) == 1 and not own[0].source else merge_blocks(own)))
-    return JudgedClaim(claim, _outcome([one.outcome for one in found]), found)
+    return JudgedClaim(claim, _outcome(claim, found), found)
 
 
 def merge_blocks(blocks: Sequence[Block]) -> Block:
@@ -432,7 +504,7 @@ def _comparisons(claim: Claim, block: Block) -> Iterator[ClaimComparison]:
         for other in compare.others:
             ones, others = variants[compare.one], variants[other]
             if not ones or not others:
-                yield ClaimComparison(f"{compare.one.name} − {other.name}", None, "not measured", ())
+                yield _compare_pairs(claim, Pairs(()), f"{compare.one.name} − {other.name}")
             for variant in others if ones else ():
                 words = f"{compare.one.name} − {_describe_row(other, variant)}"
                 yield from _by_shots(claim, block, ones[0], variant, words)
@@ -451,17 +523,20 @@ def _by_shots(claim: Claim, block: Block, one: Variant, other: Variant, words: s
         pairs = pairs_of(
             block, one, other, shots, quantity=claim.quantity, datasets=claim.datasets, less_shots=claim.less_shots
         )
-        found.append(_compare_pairs(claim, _by_source(pairs), f"{words}{when}"))
+        found.append(_compare_pairs(claim, _by_unit(pairs), f"{words}{when}"))
     measured = [comparison for comparison in found if comparison.difference is not None]
     yield from found if isinstance(claim.shots, tuple) else measured or found[:1]
 
 
-def _by_source(pairs: Pairs) -> Pairs:
-    """Of several sources, each is one group: its targets are tested with the same models."""
-    groups: dict[str, list[float]] = {}
-    for name, values in pairs.differences.items():
-        groups.setdefault(name.partition(ARROW)[0], []).extend(values)
-    return Pairs(groups, pairs.runs)
+def _by_unit(pairs: Pairs) -> Pairs:
+    """The pairs with the dataset that they count for.
+
+    Targets of several sources count for their source, as they are tested with the same models; changed versions of a
+    dataset count for it, as they are the same images.
+    """
+    return Pairs(
+        tuple(replace(pair, dataset=split_shift_name(pair.dataset.partition(ARROW)[0])[0]) for pair in pairs.pairs)
+    )
 
 
 def _shots(claim: Claim, block: Block) -> list[tuple[Sequence[Shots], str]]:
@@ -475,24 +550,30 @@ def _shots(claim: Claim, block: Block) -> list[tuple[Sequence[Shots], str]]:
 
 def _compare_pairs(claim: Claim, pairs: Pairs, words: str) -> ClaimComparison:
     found = pairs.difference()
-    if found is None:
-        return ClaimComparison(words, None, "not measured", ())
-    return ClaimComparison(words, found, region_outcome(found, claim.low, claim.high), pairs.runs)
+    outcome: Outcome = "not measured" if found is None else region_outcome(found, claim.low, claim.high)
+    return ClaimComparison(words, pairs, found, outcome)
 
 
-def region_outcome(found: MeanDifference, low: float, high: float) -> Outcome:
+def region_outcome(found: MeanDifference, low: float, high: float, level: float = LEVEL) -> Outcome:
     """The outcome of one comparison whose difference is claimed to lie between low and high."""
-    if found.pairs < FEWEST_PAIRS:
+    ends = [interval for interval in (found.over_datasets(level), found.over_draws(level)) if interval is not None]
+    if found.groups < FEWEST_DATASETS:
         return "not decided"
-    if low < found.low and found.high < high:
+    if all(low < least and most < high for least, most in ends):
         return "holds"
-    return "does not hold" if found.high <= low or found.low >= high else "not decided"
+    outside = all(most <= low for _, most in ends) or all(least >= high for least, _ in ends)
+    return "does not hold" if outside else "not decided"
 
 
-def _outcome(outcomes: Sequence[Outcome]) -> Outcome:
-    measured = [outcome for outcome in outcomes if outcome != "not measured"]
-    if not measured:
+def _outcome(claim: Claim, comparisons: Sequence[ClaimComparison]) -> Outcome:
+    differences = [one.difference for one in comparisons if one.difference is not None]
+    if not differences:
         return "not measured"
-    if "does not hold" in measured:
+    level = _refuting_level(len(differences))
+    if any(region_outcome(found, claim.low, claim.high, level) == "does not hold" for found in differences):
         return "does not hold"
-    return "holds" if all(outcome == "holds" for outcome in outcomes) else "not decided"
+    return "holds" if all(one.outcome == "holds" for one in comparisons) else "not decided"
+
+
+def _refuting_level(comparisons: int) -> float:
+    return 1 - (1 - LEVEL) / max(comparisons, 1)

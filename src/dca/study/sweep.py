@@ -2,6 +2,9 @@
 
 Experiments that differ only in what they are tested on share one fit.
 
+Any number of sweeps may share a folder of runs. One process at a time works at a fit, so each cell is done once, and a
+part of a specification is the same for every process, whatever is finished: parts are what the tasks of a job array do.
+
 A model that was trained on a dataset is the same whether it is then tested on that dataset (few-shot) or on others
 (cross-dataset, domain shift): draw, validation images and options are equal, unless authors publish another recipe for
 the protocol.
@@ -71,6 +74,43 @@ def choose_fits(cells: Iterable[Cell], runs: Path) -> Callable[[Experiment], Exp
         return twin if twin is not None and shared else experiment
 
     return fit
+
+
+def take_part(study: Specification, number: int, of: int) -> Specification:
+    """One of so many parts of a study, which together are all of it and have no cell in common.
+
+    Cells that share a fit are in one part. Parts differ by at most one fit, and mix methods, datasets and shots: fits
+    are dealt out in the order of their ids, which are hashes.
+
+    Args:
+        study: The study.
+        number: Which part, from 1.
+        of: Number of parts.
+
+    Returns:
+        The study with the cells of this part, in their order; there are none where there are more parts than fits.
+
+    Raises:
+        UserError: If there is no such part.
+
+    Example:
+        >>> from dca.study import load_specification
+        >>> study = load_specification("paper/metric")
+        >>> sum(len(take_part(study, number, 4).cells) for number in (1, 2, 3, 4)) == len(study.cells)
+        True
+    """
+    if not 1 <= number <= of:
+        raise UserError(f"part {number}/{of}: there is no such part", hint="parts are 1/N to N/N")
+    ids = {cell.experiment.id for cell in study.cells}
+
+    def fit(experiment: Experiment) -> Experiment:
+        twin = few_shot_twin(experiment)
+        return twin if twin is not None and twin.id in ids else experiment
+
+    jobs = sorted(group_jobs(study.cells, fit), key=lambda job: job.experiment.id)
+    own = {cell.id for job in jobs[number - 1 :: of] for cell in job.cells}
+    cells = tuple(cell for cell in study.cells if cell.id in own)
+    return dataclasses.replace(study, name=f"{study.name}, part {number}/{of}", cells=cells)
 
 
 _RUN_JOBS = {"local": workers_local.run_jobs, "ray": workers_ray.run_jobs}
@@ -213,14 +253,19 @@ class SweepCounts:
         done: Cells that are finished, those of earlier sweeps included.
         running: Cells that are being computed, with the time at which each began.
         failed: Cells that failed for good, with their errors.
+        held: Cells that another process was at until the end.
         retried: How often a cell was tried again.
+        by_others: Cells that another process has finished in the meantime; they are among the done ones.
+        done_now: Cells that this sweep has finished.
     """
 
     total: int
     done: int
     running: dict[str, tuple[Cell, float]] = field(default_factory=dict)
     failed: dict[str, tuple[Cell, str]] = field(default_factory=dict)
+    held: dict[str, Cell] = field(default_factory=dict)
     retried: int = 0
+    by_others: int = 0
     began: float = field(default_factory=time.monotonic)
     done_now: int = 0
 
@@ -230,7 +275,7 @@ class SweepCounts:
         ended = self.done_now + len(self.failed)
         if not ended:
             return None
-        left = self.total - self.done - len(self.failed)
+        left = self.total - self.done - len(self.failed) - len(self.held)
         return (time.monotonic() - self.began) / ended * left
 
     def count(self, event: SweepEvent) -> None:
@@ -241,8 +286,12 @@ class SweepCounts:
         self.running.pop(cell.id, None)
         if event.kind == "started":
             self.running[cell.id] = cell, time.monotonic()
+        elif event.kind == "finished" and event.result is not None and event.result.by_others:
+            self.done, self.by_others = self.done + 1, self.by_others + 1
         elif event.kind == "finished":
             self.done, self.done_now = self.done + 1, self.done_now + 1
+        elif event.kind == "held":
+            self.held[cell.id] = cell
         elif event.kind == "retry":
             self.retried += 1
         elif event.kind == "failed":
@@ -262,6 +311,7 @@ def run_sweep(
     """Run what a plan has left, in processes of this machine or on a Ray cluster.
 
     A cell that fails is tried again `retries` times and then recorded in `runs/failed`; the next sweep tries it again.
+    One that another process is at is tried once more when all others are done, and is left to that process then.
 
     Args:
         plan: The plan.

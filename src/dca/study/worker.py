@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_folder, read_json, write_json
+from dca.core.files import InUseError, atomic_folder, exclusive_lock, read_json, write_json
 from dca.core.options import as_json
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset
@@ -47,6 +47,8 @@ class CellResult:
         error: What went wrong; empty if it is finished.
         traceback: Where, for an error that is not the user's.
         out_of_memory: Whether memory ran out.
+        held: Whether another process is at it, so that nothing was done.
+        by_others: Whether another process has finished it.
     """
 
     id: str
@@ -54,6 +56,8 @@ class CellResult:
     error: str = ""
     traceback: str = ""
     out_of_memory: bool = False
+    held: bool = False
+    by_others: bool = False
 
 
 class Worker:
@@ -74,12 +78,27 @@ class Worker:
     def run(self, job: Job) -> Iterator[CellResult]:
         """Finish the cells of a job; an error ends its cell and not the others.
 
+        One process at a time works at a job, of all that share the folder of runs.
+
         Args:
             job: What to do; cells that are finished are not done again.
 
         Yields:
             One result per cell, in their order; if the fit fails, all cells have its error.
         """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(self.runs / f"{job.experiment.id}.job", "sweep"))
+            except Exception as error:
+                yield from (_failed_result(cell, error, 0.0) for cell in job.cells)
+                return
+            if all(cell.result_file(self.runs).is_file() for cell in job.cells):
+                yield from (CellResult(cell.id, 0.0, by_others=True) for cell in job.cells)
+            else:
+                yield from self._finish(job)
+
+    def _finish(self, job: Job) -> Iterator[CellResult]:
+        """Finish the cells of a job that no other process is at."""
         began = time.monotonic()
         try:
             fitted = self._fit(job.experiment)
@@ -221,6 +240,8 @@ def measure_finished(
 
 
 def _failed_result(cell: Cell, error: Exception, seconds: float) -> CellResult:
+    if isinstance(error, InUseError):
+        return CellResult(cell.id, seconds, held=True)
     if isinstance(error, UserError):
         return CellResult(cell.id, seconds, "; ".join([error.problem, *error.details[:5]]))
     message = str(error).partition("\n")[0]
@@ -232,7 +253,7 @@ def _failed_result(cell: Cell, error: Exception, seconds: float) -> CellResult:
 
 # Seconds between two looks at the clock while nothing ends.
 PULSE = 1.0
-EventKind = Literal["started", "finished", "retry", "failed", "pulse"]
+EventKind = Literal["started", "finished", "retry", "failed", "postponed", "held", "pulse"]
 
 
 @dataclass(frozen=True)
@@ -240,7 +261,8 @@ class SweepEvent:
     """Something that a sweep shows.
 
     Attributes:
-        kind: "started" and "finished" of a cell, "retry" or "failed" if it did not end well, "pulse" for the clock.
+        kind: "started" and "finished" of a cell, "retry" or "failed" if it did not end well; "postponed" if another
+            process is at it, and "held" if one still is when all others are done; "pulse" for the clock.
         cell: The cell; None for "pulse".
         result: How it ended, where it did.
     """
@@ -251,7 +273,7 @@ class SweepEvent:
 
 
 class Queue:
-    """The jobs that are left; cells that failed come last.
+    """The jobs that are left; cells that failed come last, and after all others those that another process held.
 
     Args:
         jobs: What to do.
@@ -260,12 +282,25 @@ class Queue:
 
     def __init__(self, jobs: Iterable[Job], retries: int) -> None:
         self._jobs, self._retries, self._tries = deque(jobs), retries, dict[str, int]()
+        self._fits = {cell.id: job.experiment for job in self._jobs for cell in job.cells}
+        self._postponed = dict[str, Cell]()
+        self._last_chance = False
 
     def __bool__(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs or self._postponed)
+
+    def is_ready(self, *, busy: bool) -> bool:
+        """Whether a job can be given out; busy: whether others are being done, before which no held one is tried."""
+        return bool(self._jobs) or (bool(self._postponed) and not busy)
 
     def next(self) -> Job:
         """The next job, which leaves the queue."""
+        if not self._jobs:
+            fits: dict[str, list[Cell]] = {}
+            for cell in self._postponed.values():
+                fits.setdefault(self._fits[cell.id].id, []).append(cell)
+            self._jobs.extend(Job(self._fits[cells[0].id], tuple(cells)) for cells in fits.values())
+            self._postponed, self._last_chance = {}, True
         return self._jobs.popleft()
 
     def put(self, job: Job) -> None:
@@ -273,7 +308,12 @@ class Queue:
         self._jobs.append(job)
 
     def take_result(self, cell: Cell, result: CellResult) -> SweepEvent:
-        """The event for a result; a cell that failed is queued again while it may be retried."""
+        """The event for a result; a cell that failed is queued again while it may be retried, a held one once."""
+        if result.held:
+            if self._last_chance:
+                return SweepEvent("held", cell, result)
+            self._postponed[cell.id] = cell
+            return SweepEvent("postponed", cell, result)
         if not result.error:
             return SweepEvent("finished", cell, result)
         self._tries[cell.id] = self._tries.get(cell.id, 0) + 1

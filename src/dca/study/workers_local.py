@@ -121,7 +121,7 @@ class _Pool:
         """Everything that happens until all jobs are done."""
         while True:
             for worker in self._workers:
-                if worker.job is None and self._queue:
+                if worker.job is None and self._queue.is_ready(busy=self._is_busy):
                     yield from self._start_job(worker, self._queue.next())
             busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
             if not busy:
@@ -129,6 +129,11 @@ class _Pool:
             for pipe in wait(list(busy), PULSE):
                 yield from self._receive(busy[pipe])  # type: ignore[index]
             yield SweepEvent("pulse")
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a worker has a job."""
+        return any(worker.job is not None for worker in self._workers)
 
     def _start_job(self, worker: _Process, job: Job) -> Iterator[SweepEvent]:
         worker.job, worker.open = job, {cell.id: cell for cell in job.cells}

@@ -76,7 +76,7 @@ def _events(ray: Any, task: Any, queue: Queue, at_once: int, arguments: _WorkerA
     """Everything that happens until all jobs are done."""
     running: dict[Any, Job] = {}
     while queue or running:
-        while queue and len(running) < at_once:
+        while queue.is_ready(busy=bool(running)) and len(running) < at_once:
             job = queue.next()
             running[task.remote(job, arguments)] = job
             yield SweepEvent("started", job.cells[0])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from dca.datasets.catalog import title_of
-from dca.study.claims import claims
+from dca.study.claims import Claim, claims
 from dca.study.published_numbers import published_numbers
 from oracles import significance as literal
 
@@ -161,12 +162,17 @@ def deviations(found: list[Result]) -> dict[Key, float]:
     return {(*key, 0): statistics.stdev(cells[one, *key]) - statistics.stdev(cells[other, *key]) for key in keys}
 
 
+def draws(found: dict[Key, float]) -> dict[str, list[float]]:
+    """The mean difference of each draw, by the dataset that it counts for: changed images count for their dataset."""
+    by_draw: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (dataset, _, seed), value in found.items():
+        by_draw[dataset.partition("@")[0]][seed].append(value)
+    return {dataset: [statistics.fmean(some) for some in own.values()] for dataset, own in by_draw.items()}
+
+
 def effect(found: dict[Key, float]) -> float:
     """Mean over datasets of the mean difference of each, without its sign."""
-    by_dataset = defaultdict(list)
-    for (dataset, *_), value in found.items():
-        by_dataset[dataset].append(value)
-    return abs(statistics.fmean(map(statistics.fmean, by_dataset.values())))
+    return abs(statistics.fmean(map(statistics.fmean, draws(found).values())))
 
 
 def test_every_difference_is_that_of_its_pairs(report: Path, results: Results) -> None:
@@ -176,18 +182,121 @@ def test_every_difference_is_that_of_its_pairs(report: Path, results: Results) -
             found = differences(own(results, row))
             if row["column"] == "difference":
                 assert abs(float(row["value"])) == pytest.approx(effect(found)), row
-                assert float(row["low"]) <= float(row["value"]) <= float(row["high"])
+                assert_over_datasets(row, found)
                 count += 1
             elif row["column"] == "p":
-                assert float(row["value"]) == pytest.approx(literal.signed_rank(rounded(found)), rel=1e-6), row
+                assert_over_datasets(row, found, level=1 - float(row["value"]))
+            elif row["column"] == "above on":
+                assert row["text"] in [f"{n} of {len(draws(found))}" for n in range(len(draws(found)) + 1)]
             elif row["column"] in ("pairs", "datasets"):
                 expected = found if row["column"] == "pairs" else {key[0] for key in found}
                 assert float(row["value"]) == len(expected)
     assert count >= 20
 
 
-def rounded(found: dict[Key, float]) -> list[float]:
-    return [round(value, 9) for value in found.values()]
+def assert_over_datasets(row: dict[str, str], found: dict[Key, float], level: float = 0.95) -> None:
+    """The interval over datasets is the literal one; at the level of a p-value it ends at zero."""
+    values = [[statistics.fmean(some)] for some in draws(found).values()]
+    quantile = literal.t_quantile((1 + level) / 2, len(values) - 1)
+    low, high = literal.interval_over_datasets(values, quantile)
+    if row["column"] == "p":
+        assert min(abs(low), abs(high)) == pytest.approx(0.0, abs=1e-5 * (high - low)), row
+    else:
+        ends = float(row["low"]), float(row["high"])
+        assert ends == pytest.approx((low, high), rel=1e-6) or ends == pytest.approx((-high, -low), rel=1e-6), row
+
+
+Verdicts = dict[tuple[str, str], tuple[str, list[list[float]]]]
+
+
+def literal_verdicts(rows: list[dict[str, str]], results: Results) -> Verdicts:
+    """Outcome of every comparison, and its values by dataset and draw, from the result files of its runs."""
+    by_name = {claim.name: claim for claim in claims()}
+    found: Verdicts = {}
+    for row in rows:
+        if row["column"] != "difference":
+            continue
+        claim = by_name[row["claim"]]
+        values = claim_differences(claim, own(results, row))
+        by_draw = list(draws(values).values())
+        effect = statistics.fmean(map(statistics.fmean, by_draw))
+        sign = 1 if effect * float(row["value"]) >= 0 else -1
+        assert sign * effect == pytest.approx(float(row["value"]), abs=1e-6)
+        signed = [[sign * value for value in some] for some in by_draw]
+        found[row["claim"], row["comparison"]] = literal_outcome(claim, signed, 0.95), signed
+    return found
+
+
+def literal_outcome(claim: Claim, by_draw: list[list[float]], level: float) -> str:
+    """Over datasets, and over draws where each dataset has several: both inside, both outside, or undecided."""
+    if len(by_draw) < 3:
+        return "not decided"
+    share = (1 + level) / 2
+    ends = [literal.interval_over_datasets(by_draw, literal.t_quantile(share, len(by_draw) - 1))]
+    if min(map(len, by_draw)) > 1:
+        varies = any(literal.variance(some) > 1e-12 for some in by_draw)
+        quantile = literal.t_quantile(share, literal.welch_freedom(by_draw)) if varies else 0.0
+        ends.append(literal.interval_over_draws(by_draw, quantile))
+    if all(claim.low < low and high < claim.high for low, high in ends):
+        return "holds"
+    outside = all(high <= claim.low for _, high in ends) or all(low >= claim.high for low, _ in ends)
+    return "does not hold" if outside else "not decided"
+
+
+def assert_verdicts(found: dict[str, list[dict[str, str]]], slug: str, results: Results) -> Counter[str]:
+    """Every verdict of a report follows from the datasets of its comparisons; returns how many there are of each."""
+    rows = found[f"comparisons{slug}"]
+    verdicts = literal_verdicts(rows, results)
+    said = {(row["claim"], row["comparison"]): row["text"] for row in rows if row["column"] == "outcome"}
+    assert {key: text for key, text in said.items() if text != "not measured"} == {k: v[0] for k, v in verdicts.items()}
+    outcomes = {row["claim"]: row["text"] for row in found[f"claims{slug}"] if row["column"] == "outcome"}
+    counts = Counter[str]()
+    for claim in claims():
+        mine = {key: text for key, text in said.items() if key[0] == claim.name}
+        measured = [verdicts[key] for key in mine if key in verdicts]
+        level = 1 - 0.05 / max(len(measured), 1)
+        if not measured:
+            expected = "not measured"
+        elif any(literal_outcome(claim, by_draw, level) == "does not hold" for _, by_draw in measured):
+            expected = "does not hold"
+        else:
+            expected = "holds" if set(mine.values()) == {"holds"} else "not decided"
+        assert outcomes[claim.text] == expected, claim.name
+        counts[expected] += 1
+    return counts
+
+
+def test_every_verdict_follows_from_its_datasets(report: Path, results: Results) -> None:
+    counts = assert_verdicts(tables(report), "-vit-b-16-paper", results)
+    assert counts.total() == len(claims())
+    assert len(counts) >= 3, "invented runs that decide some claims and not others"
+
+
+STUDY = Path(__file__).resolve().parents[3] / "study"
+
+
+def test_every_verdict_of_the_committed_study_follows_from_its_datasets() -> None:
+    lines = map(json.loads, (STUDY / "results" / "study.jsonl").read_text(encoding="utf-8").splitlines())
+    results = {
+        line["id"]: {**line["spec"], **line["result"], "head": line.get("head", {})}
+        for line in lines
+        if "result" in line
+    }
+    counts = assert_verdicts(tables(STUDY / "report"), "", results)
+    said = ", ".join(f"{counts[outcome]} {word}" for outcome, word in WORDS.items())
+    assert f"Of {len(claims())} claims of the paper: {said}." in (STUDY / "report" / "report.md").read_text("utf-8")
+
+
+WORDS = {"holds": "hold", "does not hold": "do not hold", "not decided": "not decided", "not measured": "not measured"}
+
+
+def claim_differences(claim: Claim, ran: list[Result]) -> dict[Key, float]:
+    """The differences that decide a comparison of a claim, up to their sign."""
+    found = deviations(ran) if claim.quantity == "spread" else differences(ran, claim.quantity, claim.datasets)
+    if claim.less_shots is None:
+        return found
+    at = {shots: {(d, s): v for (d, k, s), v in found.items() if k == shots} for shots in (1, claim.less_shots)}
+    return {(d, 1, s): value - at[claim.less_shots][d, s] for (d, s), value in at[1].items()}
 
 
 def test_every_comparison_of_a_claim_is_that_of_its_pairs(report: Path, results: Results) -> None:
@@ -195,11 +304,7 @@ def test_every_comparison_of_a_claim_is_that_of_its_pairs(report: Path, results:
     rows = [row for row in tables(report)["comparisons-vit-b-16-paper"] if row["column"] in ("difference", "pairs")]
     assert len(rows) > 100
     for row in rows:
-        claim, ran = by_name[row["claim"]], own(results, row)
-        found = deviations(ran) if claim.quantity == "spread" else differences(ran, claim.quantity, claim.datasets)
-        if claim.less_shots is not None:
-            at = {shots: {(d, s): v for (d, k, s), v in found.items() if k == shots} for shots in (1, claim.less_shots)}
-            found = {(d, 1, s): value - at[claim.less_shots][d, s] for (d, s), value in at[1].items()}
+        found = claim_differences(by_name[row["claim"]], own(results, row))
         expected = effect(found) if row["column"] == "difference" else len(found)
         assert abs(float(row["value"])) == pytest.approx(expected), row
 

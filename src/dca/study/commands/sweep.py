@@ -62,6 +62,12 @@ class Display(Protocol):
     show_default=True,
     help="How often a cell that failed is tried again.",
 )
+@click.option(
+    "--part",
+    metavar="N/M",
+    default=None,
+    help="Only part N of M, for the tasks of a job array: --part $SLURM_ARRAY_TASK_ID/16.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the cells, the expected time and what is missing; run nothing.")
 @click.option(
     "--data",
@@ -78,6 +84,7 @@ class Display(Protocol):
 def command(
     spec: str,
     runs: Path,
+    part: str | None,
     dry_run: bool,
     backbone: str | None,
     quiet: bool,
@@ -87,12 +94,14 @@ def command(
     """Run every cell of SPEC: a TOML file, or a specification that comes with dca.
 
     Each cell is one experiment as `dca study run` runs it, in RUNS/ID. Finished cells are skipped, and an
-    interrupted or killed sweep loses only the cells in flight: give the same command again.
+    interrupted or killed sweep loses only the cells in flight: give the same command again. Several sweeps may share
+    RUNS: each cell is done once, and one that another process is at is skipped.
 
     \b
     dca study sweep paper/few-shot --dry-run
     dca study sweep paper/few-shot --backbone vit-b-16 --data ~/datasets --runs runs
     dca study sweep my.toml --runs runs --workers 4
+    dca study sweep my.toml --runs runs --part 3/16
 
     \b
     my.toml:
@@ -109,63 +118,88 @@ def command(
       head = {gamma1 = [100, 500]}   # measured on the finished model, without another fit
     """
     from dca.study.specification import load_specification
-    from dca.study.sweep import plan_sweep
+    from dca.study.sweep import plan_sweep, take_part
 
-    plan = plan_sweep(load_specification(spec, backbone=backbone), runs)
+    whole = load_specification(spec, backbone=backbone)
+    plan = plan_sweep(whole if part is None else take_part(whole, *parse_part(part)), runs)
     if dry_run:
         show_plan(plan, arguments["root"], as_json=as_json)
         return
     with open_display(quiet=quiet) as display:
-        failed = run_and_show(plan, display, **arguments)
+        counts = run_and_show(plan, display, **arguments)
+    all_parts = None if part is None else plan_sweep(whole, runs)
     if as_json:
-        emit(summarize(plan, failed))
+        emit(summarize(plan, counts, all_parts))
     else:
-        for line in format_end(plan, failed):
-            print_lines(line)
-    if failed:
+        print_lines(*format_end(plan, counts, all_parts))
+    if counts.failed:
         raise click.exceptions.Exit(2)
 
 
-def run_and_show(plan: Plan, display: Display, **arguments: Any) -> dict[str, tuple[str, str]]:
-    """Run the sweep and show it; returns the cells that failed: id -> (words, error)."""
+def parse_part(text: str) -> tuple[int, int]:
+    """The numbers of --part.
+
+    >>> parse_part("3/16")
+    (3, 16)
+    """
+    from dca.core.errors import UserError
+
+    numbers = text.split("/")
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise UserError(f"--part {text}: not a part", hint="give it as N/M, e.g. --part 3/16")
+    return int(numbers[0]), int(numbers[1])
+
+
+def run_and_show(plan: Plan, display: Display, **arguments: Any) -> SweepCounts:
+    """Run the sweep and show it; returns the counts at its end."""
     from contextlib import closing
 
-    from dca.study.sweep import run_sweep
+    from dca.study.sweep import SweepCounts, run_sweep
 
-    failed: dict[str, tuple[str, str]] = {}
+    counts = SweepCounts(len(plan.study.cells), len(plan.finished))
     try:
         with only_results_on_stdout(), closing(run_sweep(plan, **arguments)) as events:
             for event, counts in events:
                 display(event, counts)
-                failed = {id: (cell.label, error) for id, (cell, error) in counts.failed.items()}
     except KeyboardInterrupt:
         print_lines("interrupted; the same command does the cells that are left", err=True)
         raise click.exceptions.Exit(130) from None
-    return failed
+    return counts
 
 
-def summarize(plan: Plan, failed: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """The end of a sweep, for --json."""
+def summarize(plan: Plan, counts: SweepCounts, all_parts: Plan | None) -> dict[str, Any]:
+    """The end of a sweep, for --json; all_parts: the plan of the whole study after a part of it."""
+    failed = [{"id": id, "cell": cell.label, "error": error} for id, (cell, error) in counts.failed.items()]
+    whole = all_parts or plan
     return {
         "study": plan.study.name,
         "runs": str(plan.runs),
         "cells": len(plan.study.cells),
         "finished_before": len(plan.finished),
-        "finished_now": len(plan.to_do) - len(failed),
-        "failed": [{"id": id, "cell": words, "error": error} for id, (words, error) in failed.items()],
+        "finished_now": counts.done_now,
+        "finished_by_others": counts.by_others,
+        "held": [{"id": id, "cell": cell.label} for id, cell in counts.held.items()],
+        "failed": failed,
+        "all_parts": {"cells": len(whole.study.cells), "finished": len(whole.finished)} if all_parts else None,
     }
 
 
-def format_end(plan: Plan, failed: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """The end of a sweep as text."""
-    now = len(plan.to_do) - len(failed)
-    cells = pluralize(len(plan.study.cells), "cell")
-    yield f"{plan.study.name}: {cells}, {len(plan.finished):,} done before, {now:,} now"
-    if failed:
-        yield f"{pluralize(len(failed), 'cell')} failed; the same command tries them again:"
-        for id, (words, error) in failed.items():
-            yield f"  {id}  {words}: {error}"
+def format_end(plan: Plan, counts: SweepCounts, all_parts: Plan | None) -> Iterator[str]:
+    """The end of a sweep as text; all_parts: the plan of the whole study after a part of it."""
+    said = [pluralize(len(plan.study.cells), "cell"), f"{len(plan.finished):,} done before", f"{counts.done_now:,} now"]
+    if counts.by_others:
+        said.append(f"{counts.by_others:,} by other processes")
+    yield f"{plan.study.name}: {', '.join(said)}"
+    if counts.held:
+        yield f"{pluralize(len(counts.held), 'cell', 'are')} held by another process and skipped:"
+        yield from (f"  {id}  {cell.label}" for id, cell in counts.held.items())
+    if counts.failed:
+        yield f"{pluralize(len(counts.failed), 'cell')} failed; the same command tries them again:"
+        yield from (f"  {id}  {cell.label}: {error}" for id, (cell, error) in counts.failed.items())
         yield f"where: {plan.runs / 'failed'}/ID.json"
+    if all_parts is not None:
+        study = all_parts.study
+        yield f"all of {study.name}: {len(all_parts.finished):,} of {pluralize(len(study.cells), 'cell')} finished"
 
 
 def show_plan(plan: Plan, root: Path | None, *, as_json: bool) -> None:
@@ -249,6 +283,10 @@ def print_line(event: SweepEvent, counts: SweepCounts) -> None:
     left = counts.seconds_left
     ending = f", about {format_long_duration(left)} left" if left else ""
     state = f"{event.kind} in {format_seconds(event.result.seconds)}" if event.kind == "finished" else event.kind
+    if event.kind in ("postponed", "held"):
+        state = f"{event.kind}: another process is at it"
+    elif event.result.by_others:
+        state = "finished by another process"
     error = f": {event.result.error}" if event.result.error else ""
     failed = f", {len(counts.failed):,} failed" if counts.failed else ""
     print_lines(f"{counts.done:,}/{counts.total:,}{failed}{ending}  {event.cell.label}  {state}{error}", err=True)

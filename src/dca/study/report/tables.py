@@ -70,7 +70,7 @@ class TableCell:
     def spread(self) -> str:
         """The standard deviation or interval; empty without one."""
         if self.low is not None and self.high is not None:
-            return f"{self.number(self.low)} to {self.number(self.high)}"
+            return interval_text(self, (self.low, self.high))
         return "" if self.std is None else f"± {self.number(self.std)}"
 
 
@@ -147,6 +147,15 @@ class RunsSection:
     name: str
     title: str
     build: Callable[[Subject], Part | str]
+
+
+def interval_text(like: TableCell, ends: tuple[float, float]) -> str:
+    """An interval as a text of its own, with the sign and digits of another entry.
+
+    >>> interval_text(TableCell(1.0, signed=True), (-0.5, 2.5))
+    '−0.50 to +2.50'
+    """
+    return f"{like.number(ends[0])} to {like.number(ends[1])}"
 
 
 def mean_entry(values: Sequence[float], runs: Sequence[str]) -> TableCell | None:
@@ -233,10 +242,10 @@ def _csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str
     return out.getvalue()
 
 
-# Longer tables are continued, so that each part fits on a page.
-MOST_LINES = 40
-# Longer texts are broken into lines.
-WIDE, WIDTHS = 30, {"head": "5.5cm", "entry": "3.2cm"}
+# Longer tables are continued, so that each part fits on a page: so many lines of a table, and printed lines.
+MOST_LINES, MOST_PRINTED = 40, 66
+# Longer texts are broken into lines, which hold at least so many letters.
+WIDE, WIDTHS, LETTERS = 30, {"head": "5.5cm", "entry": "3.2cm"}, {"head": 36, "entry": 20}
 _MATH = {
     **{"–": "--", "−": "$-$", "±": "$\\pm$", "→": "$\\to$", "×": "$\\times$", "…": "\\ldots{}", "∞": "$\\infty$"},
     **{"α": "$\\alpha$", "β": "$\\beta$", "γ": "$\\gamma$", "τ": "$\\tau$", "<": "$<$", ">": "$>$", "|": "$|$"},
@@ -263,8 +272,23 @@ def _ascii(letter: str) -> str:
 
 def latex_table(table: Table) -> str:
     """The table as one or several floats."""
-    parts = [table.lines[n : n + MOST_LINES] for n in range(0, len(table.lines), MOST_LINES)]
-    return "\n".join(_latex_part(table, lines, number) for number, lines in enumerate(parts))
+    return "\n".join(_latex_part(table, lines, number) for number, lines in enumerate(_split_into_pages(table)))
+
+
+def _split_into_pages(table: Table) -> list[list[Line]]:
+    """The lines in parts that fit on a page."""
+    parts: list[list[Line]] = [[]]
+    room = MOST_PRINTED
+    for line in table.lines:
+        texts = [("head", text) for text in line.heads]
+        texts += [("entry", entry.main) for entry in line.entries if entry is not None and len(entry.text) > WIDE]
+        printed = max(-(-len(text) // LETTERS[kind]) for kind, text in texts)
+        if parts[-1] and (printed > room or len(parts[-1]) == MOST_LINES):
+            parts.append([])
+            room = MOST_PRINTED
+        parts[-1].append(line)
+        room -= printed
+    return parts
 
 
 def _latex_part(table: Table, lines: Sequence[Line], number: int) -> str:

@@ -43,8 +43,9 @@ CHARTS = (
     ("intra-loss", "What L_in with d_m brings over L1 and L2", (("L_in-d_m", "L_in-L1"), ("L_in-d_m", "L_in-L2"))),
 )
 NOTE = (
-    "Paired differences in points, mean over datasets; lines are 95 % intervals (paired bootstrap). With covariances "
-    "about the text, the mean of a class's images enters the distance; heads that use this mean openly stand beside it."
+    "Paired differences in points, mean over datasets; lines are 95 % intervals over datasets (Student's t). With "
+    "covariances about the text, the mean of a class's images enters the distance; heads that use this mean openly "
+    "stand beside it."
 )
 
 
@@ -77,8 +78,9 @@ def _bar(block: Block, name: str, one: Variant, other: Variant, shots: Shots) ->
     found = pairs.difference()
     if found is None:
         return []
-    said = f"{found.effect:+.2f}: {found.low:+.2f} to {found.high:+.2f}, {found.pairs} pairs of {found.groups} datasets"
-    return [(name, Point(found.effect, found.low, found.high, pairs.runs, said.replace("-", "−")))]
+    low, high = found.over_datasets() or (found.effect, found.effect)
+    said = f"{found.effect:+.2f}: {low:+.2f} to {high:+.2f}, {found.pairs} pairs of {found.groups} datasets"
+    return [(name, Point(found.effect, low, high, pairs.runs, said.replace("-", "−")))]
 
 
 SECTION = RunsSection("ablation", "Ablations", build)

@@ -1,4 +1,4 @@
-"""The claims of the paper: which hold, which do not, and which were not measured."""
+"""The claims of the paper: which hold, which do not, which are not decided and what would decide them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from dca.study.claims import LOG_SECONDS, RULE, ClaimComparison, JudgedClaim, Outcome
+from dca.core.text import pluralize
+from dca.datasets.catalog import title_of
+from dca.stats.student import MOST_DATASETS
+from dca.study.claims import FEWEST_DATASETS, LOG_SECONDS, RULE, ClaimComparison, JudgedClaim, Outcome, ToDecide
 from dca.study.report.subject import Subject
-from dca.study.report.tables import Line, Mark, Part, RunsSection, Table, TableCell
+from dca.study.report.tables import MISSING, Line, Mark, Part, RunsSection, Table, TableCell, interval_text
 from dca.study.results import PARAMETERS, SECONDS, Context
 
 UNITS = {SECONDS: " s", PARAMETERS: " parameters", LOG_SECONDS: " (log2)"}
+# Accuracies differ by at most 100 points.
+FARTHEST = 100.0
+COLUMNS = (
+    *("outcome", "effect", "over draws", "datasets", "pairs", "least favourable comparison", "measured"),
+    *("what would decide it", "the paper prints"),
+)
+NOTE = (
+    "Effect: the comparison that speaks least for the claim, one minus the other, in points unless a unit is given, as "
+    "the mean over datasets, with its 95 % interval over datasets (Student's t): for datasets like these. Over draws: "
+    "the 95 % interval for these very datasets with other draws. What would decide it: the number of datasets with "
+    "which the comparison is decided with a chance of 80 %, if the true difference is the one that was seen and "
+    "datasets vary as these do; and how far from the bound the true difference would have to be for the datasets "
+    "that there are."
+)
 
 
 def build(subject: Subject) -> Part | str:
@@ -23,9 +40,10 @@ def build(subject: Subject) -> Part | str:
         where = "" if len(subject.contexts) == 1 else f" ({context.label})"
         said = ", ".join(f"{counts[outcome]} {_plural(outcome)}" for outcome in get_args(Outcome))
         notes.append(f"Of {len(judged)} claims of the paper{where}: {said}.")
+        notes.append(_describe_variation(judged, context))
         slug = "" if len(subject.contexts) == 1 else f"-{context.slug}"
         if any(one.measured for one in judged):
-            tables += [_claims(judged, context, where, slug), _comparisons(judged, where, slug)]
+            tables += [_claims(judged, where, slug), _comparisons(judged, where, slug)]
     return Part(notes=tuple(notes), tables=tuple(tables))
 
 
@@ -33,50 +51,85 @@ def _plural(outcome: Outcome) -> str:
     return {"holds": "hold", "does not hold": "do not hold"}.get(outcome, outcome)
 
 
-def _claims(judged: tuple[JudgedClaim, ...], context: Context, where: str, slug: str) -> Table:
-    lines = [Line((one.claim.text, one.claim.place), _entries(one)) for one in judged]
-    note = (
-        "Effect: the comparison that speaks least for the claim, one minus the other, in points unless a unit is "
-        f"given, with its 95 % interval. Measured here with {context.label}; the paper has ViT-B/16."
+def _describe_variation(judged: tuple[JudgedClaim, ...], context: Context) -> str:
+    """What was varied behind the claims of a context, and what was not."""
+    pairs = [pair for one in judged for compared in one.measured for pair in compared.pairs.pairs]
+    datasets = ", ".join(dict.fromkeys(title_of(pair.dataset) for pair in pairs))
+    draws = {pair.draw for pair in pairs if pair.draw is not None}
+    count = pluralize(len({pair.dataset for pair in pairs}), "dataset")
+    return (
+        f"Varied: {count} ({datasets or MISSING}) and {pluralize(len(draws), 'draw')} of their training images. Not "
+        f"varied: {context.label}. The paper has ViT-B/16 and 11 datasets, so an outcome is about the claim under "
+        "these conditions."
     )
-    columns = ("outcome", "effect", "pairs", "least favourable comparison", "measured", "the paper prints")
-    return Table(f"claims{slug}", f"Claims{where}", ("claim", "place"), columns, tuple(lines), notes=(note,))
+
+
+def _claims(judged: tuple[JudgedClaim, ...], where: str, slug: str) -> Table:
+    lines = tuple(Line((one.claim.text, one.claim.place), _entries(one)) for one in judged)
+    return Table(f"claims{slug}", f"Claims{where}", ("claim", "place"), COLUMNS, lines, notes=(NOTE,))
 
 
 def _entries(one: JudgedClaim) -> tuple[TableCell | None, ...]:
     runs = tuple(dict.fromkeys(id for compared in one.measured for id in compared.runs))
     weakest = one.weakest
-    effect = None if weakest is None else _difference_cell(weakest, UNITS.get(one.claim.quantity, ""))
-    pairs = words = None
-    if weakest is not None and weakest.difference is not None:
-        pairs = TableCell(weakest.difference.pairs, text=str(weakest.difference.pairs), runs=weakest.runs)
-        words = TableCell(None, text=weakest.words)
+    measured = _difference_cells(weakest, UNITS.get(one.claim.quantity, "")) if weakest else (None,) * 4
+    words = None if weakest is None else TableCell(None, text=weakest.words)
     count = TableCell(None, text=f"{len(one.measured)} of {len(one.comparisons)}") if one.comparisons else None
     decided: Mark = "best" if one.outcome in ("holds", "does not hold") else ""
+    missing = _describe_missing(one)
     return (
         TableCell(None, text=one.outcome, runs=runs, mark=decided),
-        effect,
-        pairs,
+        *measured,
         words,
         count,
+        TableCell(None, text=missing) if missing else None,
         TableCell(None, text=one.claim.printed),
     )
 
 
-def _difference_cell(one: ClaimComparison, unit: str) -> TableCell:
+def _describe_missing(one: JudgedClaim) -> str:
+    """What would decide a claim that is not decided; empty for others."""
+    if one.outcome != "not decided":
+        return ""
+    parts = []
+    if to_decide := one.to_decide():
+        parts.append(_describe_need(to_decide, UNITS.get(one.claim.quantity, "")))
+    if lacking := len(one.comparisons) - len(one.measured):
+        parts.append(f"{pluralize(lacking, 'comparison', 'are')} not measured")
+    return "; ".join(parts)
+
+
+def _describe_need(need: ToDecide, unit: str) -> str:
+    """What would decide a comparison, in words."""
+    if need.deviation is None:
+        return f"at least {FEWEST_DATASETS} datasets; how many, one dataset cannot say"
+    count = f"more than {MOST_DATASETS:,}" if need.needed is None else f"{need.needed:,}"
+    words = f"{count} datasets (standard deviation {need.deviation:,.2f} over {need.datasets})"
+    if need.distance is None or (unit == "" and need.distance > FARTHEST):
+        return words
+    return f"{words}, or a difference {need.distance:,.2f} from the bound with these"
+
+
+def _difference_cells(one: ClaimComparison, unit: str) -> tuple[TableCell | None, ...]:
+    """The effect with its interval over datasets, the interval over draws, the datasets and the number of pairs."""
     found = one.difference
     assert found is not None
-    note = f"{found.pairs} pairs of {found.groups} datasets"
-    digits = 0 if unit == UNITS[PARAMETERS] else 2
-    entry = TableCell(
-        found.effect, low=found.low, high=found.high, runs=one.runs, note=note, signed=True, digits=digits
+    low, high = found.over_datasets() or (None, None)
+    draws, digits = found.over_draws(), 0 if unit == UNITS[PARAMETERS] else 2
+    entry = TableCell(found.effect, low=low, high=high, runs=one.runs, signed=True, digits=digits)
+    effect = replace(entry, text=f"{entry.main}{unit}")
+    named = ", ".join(f"{title_of(name)} {entry.number(value)}" for name, value in one.by_dataset.items())
+    return (
+        effect,
+        None if draws is None else TableCell(None, text=interval_text(entry, draws), runs=one.runs),
+        TableCell(found.groups, text=str(found.groups), runs=one.runs, note=named),
+        TableCell(found.pairs, text=str(found.pairs), runs=one.runs),
     )
-    return replace(entry, text=f"{entry.main}{unit}")
 
 
 def _comparisons(judged: tuple[JudgedClaim, ...], where: str, slug: str) -> Table:
     lines = tuple(line for one in judged for line in _comparison_lines(one))
-    columns = ("outcome", "difference", "pairs", "datasets")
+    columns = ("outcome", "difference", "over draws", "datasets", "pairs", "by dataset")
     heads = ("claim", "comparison")
     return Table(f"comparisons{slug}", f"All comparisons behind the claims{where}", heads, columns, lines, folded=True)
 
@@ -84,12 +137,14 @@ def _comparisons(judged: tuple[JudgedClaim, ...], where: str, slug: str) -> Tabl
 def _comparison_lines(one: JudgedClaim) -> Iterator[Line]:
     unit = UNITS.get(one.claim.quantity, "")
     for compared in one.comparisons:
-        found, outcome = compared.difference, TableCell(None, text=compared.outcome)
-        if found is None:
-            yield Line((one.claim.name, compared.words), (outcome, None, None, None))
+        outcome = TableCell(None, text=compared.outcome)
+        if compared.difference is None:
+            yield Line((one.claim.name, compared.words), (outcome, *(None,) * 5))
             continue
-        counts = [TableCell(n, text=str(n), runs=compared.runs) for n in (found.pairs, found.groups)]
-        yield Line((one.claim.name, compared.words), (outcome, _difference_cell(compared, unit), *counts))
+        cells = _difference_cells(compared, unit)
+        count = cells[2]
+        assert count is not None
+        yield Line((one.claim.name, compared.words), (outcome, *cells, TableCell(None, text=count.note)))
 
 
 SECTION = RunsSection("claims", "Claims of the paper", build)
