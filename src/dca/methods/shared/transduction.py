@@ -22,9 +22,10 @@ Every prediction depends on all images: such accuracies stand in no table beside
 a time. `Transduction.classify` is for an image that came later: its ŷ with the Gaussians that were found, and without
 neighbours.
 
-PAPER: the equations are those of the authors' code, whose paper was not at hand. In that code, rows of w and of z are in
-different orders where there are labelled images (labelled ones first and last), and a labelled image leaves out its
-nearest unlabelled one as if that were itself; here each row is that of its image.
+PAPER: the equations are those of the authors' code; the text of the paper was not at hand. Without labelled images the
+predictions equal those of that code. With labelled images it has rows of w and of z in different orders (labelled ones
+first and last), and lets a labelled image leave out its nearest unlabelled one as if that were itself; here each row
+is that of its image.
 
 Zanella, Gérin and Ben Ayed, Boosting Vision-Language Models with Transduction, NeurIPS 2024.
 """
@@ -129,12 +130,12 @@ def transduce(
 
 
 def log_predictions(predictions: Tensor) -> Tensor:
-    """log ŷ, bounded below."""
+    """Logarithms of ŷ, bounded below."""
     return predictions.log().clamp_min(LOG_TINY)
 
 
 def log_gaussians(features: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """log p, (N, C), of features (N, D), without what all classes share. means: (C, D). variances: (D,)."""
+    """Values of log p, (N, C), of features (N, D), without what all classes share. means: (C, D). variances: (D,)."""
     scaled = means / variances
     return features @ scaled.T - (scaled * means).sum(dim=-1) / 2
 
