@@ -79,7 +79,9 @@ def test_the_order_of_images_and_classes_does_not_matter() -> None:
 
 def test_later_images_are_classified_by_the_same_gaussians() -> None:
     features, labels = clusters(60)
-    found = transduce(features, weak_predictions(labels), Labelled(*clusters(4, seed=3)), TransductionOptions(scale=2.0))
+    found = transduce(
+        features, weak_predictions(labels), Labelled(*clusters(4, seed=3)), TransductionOptions(scale=2.0)
+    )
     later, truth = clusters(100, seed=9)
     predictions = weak_predictions(truth, seed=10)
     after = found.classify(later, predictions)
@@ -91,7 +93,8 @@ def test_one_image_and_a_prediction_of_exactly_zero() -> None:
     features, _ = clusters(1)
     certain = torch.tensor([[1.0, 0.0, 0.0]]).double()
     found = transduce(features[:1], certain)
-    assert found.predictions.isfinite().all() and found.means.isfinite().all()
+    assert found.predictions.isfinite().all()
+    assert found.means.isfinite().all()
     assert int(found.predictions.argmax()) == 0
 
 
