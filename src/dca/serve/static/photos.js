@@ -60,6 +60,7 @@ function makeCard(label) {
 }
 
 async function load(card) {
+  const own = card.loads = (card.loads || 0) + 1; // of several at a time the last one counts
   const where = new URLSearchParams({ class: card.label, start: 0, count: Math.min(card.shown, 500) });
   const found = await get(`photos?${where}`);
   let photos = found.photos;
@@ -69,6 +70,7 @@ async function load(card) {
     if (!rows.length) break;
     photos = [...photos, ...rows];
   }
+  if (own !== card.loads) return;
   card.total = found.total;
   const known = new Map(card.photos.map((photo, n) => [photo.photo + photo.fault, card.list.children[n]]));
   card.photos = photos;
