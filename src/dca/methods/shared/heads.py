@@ -182,7 +182,8 @@ class CacheHead(Head):
     """Softmax of text logits and of a cache of training images.
 
     text: (C, D), τ included. keys: β k (D, N), classes with equally many keys together. offset: log α - β, () or with
-    the logarithm of the weight of each key (N,). sizes: number of such classes, and of keys of each of them. order: (C,), position of each class.
+    the logarithm of the weight of each key (N,). sizes: number of such classes, and of keys of each of them. order:
+    (C,), position of each class.
     """
 
     text: Tensor
