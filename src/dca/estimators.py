@@ -153,9 +153,9 @@ class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name not in LIMITS or (value is None and usual[name] is None):
                 continue
             low, high = LIMITS[name]
-            kind = Integral if isinstance(usual[name], int) else Real
-            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-                word = "a whole number" if kind is Integral else "a number"
+            whole = isinstance(usual[name], int)
+            if not _is_number(value, whole=whole) or not low <= value <= high:
+                word = "a whole number" if whole else "a number"
                 raise InputError(f"{name} is {value!r}", hint=f"{word} from {low:g} to {high:g}")
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -500,6 +500,11 @@ def unit_vectors(X: NDArray[np.float64]) -> Tensor:
     # Halved or doubled, which loses nothing, until no square overflows or vanishes.
     _, exponents = np.frexp(np.abs(X).max(axis=1, keepdims=True, initial=0))
     return F.normalize(torch.tensor(np.ldexp(X, -exponents)), dim=-1)
+
+
+def _is_number(value: Any, *, whole: bool) -> bool:
+    """Whether a value is a number, also one of NumPy's; booleans are none."""
+    return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
 
 
 def check_weights(weights: ArrayLike | None, rows: int) -> NDArray[np.float64]:
