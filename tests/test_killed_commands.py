@@ -1,6 +1,7 @@
 """A command that is killed just before any of its file events loses nothing, and ends as an unkilled one when repeated.
 
-The same holds where the disk is full from any of its file events on; it then ends with one clear line. The fast tests kill at a few events of every command, the slow ones at all of them.
+The same holds where the disk is full from any of its file events on; it then ends with one clear line. The fast tests
+stop at a few events of every command, the slow ones at all of them.
 """
 
 from __future__ import annotations
