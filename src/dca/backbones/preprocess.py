@@ -69,6 +69,11 @@ class Preprocess:
         """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
         return ((self.size, self.resize, int(self.resample)),)
 
+    @property
+    def coverage(self) -> float:
+        """Share of an image's short side that the crop covers."""
+        return 1.0 if self.resize is None else self.size / self.resize
+
     def split(self, pixels: Tensor) -> list[Tensor]:
         """Pixels (B, 3, S, S) of each encoder."""
         return [pixels]
