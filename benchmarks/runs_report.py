@@ -61,7 +61,7 @@ def invent_result(cell: Cell) -> dict[str, Any]:
     own = [spec.data] if spec.protocol == "domain-shift" else []
     figures = {name: accuracy(name) for name in names.get(spec.protocol, [*own, *spec.targets])}
     others = {"classes": 10, "zero_shot_accuracy": 0.3, "ece": 0.05}
-    images = {name: catalog.get(spec.data if name.startswith(spec.data) else name).sizes[2] for name in figures}
+    images = {name: catalog.get(name.removesuffix(" base").removesuffix(" new")).sizes[2] for name in figures}
     if spec.protocol == "base-to-new":
         images = {name: (total + place) // 2 for place, (name, total) in enumerate(images.items())}
     targets = [

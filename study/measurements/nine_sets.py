@@ -3,8 +3,8 @@
     python study/measurements/nine_sets.py EUROSAT CALTECH FLOWERS --features FOLDER [--workers 2] --json FILE
     python study/measurements/nine_sets.py --show study/nine_sets.json --page docs/methods-research.md
 
-Sources and draws are those of rivals.py: three datasets encoded by the embedded model `mini`, with texts, and features of
-OpenAI's ViT-B/32 of six datasets, without. Two more sets have real features and texts: the classes of Caltech101 and
+Sources and draws are those of rivals.py: three datasets encoded by the embedded model `mini`, with texts, and features
+of OpenAI's ViT-B/32 of six datasets, without. Two more sets have real features and texts: the classes of Caltech101 and
 of Food101 whose names are among the texts that are here ("a NAME"); they are for DCA's head and not among the nine.
 Every method has its default options with one view; what selects on validation images gets at most four more per class,
 `closed_form` none. At most 60 new images of a class are measured.
@@ -32,9 +32,10 @@ from typing import Any
 import click
 import torch
 from clip_features import index_by_name, measure_accuracy
+from estimate_coverage import encode_texts
 from paired import format_table, print_tables, read_rows, write_rows
 from rejection import Pool, encode_dataset, read_features
-from rivals import Draw, Source, draw_rows, encode_texts, predict, read_sources
+from rivals import Draw, Source, draw_rows, predict, read_sources
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -148,19 +149,16 @@ def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
     if (draw := draw_rows(source, shots, seed)) is None:
         return None
     accuracy, together = measure_methods(draw)
-    row = {
+    heads = {} if draw.text is None else measure_heads(draw, draw.text, shots)
+    parts = {"accuracy": accuracy, "transductive": together, "head": heads}
+    return {
         "set": source.pool.name,
         "shots": shots,
         "draw": seed,
         "classes": int(draw.train.labels.max()) + 1,
         "images": len(draw.new.labels),
-        "accuracy": accuracy,
-        "transductive": together,
-        "head": {} if draw.text is None else measure_heads(draw, draw.text, shots),
+        **{name: {key: round(value, 4) for key, value in found.items()} for name, found in parts.items()},
     }
-    for name in ("accuracy", "transductive", "head"):
-        row[name] = {key: round(value, 4) for key, value in row[name].items()}
-    return row
 
 
 def measure_sources(sources: Sequence[Source], workers: int, json: Path | None) -> list[dict[str, Any]]:
