@@ -107,12 +107,12 @@ def test_nothing_is_left_of_an_export_that_fails(
 
 def test_another_precision_is_refused(exported: Finished, tmp_path: Path) -> None:
     clip = make_clip().with_dtype(torch.bfloat16)
-    method = type("Method", (), {"clip": clip})()
+    method = type("Method", (), {"encoder": clip})()
     model = Classifier()
     model.method_ = method  # type: ignore[assignment]
     with pytest.raises(UserError, match="cpu in bfloat16"):
         exporting.require_cpu(model)
-    method.clip = make_clip().with_dtype(torch.float32, features=torch.bfloat16)  # type: ignore[attr-defined]
+    method.encoder = make_clip().with_dtype(torch.float32, features=torch.bfloat16)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="cpu in float32, features bfloat16"):
         exporting.require_cpu(model)
     exporting.require_cpu(exported.model)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import KernelRidge, TextGaussian
-from dca.methods.shared.product_of_experts import Experts, Hyperparameters
+from dca.methods.shared.product_of_experts import ExpertPool, Experts, Hyperparameters
 from dca.stats.conformal import (
     add_best,
     class_weights,
@@ -123,12 +123,13 @@ def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[Conf
     text = torch.nn.functional.normalize(centers + drawn(classes, D, seed=seed + 3), dim=-1)
     gaussian = TextGaussian.from_features(x, y, text)
     kernel = KernelRidge(x, y, classes, gaussian.groups, 2.0)
-    return ConformalPredictor(Experts(gaussian, 10.0, kernel), NUMBERS), new, new_y
+    return ConformalPredictor(ExpertPool((Experts(gaussian, 10.0, kernel),)), (NUMBERS,)), new, new_y
 
 
 def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> Tensor:
     """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
-    source, n = answers.experts.gaussian, NUMBERS
+    (experts,), n = answers.experts.parts, NUMBERS
+    source = experts.gaussian
     keep = torch.tensor([i != left for i in range(len(source.x))])
     x, y = source.x[keep], source.labels[keep]
     means = torch.stack([x[y == c].mean(0) for c in range(len(source.text))])
@@ -138,7 +139,7 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
     ridge = n.ridge * source.residuals.square().sum() / source.nu / x.shape[1]
     P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge * eye)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
-    kernel = answers.experts.kernel
+    kernel = experts.kernel
     assert kernel is not None
     omega = kernel._root.square()
     K = kernel.kernel_values(source.x)
@@ -151,7 +152,7 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
 
 def test_the_sets_are_those_of_models_that_are_refitted_without_each_image() -> None:
     answers, new, _ = make(5, shots=4)
-    source = answers.experts.gaussian
+    source = answers.experts.source
     held = torch.stack([literal_log_p(answers, i, source.x[i : i + 1])[0, y] for i, y in enumerate(source.labels)])
     without = torch.stack([literal_log_p(answers, i, new) for i in range(len(source.x))], dim=1)
     probabilities = literal_log_p(answers, None, new).neg().exp()
