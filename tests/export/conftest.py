@@ -48,11 +48,13 @@ class Photos(NamedTuple):
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Photos:
-    source = shared("images", "caltech-101", "101_ObjectCategories")
+    source = shared("data", "images", "caltech-101", "101_ObjectCategories")
     folders = [source / name for name in ("ant", "butterfly", "crayfish", "dolphin", "lobster", "scorpion")]
     paths = [sorted(folder.iterdir()) for folder in folders]
     train = [path for own in paths for path in own[:8]]
-    model = Classifier(device="cpu", precision="fp32").fit(train, [path.parent.name for path in train])
+    model = Classifier(backbone="mini,efficientnet-lite0", device="cpu", precision="fp32").fit(
+        train, [path.parent.name for path in train]
+    )
     assert len(model.method_.encoder.members) == 2
     others = [path for own in zip(*(own[8:] for own in paths), strict=False) for path in own][:100]
     folder = tmp_path_factory.mktemp("pool")

@@ -14,7 +14,7 @@ import torch
 
 from conftest import make_clip, short_recipe
 from dca.core.errors import UserError
-from dca.datasets.dataset import Dataset, LabelledImage
+from dca.datasets.dataset import Dataset
 from dca.export import predict, program
 from dca.export.folder import export_onnx
 from dca.methods.registry import all_methods
@@ -31,12 +31,11 @@ def in_batches(folder: Path, images: Sequence[Any], size: int) -> predict.Predic
     return model.predict_details(images)
 
 
-def require_equal(model: Classifier, folder: Path, data: Dataset, tolerance: float = 1e-4) -> None:
-    """Probabilities, p-values and ranks are those of torch, for batches of any size."""
-    images = [item.image for item in data.test]
+def require_equal(model: Classifier, folder: Path, images: Sequence[Any], tolerance: float = 1e-4) -> None:
+    """Probabilities, p-values and ranks of 100 images are those of torch, for batches of any size."""
     assert len(images) == 100
-    features = model._encode(images, None)  # type: ignore[arg-type]
-    probabilities, certainty = model.predict_proba(images), model.certainty()  # type: ignore[arg-type]
+    features = model._encode(images, None)
+    probabilities, certainty = model.predict_proba(images), model.certainty()
     p_values, ranks = (
         one(features, torch.from_numpy(probabilities)) for one in (certainty.p_values, certainty.class_ranks)
     )
@@ -52,6 +51,10 @@ def require_equal(model: Classifier, folder: Path, data: Dataset, tolerance: flo
             assert (found.ranks != ranks.ranks.numpy()).mean() < 0.01
 
 
+def tested(data: Dataset) -> list[Any]:
+    return [item.image for item in data.test]
+
+
 def convert_into(model: Classifier, folder: Path) -> Path:
     description = program.describe_model(model, "test")
     program.convert(model, folder / "model.onnx", description)
@@ -65,20 +68,20 @@ def converted(name: str, data: Dataset, folder: Path) -> tuple[Classifier, Path]
 
 
 def test_the_default_method_is_equal_in_batches(exported: Finished, hundred: Dataset) -> None:
-    require_equal(exported.model, exported.folder, hundred, tolerance=1e-5)
+    require_equal(exported.model, exported.folder, tested(hundred), tolerance=1e-5)
 
 
 def test_dca_with_a_temperature_is_equal_in_batches(hundred: Dataset, tmp_path: Path) -> None:
     model = Classifier("dca", seed=3, backbone=make_clip(), device="cpu", **short_recipe("dca")).fit(hundred)
     model.method_.temperature = 1.7
-    require_equal(model, convert_into(model, tmp_path), hundred, tolerance=1e-5)
+    require_equal(model, convert_into(model, tmp_path), tested(hundred), tolerance=1e-5)
     assert json.loads((tmp_path / "classes.json").read_text())["temperature"] == 1.7
 
 
 def test_held_out_predictions_go_into_the_program(hundred: Dataset, tmp_path: Path) -> None:
     """Methods without p-values of their own use those of an estimate."""
     model = Classifier("gda", seed=3, backbone=make_clip(), device="cpu", estimate=True, views=0).fit(hundred)
-    require_equal(model, convert_into(model, tmp_path), hundred, tolerance=1e-5)
+    require_equal(model, convert_into(model, tmp_path), tested(hundred), tolerance=1e-5)
     assert in_batches(tmp_path, [hundred.test[0].image], 1).ranks is not None
 
 
@@ -90,8 +93,7 @@ def test_a_pool_is_one_file_with_all_towers(pool: Photos) -> None:
 
 
 def test_the_default_with_its_pool_is_equal_on_photos(pool: Photos) -> None:
-    data = Dataset("others", ("a",), test=tuple(LabelledImage(path, 0) for path in pool.others))
-    require_equal(pool.model, pool.folder, data, tolerance=1e-5)
+    require_equal(pool.model, pool.folder, pool.others, tolerance=1e-5)
 
 
 def test_8_bits_halve_a_pool(pool: Photos, tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_8_bits_halve_a_pool(pool: Photos, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_every_method_is_equal_in_batches(name: str, hundred: Dataset, tmp_path: Path) -> None:
-    require_equal(*converted(name, hundred, tmp_path), hundred)
+    require_equal(*converted(name, hundred, tmp_path), tested(hundred))
 
 
 def test_a_wrong_program_is_found(exported: Finished, hundred: Dataset) -> None:
