@@ -128,7 +128,8 @@ def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[Conf
 
 def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> Tensor:
     """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
-    source, n = answers.experts.source, NUMBERS
+    (experts,), n = answers.experts.parts, NUMBERS
+    source = experts.gaussian
     keep = torch.tensor([i != left for i in range(len(source.x))])
     x, y = source.x[keep], source.labels[keep]
     means = torch.stack([x[y == c].mean(0) for c in range(len(source.text))])
@@ -138,7 +139,7 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
     ridge = n.ridge * source.residuals.square().sum() / source.nu / x.shape[1]
     P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge * eye)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
-    kernel = answers.experts.parts[0].kernel
+    kernel = experts.kernel
     assert kernel is not None
     omega = kernel._root.square()
     K = kernel.kernel_values(source.x)
