@@ -130,6 +130,11 @@ def choose_backbone(source: str = "PLACE") -> Action:
     return Action(f"name the backbone with --backbone {source}", f"name the backbone with backbone={_literal(source)}")
 
 
+def choose_architecture(name: str) -> Action:
+    """Name the architecture of a file of tensors."""
+    return Action(f"name its architecture with --architecture {name}", f"name the backbone '{name}:FILE'")
+
+
 def choose_device(*names: str) -> Action:
     """Run on one of these devices."""
     return _one_of("device", names)
@@ -197,6 +202,12 @@ def collect_runs() -> Action:
 def start_ray() -> Action:
     """Start a Ray cluster, or name one."""
     way = "start a cluster with `ray start --head`, or name one with RAY_ADDRESS"
+    return Action(way, way)
+
+
+def install_again(requirement: str) -> Action:
+    """Install a package anew, whose files were changed."""
+    way = f"run `pip install --force-reinstall --no-deps {requirement}`"
     return Action(way, way)
 
 
