@@ -20,6 +20,7 @@ are those of Student's t over draws.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ SCRIPT = "study/measurements/rivals.py"
 SHOTS, DRAWS = (1, 2, 4, 8, 16), 5
 # Most validation images per class that a rival gets, fewest and most new images of a class.
 VALIDATION, LEAST_NEW, MOST_NEW = 4, 4, 60
+MANY_CLASSES = 200
 RIVALS: dict[str, dict[str, Any]] = {
     "gda": {"views": 0},
     "linear_probe": {},
@@ -229,6 +231,8 @@ def measure_sources(
         row = rows.get((source.pool.name, k, seed), {})
         if {"closed_form", *rivals_of(source, k)} - {*row.get("accuracy", ())}:
             jobs.append((source, k, seed, row))
+    # Those with hundreds of classes last: they take by far the longest.
+    jobs.sort(key=lambda job: bool(job[0].pool.labels.max() > MANY_CLASSES))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
         for number, ended in enumerate(as_completed([processes.submit(measure, *job) for job in jobs]), 1):
             if (new := ended.result()) is not None:
@@ -267,7 +271,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
         ours = means.pop("closed_form")
         rival = max(means, key=means.__getitem__)
         differences = [row["accuracy"]["closed_form"] - row["accuracy"][rival] for row in own]
-        half = t_quantile(0.975, len(own) - 1) * statistics.stdev(differences) / len(own) ** 0.5
+        half = math.inf
+        if len(own) > 1:
+            half = t_quantile(0.975, len(own) - 1) * statistics.stdev(differences) / len(own) ** 0.5
         ece = statistics.mean(row["ece"] for row in own)
         cells.append(Cell(name, shots, own[0]["images"], ours, rival, means[rival], half, ece))
     return cells
@@ -283,7 +289,8 @@ def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     def describe(cell: Cell | None) -> str:
         if cell is None:
             return ""
-        return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {cell.ours - cell.theirs:+.1f} ± {cell.half:.1f}"
+        lead = f"{cell.ours - cell.theirs:+.1f}" + (f" ± {cell.half:.1f}" if math.isfinite(cell.half) else "")
+        return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {lead}"
 
     table = format_table(
         ["features", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
