@@ -26,6 +26,9 @@ MOST_ON_CPU = 16
 # 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
 # one core per image in batches of 8, and 400 ms in batches of 16.
 LARGEST_ACTIVATION = 2**24
+# Patches along a side of an image, for explanations, where the tower has no patches of its own: the positions of a
+# convolutional tower that halves 224 pixels five times.
+USUAL_PATCHES = 7
 # τ where no text gives one: that of nearly every CLIP.
 USUAL_TAU = 100.0
 
@@ -58,6 +61,10 @@ class Pixels(Protocol):
     @property
     def crops(self) -> tuple[tuple[int, int | None, int], ...]:
         """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of an image's short side that the crop covers; the largest, if there are several."""
 
     def split(self, pixels: Tensor) -> list[Tensor]:
         """Crops or pixels (B, ...) as those of each encoder, (B, 3, S, S)."""
@@ -137,16 +144,35 @@ class Encoder(nn.Module, ABC):
     def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> Self:
         """The same weights with other compute types; this encoder is unchanged.
 
-        features: type of frozen features; `dtype` by default.
+        Args:
+            dtype: Type in which it computes.
+            features: Type of frozen features; `dtype` by default.
+
+        Returns:
+            The other encoder; this one if it has these types already.
         """
 
     @abstractmethod
     def to_device(self, device: torch.device | str) -> Self:
-        """This encoder if its weights are on the device, else a copy there."""
+        """This encoder if its weights are on the device, else a copy there.
+
+        Args:
+            device: A device or its name.
+
+        Returns:
+            An encoder whose weights are on the device.
+        """
 
     @abstractmethod
     def encode_image(self, images: Sequence[Image.Image] | Tensor) -> Tensor:
-        """Features (B, D) of PIL images, or of normalised pixels."""
+        """Features of images, not normalised.
+
+        Args:
+            images: PIL images, or normalised pixels.
+
+        Returns:
+            Features (B, D).
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -163,16 +189,47 @@ class Encoder(nn.Module, ABC):
         return USUAL_TAU
 
     def encode_text(self, texts: Sequence[str]) -> Tensor:
-        """Features (N, D) of texts, for encoders that have `Ability.TEXT_FEATURES`."""
+        """Features of texts, for encoders that have `Ability.TEXT_FEATURES`.
+
+        Args:
+            texts: N strings.
+
+        Returns:
+            Features (N, D), not normalised.
+
+        Raises:
+            UserError: If it knows no texts.
+        """
         raise UserError(f"{self.source} knows no texts")
 
     def take_pixels(self, member: Encoder, pixels: Tensor) -> Tensor:
-        """The pixels of one of the `members`, of pixels of all."""
+        """The pixels of one of the `members`, of pixels of all.
+
+        Args:
+            member: The encoder.
+            pixels: Pixels of images as this encoder takes them.
+
+        Returns:
+            The part of them that is the member's.
+        """
         return pixels
 
     def take_features(self, member: Encoder, features: Tensor) -> Tensor:
-        """The features of one of the `members`, of features of all."""
+        """The features of one of the `members`, of features of all.
+
+        Args:
+            member: The encoder.
+            features: Features (B, D) of this encoder.
+
+        Returns:
+            The part of them that is the member's.
+        """
         return features
+
+    @property
+    def patches_per_side(self) -> int:
+        """G, parts along a side of an image that an explanation tells apart."""
+        return USUAL_PATCHES
 
     @property
     def label_names(self) -> Sequence[str]:
