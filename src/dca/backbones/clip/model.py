@@ -115,6 +115,11 @@ class CLIP(Encoder):
         """Rows of the image tower times the width of its hidden layer."""
         return (1 + self.config.vision.patches) * self.config.vision.hidden
 
+    @property
+    def patches_per_side(self) -> int:
+        """Patches of the image tower."""
+        return self.config.vision.image_size // self.config.vision.patch_size
+
     def describe(self) -> dict[str, Any]:
         """Sizes of both towers."""
         return self.config.to_dict()
