@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,6 @@ from dca.core.text import format_bytes
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
 # Bytes in which a safetensors file may describe its tensors, about 10,000 of them: 400,000 would take 20 s to read.
 LARGEST_HEADER = 1_000_000
-
 # Files in an archive; each tensor is one.
 MOST_MEMBERS = 20_000
 
@@ -76,7 +76,6 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         UserError: If the file is damaged, or needs code to be read.
     """
     try:
-        _refuse_bomb(path)
         state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
     except UserError:
         raise
@@ -91,7 +90,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def _refuse_bomb(path: Path) -> None:
     """Raise for an archive that takes far more memory than its file, or very long: torch compresses nothing."""
-    if path.suffix not in PICKLE_SUFFIXES or not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -104,6 +103,7 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     """Tensors of a TorchScript archive; else load with `weights_only`: whatever would need code is refused."""
     if is_torchscript(path):
         return read_torchscript(path)
+    _refuse_bomb(path)
     hint = "use the checkpoint's safetensors form, or write one (safetensors.torch.save_file) where you trust it"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
