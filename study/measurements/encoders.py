@@ -3,10 +3,10 @@
     python study/measurements/encoders.py DATA ... [--json study/encoders.json]
     python study/measurements/encoders.py --show study/encoders.json --page docs/encoders.md
 
-DATA are dataset folders as `dca fit` takes them. All settings are the defaults. First the published draws 1 to 3 of 1 to
-16 images per class, and accuracy and calibration error on the test images. Then random tasks of 6 classes with 8 images
-each, from all images of a dataset: how often the printed interval holds the mean accuracy over classes on the other
-images, and the area under the ROC curve of the p-value between new images of these classes and images of others.
+DATA are dataset folders as `dca fit` takes them. All settings are the defaults. First the published draws 1 to 3 of 1
+to 16 images per class, and accuracy and calibration error on the test images. Then random tasks of 6 classes with 8
+images each, from all images of a dataset: how often the printed interval holds the mean accuracy over classes on the
+other images, and the area under the ROC curve of the p-value between new images of these classes and images of others.
 """
 
 from __future__ import annotations
