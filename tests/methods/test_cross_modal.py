@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.model import compute_digest
+from dca.backbones.dual_encoder import compute_digest
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.core.progress import silent

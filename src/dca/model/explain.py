@@ -205,8 +205,7 @@ def interpolate(values: Tensor, centers: Sequence[int], side: int) -> Tensor:
 
 def patches_per_side(method: Method) -> int:
     """G: patches along a side of the image."""
-    vision = method.clip.config.vision
-    return vision.image_size // vision.patch_size
+    return math.isqrt(method.clip.visual.patches)
 
 
 def blend_blur(pixels: Tensor, blurred: Tensor, weights: Tensor) -> Tensor:
