@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e '.[dev]'
-	# Only its vocabulary file is needed, so it is installed without dependencies.
-	$(BIN)/python -m pip install -q --no-deps -c .ci/constraints.txt open_clip_torch
+	# Reference libraries, without dependencies: torchvision names one build of torch, and any may be here already.
+	$(BIN)/python -m pip install -q --no-deps -c .ci/constraints.txt open_clip_torch timm torchvision
 	touch $(STAMP)
 
 # What the demonstration needs is a small part of what the tests need.

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -23,6 +25,9 @@ from dca.backbones.preprocess import Preprocess
 from dca.core.files import write_json
 from dca.datasets.dataset import Dataset
 
+# The wheel of torchvision, which reference libraries import, registers functions of its GPU operations: beside a CPU
+# build of torch that fails, and the tests need none of them.
+sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))
 torch.set_num_threads(1)
 # A busy machine is no reason to fail.
 hypothesis.settings.register_profile("dca", deadline=None)

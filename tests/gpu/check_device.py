@@ -98,7 +98,9 @@ def _measure(work: Callable[[], object], times: int, cuda: bool) -> float:
     return 1000 * (time.perf_counter() - began) / times
 
 
-def compare_recorded(name: str, clip: DualEncoder, images: ImageSupport, data: Dataset) -> tuple[float, float, float | None]:
+def compare_recorded(
+    name: str, clip: DualEncoder, images: ImageSupport, data: Dataset
+) -> tuple[float, float, float | None]:
     """Largest relative gap between gradients of a recorded step and of one as written, without kernels.
 
     Also the milliseconds of both.

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from conftest import make_clip, tiny_config
-from dca.backbones.clip import CLIP
 from dca.backbones import dual_encoder
+from dca.backbones.clip import CLIP
 from dca.core import device
 from dca.datasets.dataset import Dataset
 from dca.datasets.folder import load_folder

@@ -142,16 +142,35 @@ class Encoder(nn.Module, ABC):
     def with_dtype(self, dtype: torch.dtype, *, features: torch.dtype | None = None) -> Self:
         """The same weights with other compute types; this encoder is unchanged.
 
-        features: type of frozen features; `dtype` by default.
+        Args:
+            dtype: Type in which it computes.
+            features: Type of frozen features; `dtype` by default.
+
+        Returns:
+            The other encoder; this one if it has these types already.
         """
 
     @abstractmethod
     def to_device(self, device: torch.device | str) -> Self:
-        """This encoder if its weights are on the device, else a copy there."""
+        """This encoder if its weights are on the device, else a copy there.
+
+        Args:
+            device: A device or its name.
+
+        Returns:
+            An encoder whose weights are on the device.
+        """
 
     @abstractmethod
     def encode_image(self, images: Sequence[Image.Image] | Tensor) -> Tensor:
-        """Features (B, D) of PIL images, or of normalised pixels."""
+        """Features of images, not normalised.
+
+        Args:
+            images: PIL images, or normalised pixels.
+
+        Returns:
+            Features (B, D).
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -168,15 +187,41 @@ class Encoder(nn.Module, ABC):
         return USUAL_TAU
 
     def encode_text(self, texts: Sequence[str]) -> Tensor:
-        """Features (N, D) of texts, for encoders that have `Ability.TEXT_FEATURES`."""
+        """Features of texts, for encoders that have `Ability.TEXT_FEATURES`.
+
+        Args:
+            texts: N strings.
+
+        Returns:
+            Features (N, D), not normalised.
+
+        Raises:
+            UserError: If it knows no texts.
+        """
         raise UserError(f"{self.source} knows no texts")
 
     def take_pixels(self, member: Encoder, pixels: Tensor) -> Tensor:
-        """The pixels of one of the `members`, of pixels of all."""
+        """The pixels of one of the `members`, of pixels of all.
+
+        Args:
+            member: The encoder.
+            pixels: Pixels of images as this encoder takes them.
+
+        Returns:
+            The part of them that is the member's.
+        """
         return pixels
 
     def take_features(self, member: Encoder, features: Tensor) -> Tensor:
-        """The features of one of the `members`, of features of all."""
+        """The features of one of the `members`, of features of all.
+
+        Args:
+            member: The encoder.
+            features: Features (B, D) of this encoder.
+
+        Returns:
+            The part of them that is the member's.
+        """
         return features
 
     @property

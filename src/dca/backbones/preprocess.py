@@ -14,14 +14,21 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dca.backbones.config_keys import HF_PROCESSOR, OPEN_CLIP_PREPROCESS, Section, refuse_unknown_keys
 from dca.core.errors import UserError
 from dca.core.files import read_json
+from dca.core.hints import choose_backbone, combine
 from dca.images.decode import center_crop
 
 # transformers 5 writes a processor into one file, older ones the image part into another.
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 MAX_SIDE = 1 << 14
+# Keys of a `preprocessor_config.json` that are read.
+HF_READ = (
+    "size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_rescale",
+    "do_normalize", "image_processor_type", "feature_extractor_type",
+)  # fmt: skip
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
 
 
@@ -90,8 +97,15 @@ class Preprocess:
         return asdict(self)
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any]) -> Preprocess:
-        """Read a Hugging Face `preprocessor_config.json`."""
+    def from_hf(cls, raw: Mapping[str, Any], adapter: str = "transformers:NAME") -> Preprocess:
+        """Read a Hugging Face `preprocessor_config.json`; `adapter` is the backbone for what this reader refuses."""
+        refuse_unknown_keys(IMAGE_PROCESSOR_FILE, [Section("", raw, HF_READ, HF_PROCESSOR)], adapter)
+        kind = raw.get("image_processor_type") or raw.get("feature_extractor_type") or "CLIPImageProcessor"
+        if not str(kind).startswith("CLIP"):
+            raise UserError(
+                f"{IMAGE_PROCESSOR_FILE} is that of another family of models ({kind})",
+                hint=combine("let transformers run it", choose_backbone(adapter)),
+            )
         missing = [k for k in ("size", "image_mean", "image_std", "resample") if k not in raw]
         if raw.get("do_center_crop", True) and "crop_size" not in raw:
             missing.append("crop_size")
@@ -133,18 +147,33 @@ class Preprocess:
         }
 
     @classmethod
-    def from_open_clip(cls, raw: Mapping[str, Any], size: int) -> Preprocess:
-        """Read the `preprocess_cfg` of an `open_clip_config.json`; size is the image size of the tower."""
+    def from_open_clip(cls, raw: Mapping[str, Any], size: int, adapter: str = "open_clip:NAME@TAG") -> Preprocess:
+        """Read the `preprocess_cfg` of an `open_clip_config.json`.
+
+        size: image size of the tower, which open_clip takes whatever the file says. adapter: the backbone for what this
+        reader refuses.
+        """
+        read = {"size", "mean", "std", "resize_mode", "interpolation"}
+        section = Section("preprocess_cfg", raw, read, OPEN_CLIP_PREPROCESS)
+        refuse_unknown_keys(OPEN_CLIP_CONFIG, [section], adapter)
         missing = [k for k in ("mean", "std") if k not in raw]
         if missing:
             raise UserError(f"open_clip_config.json lacks preprocess_cfg.{', preprocess_cfg.'.join(missing)}")
         mode = raw.get("resize_mode", "shortest")
         if mode not in ("shortest", "squash"):
-            raise UserError(f"open_clip_config.json asks for resize_mode '{mode}'; only shortest and squash are known")
+            raise UserError(
+                f"{OPEN_CLIP_CONFIG} asks for resize_mode '{mode}'; only shortest and squash are known",
+                hint=combine("let open_clip run it", choose_backbone(adapter)),
+            )
+        interpolation = raw.get("interpolation", "bicubic")
+        if interpolation not in RESAMPLING:
+            raise UserError(
+                f"{OPEN_CLIP_CONFIG} asks for interpolation '{interpolation}'; known: {', '.join(RESAMPLING)}"
+            )
         return cls(
             size=size,
             resize=size if mode == "shortest" else None,
-            resample=RESAMPLING[raw.get("interpolation", "bicubic")],
+            resample=RESAMPLING[interpolation],
             mean=_to_rgb(raw["mean"]),
             std=_to_rgb(raw["std"]),
         )

@@ -43,6 +43,8 @@ HUB_IDS = {
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
 }
 LOCATIONS_FILE = "backbones.json"
+# How the hub's cache names the folder of a repository: models--owner--name.
+CACHED = "models--"
 # Environment variable that allows models to name what is fetched from the hub.
 ALLOW_DOWNLOADS = "DCA_ALLOW_DOWNLOADS"
 
@@ -145,6 +147,14 @@ def hub_id(source: str) -> str | None:
     if source in HUB_IDS:
         return HUB_IDS[source]
     return source if is_hub_id(source) else None
+
+
+def find_repository(path: Path) -> str | None:
+    """The hub repository that a path in the hub's cache belongs to (.../models--owner--name/snapshots/...)."""
+    for part in path.resolve().parts:
+        if part.startswith(CACHED) and "--" in (rest := part.removeprefix(CACHED)):
+            return rest.replace("--", "/", 1)
+    return None
 
 
 def is_public_name(name: str) -> bool:

@@ -124,7 +124,7 @@ class Subject:
 
     Example:
         >>> Subject("zero_shot").fitted.method_.problem.names[:2]
-        ('boat', 'car')
+        ('butterfly', 'cactus')
     """
 
     name: str

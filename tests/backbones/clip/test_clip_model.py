@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
+from dca.backbones import dual_encoder
 from dca.backbones.blocks import Attention, Residual, Update
 from dca.backbones.clip import CLIP
-from dca.backbones import dual_encoder
 from dca.backbones.dual_encoder import ExtraTokens
 from dca.backbones.sources import mini_folder
 

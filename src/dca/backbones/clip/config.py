@@ -10,13 +10,33 @@ from typing import Any
 from torch import Tensor
 
 from dca.backbones.blocks import MAX_LAYERS, TowerConfig, check_sizes
+from dca.backbones.config_keys import (
+    HF_TOP,
+    HF_TOWER,
+    HF_VISION,
+    OPEN_CLIP_TEXT,
+    OPEN_CLIP_TOP,
+    OPEN_CLIP_VISION,
+    Section,
+    refuse_unknown_keys,
+)
 from dca.backbones.preprocess import OPEN_CLIP_CONFIG
 from dca.core.errors import UserError
+from dca.core.hints import choose_backbone, combine
 
 # Stages of a ResNet; the stem and all but the first halve the size, the stem twice.
 STAGES = 4
 # Tensors that tell the sizes of a ResNet in the layout of OpenAI.
 RESNET_POSITIONS, RESNET_FILTERS = "visual.attnpool.positional_embedding", "visual.layer1.0.conv1.weight"
+# Keys of configuration files that are read below.
+HF_PARTS = ("vision_config", "text_config", "vision_config_dict", "text_config_dict")
+HF_READ = (
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "layer_norm_eps",
+)  # fmt: skip
+HF_READ_TEXT = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
+OPEN_CLIP_READ_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "norm_kwargs")
+OPEN_CLIP_READ_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "norm_kwargs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +128,26 @@ class CLIPConfig:
         return asdict(self)
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any]) -> CLIPConfig:
-        """Read the `config.json` of a Hugging Face CLIP."""
+    def from_hf(cls, raw: Mapping[str, Any], adapter: str = "transformers:NAME") -> CLIPConfig:
+        """Read the `config.json` of a Hugging Face CLIP; `adapter` is the backbone for what this reader refuses."""
         if raw.get("model_type") != "clip":
             raise UserError(
                 f"config.json describes a model of type '{raw.get('model_type')}', not 'clip'",
-                hint="use a CLIP checkpoint with a ViT image tower, e.g. openai/clip-vit-base-patch16",
+                hint=[
+                    combine("let transformers run it", choose_backbone(adapter)),
+                    "use a CLIP checkpoint with a ViT image tower, e.g. openai/clip-vit-base-patch16",
+                ],
             )
-        vision, text = raw.get("vision_config") or {}, raw.get("text_config") or {}
+        vision, text = (_hf_part(raw, name) for name in ("vision_config", "text_config"))
+        refuse_unknown_keys(
+            "config.json",
+            [
+                Section("", raw, {"model_type", "projection_dim", *HF_PARTS}, HF_TOP),
+                Section("vision_config", vision, {*HF_READ, "image_size", "patch_size"}, HF_VISION),
+                Section("text_config", text, {*HF_READ, *HF_READ_TEXT}, HF_TOWER),
+            ],
+            adapter,
+        )
         vocab = text.get("vocab_size", 49408)
         eot = text.get("eos_token_id", vocab - 1)
         return cls(
@@ -169,38 +201,47 @@ class CLIPConfig:
         }
 
     @classmethod
-    def from_open_clip(cls, raw: Mapping[str, Any]) -> CLIPConfig:
-        """Read the `model_cfg` of an `open_clip_config.json`."""
+    def from_open_clip(cls, raw: Mapping[str, Any], adapter: str = "open_clip:NAME@TAG") -> CLIPConfig:
+        """Read the `model_cfg` of an `open_clip_config.json`; `adapter`: the backbone for what this reader refuses."""
         vision, text = raw.get("vision_cfg") or {}, raw.get("text_cfg") or {}
-        is_resnet = isinstance(vision.get("layers"), list)
-        if not is_resnet and (not isinstance(vision.get("layers"), int) or "patch_size" not in vision):
+        refuse_unknown_keys(
+            OPEN_CLIP_CONFIG,
+            [
+                Section("", raw, {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu"}, OPEN_CLIP_TOP),
+                Section("vision_cfg", vision, OPEN_CLIP_READ_VISION, OPEN_CLIP_VISION),
+                Section("text_cfg", text, OPEN_CLIP_READ_TEXT, OPEN_CLIP_TEXT),
+            ],
+            adapter,
+        )
+        layers = vision.get("layers", 12)
+        if not isinstance(layers, int | list):
             raise UserError(
-                "open_clip_config.json describes an image tower that is neither a plain ViT nor a ResNet of CLIP",
-                hint="use one of open_clip's ViT models, e.g. laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
+                f"{OPEN_CLIP_CONFIG} describes an image tower that is neither a plain ViT nor a ResNet of CLIP",
+                hint=combine("let open_clip run it", choose_backbone(adapter)),
             )
-        unusual = [k for k in ("hf_model_name", "timm_model_name", "ls_init_value") if vision.get(k) or text.get(k)]
-        if unusual:
-            raise UserError(f"open_clip_config.json asks for {', '.join(unusual)}, which is not supported")
         activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
         vocab = text.get("vocab_size", 49408)
+        width, text_width = vision.get("width", 768), text.get("width", 512)
         return cls(
             vision=_open_clip_resnet(vision)
-            if is_resnet
+            if isinstance(layers, list)
             else VisionConfig(
-                width=vision["width"],
-                layers=vision["layers"],
-                heads=vision["width"] // vision.get("head_width", 64),
-                hidden=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
+                width=width,
+                layers=layers,
+                heads=width // vision.get("head_width", 64),
+                hidden=int(width * vision.get("mlp_ratio", 4.0)),
                 activation=activation,
                 image_size=vision.get("image_size", 224),
-                patch_size=vision["patch_size"],
+                patch_size=vision.get("patch_size", 16),
+                eps=_open_clip_eps(vision),
             ),
             text=TextConfig(
-                width=text["width"],
-                layers=text["layers"],
-                heads=text["heads"],
-                hidden=int(text["width"] * text.get("mlp_ratio", 4.0)),
+                width=text_width,
+                layers=text.get("layers", 12),
+                heads=text.get("heads", 8),
+                hidden=int(text_width * text.get("mlp_ratio", 4.0)),
                 activation=activation,
+                eps=_open_clip_eps(text),
                 vocab_size=vocab,
                 context_length=text.get("context_length", 77),
                 sot_id=vocab - 2,
@@ -232,6 +273,21 @@ class CLIPConfig:
             ),
             embed_dim=state["text_projection"].shape[1],
         )  # fmt: skip
+
+
+def _hf_part(raw: Mapping[str, Any], name: str) -> Any:
+    """A part of a `config.json`; old files hold it twice, and then `transformers` takes the one named `..._dict`."""
+    newer = raw.get(f"{name}_dict")
+    return (raw.get(name) or {}) if newer is None else newer
+
+
+def _open_clip_eps(tower: Mapping[str, Any]) -> float:
+    """ε of the norms, the only one of their arguments."""
+    given = tower.get("norm_kwargs") or {}
+    if more := sorted(set(given) - {"eps"}):
+        raise UserError(f"{OPEN_CLIP_CONFIG}: norm_kwargs has {', '.join(more)}; only eps is known")
+    eps: float = given.get("eps", 1e-5)
+    return eps
 
 
 def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) -> dict[str, Any]:

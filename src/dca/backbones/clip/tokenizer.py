@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import json
 from collections.abc import Sequence
+from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
@@ -18,8 +20,10 @@ from dca.core.errors import UserError
 
 SOT, EOT = "<|startoftext|>", "<|endoftext|>"
 OPENAI_MERGES = "bpe_simple_vocab_16e6.txt.gz"
-# Of the 262,144 lines of that file CLIP uses the first 48,894 merges.
+# Of the 262,144 lines of that file CLIP uses the first 48,894 merges, and these are inside this package.
 OPENAI_MERGE_COUNT = 49152 - 256 - 2
+OPENAI_VOCABULARY = 49152 + 256
+BUILT_IN_MERGES = Path("openai") / "merges.txt.gz"
 WORD_PATTERN = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 FILES_NEEDED = f"tokenizer.json, or vocab.json and merges.txt, or {OPENAI_MERGES}"
 
@@ -109,6 +113,12 @@ def load_tokenizer(folder: Path, context_length: int) -> Tokenizer:
     return Tokenizer(bpe, context_length)
 
 
+def load_openai_tokenizer(context_length: int) -> Tokenizer:
+    """The tokenizer of OpenAI's CLIP, which nearly all others use, too; its merges are inside this package."""
+    path = Path(str(files("dca.backbones.clip"))) / BUILT_IN_MERGES
+    return Tokenizer(build_bpe(*_read_openai(path)), context_length)
+
+
 def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> BPETokenizer:
     """CLIP's byte-level BPE over the given tables."""
     bpe = BPETokenizer(
@@ -134,7 +144,9 @@ def _read_vocab(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 def _read_openai(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary and merges of OpenAI's gzipped merge list, ids in CLIP's order."""
-    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")[1 : 1 + OPENAI_MERGE_COUNT]
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = (line for line in file if "#version" not in line)
+        lines = list(islice(rows, OPENAI_MERGE_COUNT))
     merges = [(a, b) for a, b in (line.split() for line in lines)]
     alphabet = _byte_alphabet()
     tokens = [*alphabet, *(c + "</w>" for c in alphabet), *(a + b for a, b in merges), SOT, EOT]

@@ -11,10 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from dca.backbones.blocks import Block
-from dca.backbones.clip.config import RESNET_POSITIONS, CLIPConfig, ResNetConfig
+from dca.backbones.clip.config import RESNET_POSITIONS, CLIPConfig, ResNetConfig, TextConfig
 from dca.backbones.clip.model import CLIP
 from dca.backbones.clip.resnet import ResNetTower, fold_batch_norm
-from dca.backbones.clip.tokenizer import OPENAI_MERGES, load_tokenizer
+from dca.backbones.clip.tokenizer import (
+    OPENAI_MERGES,
+    OPENAI_VOCABULARY,
+    Tokenizer,
+    load_openai_tokenizer,
+    load_tokenizer,
+)
 from dca.backbones.clip.vision import VisionTower
 from dca.backbones.preprocess import (
     IMAGE_PROCESSOR_FILE,
@@ -23,7 +29,14 @@ from dca.backbones.preprocess import (
     Preprocess,
     read_image_processor,
 )
-from dca.backbones.sources import CheckpointFiles, find_checkpoint, mini_folder, record_location
+from dca.backbones.sources import (
+    CheckpointFiles,
+    find_checkpoint,
+    find_repository,
+    hub_id,
+    mini_folder,
+    record_location,
+)
 from dca.backbones.state_dict import TensorSource, read_state_dict, rename_tensors
 from dca.core.errors import UserError
 from dca.core.files import read_json
@@ -41,13 +54,44 @@ FILES = CheckpointFiles(
     ),
     summary="config.json, model.safetensors, tokenizer.json (or vocab.json and merges.txt), preprocessor_config.json",
 )
+# Repositories of the hub whose models were trained with QuickGELU; the configuration in some of them does not say so.
+QUICK_GELU_REPOSITORIES = frozenset({
+    "apple/DFN2B-CLIP-ViT-B-16",
+    "apple/DFN2B-CLIP-ViT-L-14",
+    "apple/DFN5B-CLIP-ViT-H-14",
+    "apple/DFN5B-CLIP-ViT-H-14-378",
+    "timm/resnet101_clip.openai",
+    "timm/resnet101_clip.yfcc15m",
+    "timm/resnet50_clip.cc12m",
+    "timm/resnet50_clip.openai",
+    "timm/resnet50_clip.yfcc15m",
+    "timm/resnet50x16_clip.openai",
+    "timm/resnet50x4_clip.openai",
+    "timm/resnet50x64_clip.openai",
+    "timm/vit_base_patch16_clip_224.metaclip_2pt5b",
+    "timm/vit_base_patch16_clip_224.metaclip_400m",
+    "timm/vit_base_patch16_clip_224.openai",
+    "timm/vit_base_patch32_clip_224.laion400m_e31",
+    "timm/vit_base_patch32_clip_224.laion400m_e32",
+    "timm/vit_base_patch32_clip_224.metaclip_2pt5b",
+    "timm/vit_base_patch32_clip_224.metaclip_400m",
+    "timm/vit_base_patch32_clip_224.openai",
+    "timm/vit_gigantic_patch14_clip_224.metaclip_2pt5b",
+    "timm/vit_huge_patch14_clip_224.metaclip2_worldwide",
+    "timm/vit_huge_patch14_clip_224.metaclip_2pt5b",
+    "timm/vit_large_patch14_clip_224.metaclip_2pt5b",
+    "timm/vit_large_patch14_clip_224.metaclip_400m",
+    "timm/vit_large_patch14_clip_224.openai",
+    "timm/vit_large_patch14_clip_336.openai",
+})  # fmt: skip
 
 
 def load_clip(source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
     """Frozen CLIP from a short name, a hub id, a folder or a state dict file; see `CLIP.from_pretrained`."""
     checkpoint = find_checkpoint(source, FILES, revision=revision, cache_dir=cache_dir)
     path = checkpoint.path
-    clip = (_load_folder(path) if path.is_dir() else _load_file(path)).freeze()
+    repository = hub_id(checkpoint.name) or find_repository(path)
+    clip = (_load_folder(path, repository) if path.is_dir() else _load_file(path, repository)).freeze()
     clip.source = checkpoint.name
     digest = clip.digest  # computed here, once for the life of the object
     if checkpoint.local:
@@ -64,24 +108,24 @@ def build_without_weights(config: CLIPConfig) -> CLIP:
         return CLIP(config, tokenizer, preprocess).freeze()
 
 
-def _load_folder(folder: Path) -> CLIP:
+def _load_folder(folder: Path, repository: str | None) -> CLIP:
     """A folder in Hugging Face or open_clip layout."""
     weights = next((folder / name for name in FILES.weights if (folder / name).is_file()), None)
     if weights is None:
         raise UserError(f"backbone {folder} holds none of {', '.join(FILES.weights)}", hint=f"wanted: {FILES.summary}")
-    return _load_weights(weights, folder, weights.name.startswith("open_clip"))
+    return _load_weights(weights, folder, weights.name.startswith("open_clip"), repository)
 
 
-def _load_file(path: Path) -> CLIP:
+def _load_file(path: Path, repository: str | None) -> CLIP:
     """A state dict file; tokenizer and preprocessing must be beside it."""
-    return _load_weights(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file())
+    return _load_weights(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file(), repository)
 
 
-def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
+def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool, repository: str | None) -> CLIP:
     """Put configuration, tokenizer, preprocessing and checked weights together."""
     state = read_state_dict(weights)
     try:
-        config, preprocess = _read_config(folder, state, prefer_open_clip)
+        config, preprocess = _read_config(folder, state, prefer_open_clip, repository)
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(
             f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
@@ -91,7 +135,7 @@ def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
         raise UserError(
             f"{folder}: preprocessing gives {preprocess.size} px, the image tower takes {config.vision.image_size} px"
         )
-    tokenizer = load_tokenizer(_tokenizer_folder(folder), config.text.context_length)
+    tokenizer = _load_tokenizer(folder, config.text)
     if (tokenizer.sot_id, tokenizer.eot_id) != (config.text.sot_id, config.text.eot_id):
         raise UserError(
             f"{folder}: the tokenizer's SOT and EOT are {tokenizer.sot_id} and {tokenizer.eot_id}, "
@@ -114,31 +158,32 @@ def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool) -> CLIP:
     return clip
 
 
-def _read_config(folder: Path, state: Mapping[str, Tensor], prefer_open_clip: bool) -> tuple[CLIPConfig, Preprocess]:
+def _read_config(
+    folder: Path, state: Mapping[str, Tensor], prefer_open_clip: bool, repository: str | None
+) -> tuple[CLIPConfig, Preprocess]:
     """Configuration and preprocessing, from the files beside the weights."""
     if (folder / OPEN_CLIP_CONFIG).is_file() and (prefer_open_clip or not (folder / "config.json").is_file()):
-        raw = read_json(folder / OPEN_CLIP_CONFIG)
-        config = CLIPConfig.from_open_clip(raw.get("model_cfg") or {})
-        return config, Preprocess.from_open_clip(raw.get("preprocess_cfg") or {}, config.vision.image_size)
-    preprocess = Preprocess.from_hf(read_image_processor(folder))
+        raw, adapter = read_json(folder / OPEN_CLIP_CONFIG), f"open_clip:{folder}"
+        model = dict(raw.get("model_cfg") or {})
+        if repository in QUICK_GELU_REPOSITORIES:
+            model["quick_gelu"] = True
+        config = CLIPConfig.from_open_clip(model, adapter)
+        return config, Preprocess.from_open_clip(raw.get("preprocess_cfg") or {}, config.vision.image_size, adapter)
+    # The configuration first: what is not a CLIP at all has other preprocessing, too.
+    adapter = f"transformers:{folder}"
     if (folder / "config.json").is_file():
-        return CLIPConfig.from_hf(read_json(folder / "config.json")), preprocess
-    return CLIPConfig.from_openai_tensors(state, folder), preprocess
+        config = CLIPConfig.from_hf(read_json(folder / "config.json"), adapter)
+    else:
+        config = CLIPConfig.from_openai_tensors(state, folder)
+    return config, Preprocess.from_hf(read_image_processor(folder), adapter)
 
 
-def _tokenizer_folder(folder: Path) -> Path:
-    """The folder itself, or an installed package that carries OpenAI's merge list."""
-    own = ["tokenizer.json", "vocab.json", OPENAI_MERGES]
-    if any((folder / name).is_file() for name in own):
-        return folder
-    from importlib.util import find_spec
-
-    for package in ("open_clip", "clip"):
-        spec = find_spec(package)
-        for location in (spec.submodule_search_locations or []) if spec else []:
-            if (Path(location) / OPENAI_MERGES).is_file():
-                return Path(location)
-    return folder
+def _load_tokenizer(folder: Path, config: TextConfig) -> Tokenizer:
+    """The tokenizer of the folder; where it has none and the vocabulary has the size of OpenAI's, that one."""
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", OPENAI_MERGES))
+    if not own and config.vocab_size == OPENAI_VOCABULARY:
+        return load_openai_tokenizer(config.context_length)
+    return load_tokenizer(folder, config.context_length)
 
 
 # Names of tensors: ours -> the checkpoint's.
