@@ -21,7 +21,7 @@ from dca.backbones.fast.activation import activate
 from dca.backbones.fast.norm import add_norm
 from dca.core.errors import UserError
 
-ACTIVATIONS = ("quick_gelu", "gelu")
+ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")
 # Far above any CLIP: a larger number means a damaged file, and would fail later with a less clear error.
 MAX_SIZE, MAX_LAYERS = 1 << 22, 1 << 10
 
@@ -177,15 +177,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
 
 
 class Activation(nn.Module):
-    """QuickGELU, x · sigmoid(1.702 x), the activation of OpenAI's checkpoints; or GELU."""
+    """QuickGELU, x · sigmoid(1.702 x), the activation of OpenAI's checkpoints; GELU; or GELU approximated by tanh."""
 
-    def __init__(self, *, quick: bool = True) -> None:
+    def __init__(self, kind: str = "quick_gelu") -> None:
         super().__init__()
-        self.quick = quick
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape in, the same out."""
-        return activate(x, quick=self.quick)
+        if self.kind == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        return activate(x, quick=self.kind == "quick_gelu")
 
 
 class Attention(nn.Module):
@@ -248,7 +250,7 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.width, eps=config.eps)
         self.mlp = nn.Sequential(
             Linear(config.width, config.hidden),
-            Activation(quick=config.activation == "quick_gelu"),
+            Activation(config.activation),
             Linear(config.hidden, config.width),
         )
 

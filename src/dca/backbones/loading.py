@@ -7,8 +7,11 @@ from pathlib import Path
 
 from dca.backbones import efficientnet_lite
 from dca.backbones.clip import CLIP
+from dca.backbones.clip.weights import FILES
 from dca.backbones.encoder import Encoder
-from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR
+from dca.backbones.siglip import SigLIP
+from dca.backbones.siglip.weights import is_siglip
+from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR, find_checkpoint
 from dca.core.errors import UserError
 
 # A person's own default.
@@ -52,4 +55,6 @@ def load_encoder(name: str | Path) -> Encoder:
     """
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
+    if is_siglip(find_checkpoint(name, FILES).path):
+        return SigLIP.from_pretrained(name)
     return CLIP.from_pretrained(name)

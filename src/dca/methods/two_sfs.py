@@ -71,9 +71,8 @@ def layer_norm_names(clip: DualEncoder, tower: str, outside: bool) -> list[str]:
 
 def get_layer_norm(clip: DualEncoder, name: str) -> nn.LayerNorm:
     """The layer norm that an update with this name belongs to."""
-    tower, *path = name.split(".")
-    owner = clip.get_submodule(tower)
-    norm = owner.get_submodule(f"blocks.{'.'.join(path)}" if len(path) == 2 else path[0])
+    tower, _, path = name.partition(".")
+    norm = clip.get_submodule(tower).get_submodule(f"blocks.{path}" if path[0].isdecimal() else path)
     assert isinstance(norm, nn.LayerNorm)
     return norm
 

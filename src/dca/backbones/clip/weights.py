@@ -48,6 +48,7 @@ FILES = CheckpointFiles(
         IMAGE_PROCESSOR_FILE,
         PROCESSOR_FILE,
         "tokenizer.json",
+        "tokenizer_config.json",
         "vocab.json",
         "merges.txt",
         OPEN_CLIP_CONFIG,
