@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo-installed
 CODE := src pretrain tests study benchmarks scripts .ci
 
-.PHONY: setup demo test test-slow test-browser docs study-report study-tables release-check lint format clean
+.PHONY: setup demo test test-slow test-browser docs study-report study-tables release-check audit lint format clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,15 @@ study-tables: setup
 # Builds sdist and wheel, checks them, and installs the wheel into an empty environment, where it runs `dca demo`.
 release-check: setup
 	$(BIN)/python -m pytest -m slow tests/test_release.py
+
+# Two tools of their own, in an environment of their own. bandit looks for dangerous code, pip-audit for known flaws in
+# the versions that the tests run with. It asks a service on the network, and lists packages that
+# this does not know.
+AUDIT := build/audit
+audit: $(STAMP)
+	test -x $(AUDIT)/bin/bandit || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install -q 'bandit[toml]' pip-audit)
+	$(AUDIT)/bin/bandit -q -c pyproject.toml -r src
+	$(AUDIT)/bin/pip-audit --no-deps --disable-pip -r .ci/build-requirements.txt -r .ci/constraints.txt
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

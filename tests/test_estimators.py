@@ -86,7 +86,8 @@ def test_pipeline_search_and_calibration(kind: type[FeatureHead], data: tuple) -
     X, y, _ = data
     steps = make_pipeline(Normalizer(), PCA(6), kind())
     name = kind.__name__.lower()
-    grid = {"tau": [10.0, 100.0]} if "tau" in kind().get_params() else {next(iter(kind().get_params())): [0.5, 2.0]}
+    numbers = {key: value for key, value in kind().get_params().items() if isinstance(value, float)}
+    grid = {"tau": [10.0, 100.0]} if "tau" in numbers else {next(iter(numbers)): [0.5, 2.0]}
     search = GridSearchCV(steps, {f"{name}__{key}": value for key, value in grid.items()}, cv=2, error_score="raise")
     assert search.fit(X, y).best_score_ > 0.6
     calibrated = CalibratedClassifierCV(kind(), cv=2).fit(X, y)
@@ -225,6 +226,72 @@ def test_wrong_options_are_refused(data: tuple) -> None:
             head.fit(X, y)
     with pytest.raises(ValueError, match="one class, 'cat'"):
         GDAHead().fit(X[:10], y[:10])
+
+
+@pytest.mark.usefixtures("small_grids")
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_scale_of_unit_features_changes_nothing(kind: type[FeatureHead], scale: float, data: tuple) -> None:
+    X, y, text = data
+    options = {"features": "unit"} if kind is LinearProbeHead else {}
+    expected = kind(**options).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(kind(**options).fit(scale * X, y).predict_proba(scale * X), expected, atol=1e-9)
+    if "text" in kind().get_params():
+        scaled = {label: scale * vector for label, vector in text.items()}
+        assert (kind(scaled).fit(X, y).predict(X) == kind(text).fit(X, y).predict(X)).all()
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_raw_features_of_a_size_that_decides_everything_are_refused(scale: float, data: tuple) -> None:
+    X, y, _ = data
+    with pytest.raises(ValueError, match="depends on their scale"):
+        LinearProbeHead().fit(scale * X, y)
+    if scale > 1:
+        with pytest.raises(ValueError, match="depends on their scale"):
+            LinearProbeHead().fit(X, y).predict_proba(scale * X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_has_limits(kind: type[FeatureHead], data: tuple) -> None:
+    X, y, _ = data
+    for name, usual in kind().get_params().items():
+        if not isinstance(usual, int | float) and (usual is not None or name == "text"):
+            continue
+        for value in (float("nan"), float("inf"), -1.0, "much", True, 1e300):
+            with pytest.raises(ValueError, match=rf"{name} is .*\n.*number from"):
+                kind(**{name: value}).fit(X, y)
+
+
+def test_kernel_ridge_takes_landmarks_where_rows_are_many(data: tuple) -> None:
+    X, y, _ = data
+    exact, few = KernelRidgeHead().fit(X, y), KernelRidgeHead(images=29).fit(X, y)
+    assert few.head_.keys.shape == (14, 12)
+    assert (few.predict(X) == exact.predict(X)).mean() > 0.9
+    rng = np.random.default_rng(0)
+    many = rng.integers(0, 3, 30_000)
+    X = np.eye(3)[many] + 0.3 * rng.normal(size=(30_000, 3))
+    assert KernelRidgeHead(images=200).fit(X, many).score(X[:1000], many[:1000]) > 0.9
+
+
+WEIGHTED = [TipAdapterHead, LinearProbeHead, NearestMeanHead]
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_a_weight_is_a_number_of_equal_rows(kind: type[FeatureHead], data: tuple) -> None:
+    X, y, _ = data
+    counts = np.random.default_rng(1).integers(0, 4, len(X))
+    expected = kind().fit(X.repeat(counts, axis=0), y.repeat(counts)).predict_proba(X)
+    np.testing.assert_allclose(kind().fit(X, y, sample_weight=counts).predict_proba(X), expected, atol=1e-8)
+    ones = kind().fit(X, y, sample_weight=np.ones(len(X))).predict_proba(X)
+    np.testing.assert_array_equal(ones, kind().fit(X, y).predict_proba(X))
+    assert np.abs(expected - ones).max() > 1e-3
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0], np.full(30, np.nan), -np.ones(30), np.zeros(30)])
+def test_wrong_weights_are_refused(weights: object, data: tuple) -> None:
+    X, y, _ = data
+    with pytest.raises(ValueError, match="sample_weight"):
+        LinearProbeHead().fit(X, y, sample_weight=weights)
 
 
 def test_without_scikit_learn_the_extra_is_named() -> None:

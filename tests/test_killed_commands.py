@@ -1,6 +1,7 @@
 """A command that is killed just before any of its file events loses nothing, and ends as an unkilled one when repeated.
 
-The fast tests kill at a few events of every command, the slow ones at all of them.
+The same holds where the disk is full from any of its file events on; it then ends with one clear line. The fast tests
+stop at a few events of every command, the slow ones at all of them.
 """
 
 from __future__ import annotations
@@ -171,6 +172,28 @@ def kill_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], list[i
         assert snapshot(world.scratch / "root") == wanted, why
 
 
+def fill_disk_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], list[int]]) -> None:
+    """Let the disk be full from each of the chosen events on; look at what is left, and repeat with space."""
+    world.start(case)
+    whole = world.run(case)
+    wanted = snapshot(world.scratch / "root")
+    for number in choose(whole.events):
+        why = f"full from event {number} on: {whole.events[number]}"
+        world.start(case)
+        full = world.run(case, full_at=number)
+        assert "Traceback" not in full.output, f"{why}\n{full.output}"
+        if full.code == 0:  # what could not be written was of no consequence
+            assert snapshot(world.scratch / "root") == wanted, why
+            continue
+        said = [line for line in full.output.splitlines() if "No space left on device" in line]
+        assert full.code == 2, f"{why}\n{full.output}"
+        assert len(said) == 1, f"{why}\n{full.output}"
+        require_nothing_lost(world, case, wanted, why)
+        again = world.run(case)
+        assert again.code == 0 or (case.done and case.done in again.output), f"{why}\n{again.output}"
+        assert snapshot(world.scratch / "root") == wanted, why
+
+
 def choose_few(events: tuple[str, ...]) -> list[int]:
     """The last steps of a replacement, and a few events more."""
     chosen = {
@@ -189,6 +212,22 @@ def test_a_command_killed_at_a_few_events_loses_nothing(world: World, name: str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_killed_at_every_event_loses_nothing(world: World, name: str, can_exchange: bool) -> None:
     kill_at(world, CASES[name], lambda events: list(range(len(events))), can_exchange=can_exchange)
+
+
+def spread(events: tuple[str, ...]) -> list[int]:
+    """A few events, from the first to the last."""
+    return sorted({n * (len(events) - 1) // FEW for n in range(FEW + 1)})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_full_disk_at_a_few_writes_loses_nothing_and_is_said_in_a_line(world: World, name: str) -> None:
+    fill_disk_at(world, CASES[name], spread)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_full_disk_at_every_write_loses_nothing_and_is_said_in_a_line(world: World, name: str) -> None:
+    fill_disk_at(world, CASES[name], lambda events: list(range(len(events))))
 
 
 @pytest.mark.parametrize("step", ["first", "relabelled", "undone"])

@@ -33,9 +33,12 @@ def call(*command: object, cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    """A folder with the sdist, and the wheel that is built from it by files with known hashes."""
+    folder, builder = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("builder")
+    call(sys.executable, "-m", "venv", builder, cwd=folder)
+    python, needed = builder / "bin" / "python", ROOT / ".ci" / "build-requirements.txt"
+    call(python, "-m", "pip", "install", "-q", "--require-hashes", "-r", needed, cwd=folder)
+    call(python, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return folder
 
 

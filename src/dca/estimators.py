@@ -2,12 +2,18 @@
 
 Every class is a thin wrapper of the functions that the methods use. `docs/estimators.md` shows them in pipelines and
 searches.
+
+**Sample weights.** A row with a weight of 2 counts as two equal rows, and one with a weight of 0 as none, in the heads
+whose `fit` has `sample_weight`. The others choose numbers by leaving rows out, or estimate a covariance from the number
+of rows: there, a row that is repeated is not a row that weighs more.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -21,13 +27,14 @@ from dca.methods.gda import Estimate, GDAOptions, gaussian_weights, gda_head
 from dca.methods.linear_probe import solve
 from dca.methods.shared import gaussian
 from dca.methods.shared.class_features import ClassFeatures
-from dca.methods.shared.experts import KernelRidge, TextGaussian, has_peers
+from dca.methods.shared.experts import KernelRidge, LandmarkRidge, TextGaussian, has_peers, subsample
 from dca.methods.shared.heads import CacheHead, LinearHead
 from dca.methods.shared.product_of_experts import (
     Experts,
     ExpertsHead,
     FixedHyperparameters,
     Hyperparameters,
+    build_kernel_ridge,
     class_weights,
     fit_scales,
     select_hyperparameters,
@@ -47,6 +54,33 @@ __all__ = ["GDAHead", "GaussianTextHead", "KernelRidgeHead", "LinearProbeHead", 
 
 # Text vectors of the classes: one row per class, or a dictionary from label to vector.
 Text = ArrayLike | Mapping[Any, ArrayLike] | None
+# Smallest and largest value of every number that a head takes: others give no finite, or no meaningful, logits.
+LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "tau": (1e-6, 1e6),
+        "alpha": (0, 1e6),
+        "beta": (0, 1e3),
+        "rho": (1e-6, 1),
+        "c": (1e-9, 1e9),
+        "iterations": (1, 1e9),
+        "text_shots": (0, 1e6),
+        "ridge": (1e-9, 1e9),
+        "gaussian_scale": (0, 1e6),
+        "text_scale": (0, 1e6),
+        "kernel_scale": (0, 1e6),
+        "kernel_ridge": (1e-9, 1e9),
+        "kernel_width": (1e-6, 1e3),
+        "kernel_images": (0, 20_000),
+        "width": (1e-6, 1e3),
+        "scale": (1e-6, 1e6),
+        "images": (2, 20_000),
+    }
+)
+# Sizes of raw features between which logistic regression is solved: the ridge, which does not know of their scale,
+# decides all of it below, and none of it above.
+LEAST_SIZE, MOST_SIZE = 1e-6, 1e6
+# Most rows by which `KernelRidgeHead` chooses its scale.
+MOST_VOTERS = 4096
 
 
 class InputError(UserError, ValueError):
@@ -77,8 +111,11 @@ class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     head_: LogitHead
 
     @abstractmethod
-    def _make_head(self, features: Tensor, labels: Tensor) -> LogitHead:
-        """Make the head from features (n, D) as `_prepare` gives them and labels (n,), indices of `classes_`."""
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LogitHead:
+        """Make the head from features (n, D) as `_prepare` gives them, labels (n,), indices of `classes_`, and weights.
+
+        weights: (n,), all 1 unless the head is a `WeightedHead`.
+        """
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit the head.
@@ -91,16 +128,35 @@ class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The estimator itself.
 
         Raises:
-            ValueError: If the arrays cannot be used.
+            ValueError: If the arrays or the arguments of the estimator cannot be used.
         """
+        return self._fit(X, y, None)
+
+    def _fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Self:
         features, targets = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(targets)
+        self._check_arguments()
+        weights = check_weights(sample_weight, len(features))
+        features, targets, weights = features[weights > 0], targets[weights > 0], weights[weights > 0]
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs at least 2 classes")
         with torch.no_grad():
-            self.head_ = self._make_head(self._prepare(features), torch.from_numpy(labels))
+            rows = self._prepare(features)
+            self.head_ = self._make_head(rows, torch.from_numpy(labels), torch.from_numpy(weights))
         return self
+
+    def _check_arguments(self) -> None:
+        """Raise for a number that is not within `LIMITS`."""
+        usual = type(self)().get_params()
+        for name, value in self.get_params().items():
+            if name not in LIMITS or (value is None and usual[name] is None):
+                continue
+            low, high = LIMITS[name]
+            whole = isinstance(usual[name], int)
+            if not _is_number(value, whole=whole) or not low <= value <= high:
+                word = "a whole number" if whole else "a number"
+                raise InputError(f"{name} is {value!r}", hint=f"{word} from {low:g} to {high:g}")
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Compute logits; their softmax is the probabilities.
@@ -145,7 +201,27 @@ class FeatureHead(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _prepare(self, X: NDArray[np.float64]) -> Tensor:
         """Unit vectors (n, D) in float64, as heads over CLIP features expect them."""
-        return F.normalize(torch.tensor(X), dim=-1)
+        return unit_vectors(X)
+
+
+class WeightedHead(FeatureHead):
+    """A head whose rows may have weights."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the head.
+
+        Args:
+            X: Features (n, D).
+            y: Labels (n,) of at least two classes.
+            sample_weight: How many times each row counts (n,): 0, 1, 2, or anything between. None: once.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If the arrays or the arguments of the estimator cannot be used.
+        """
+        return self._fit(X, y, sample_weight)
 
 
 class GaussianTextHead(FeatureHead):
@@ -165,7 +241,7 @@ class GaussianTextHead(FeatureHead):
         kernel_scale: s, scale of kernel ridge; 0 leaves it out.
         kernel_ridge: Ridge of the kernel in units of its mean eigenvalue.
         kernel_width: w of exp(-w (1 - x·x') / mean(1 - x·x')).
-        kernel_images: Most rows for kernel ridge; it is left out where there are more.
+        kernel_images: Most rows for exact kernel ridge; with more, over half as many landmarks. 0 leaves it out.
 
     Attributes:
         numbers_: k, g, the three scales and the ridge of the kernel, as given or chosen.
@@ -205,7 +281,7 @@ class GaussianTextHead(FeatureHead):
         self.kernel_width = kernel_width
         self.kernel_images = kernel_images
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> ExpertsHead:
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> ExpertsHead:
         text = text_vectors(self.text, self.classes_, features.shape[1])
         scales = (self.gaussian_scale, self.text_scale, self.kernel_scale)
         fixed = FixedHyperparameters(self.text_shots, self.ridge, self.kernel_ridge, scales)
@@ -247,13 +323,13 @@ class GDAHead(FeatureHead):
         self.shrinkage = shrinkage
         self.rho = rho
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LinearHead:
         options = GDAOptions(shrinkage=self.shrinkage, rho=self.rho)
         W, b = gaussian_weights(features, labels, len(self.classes_), options)
         return gda_head(text_vectors(self.text, self.classes_, features.shape[1]), W, b, self.tau, self.alpha)
 
 
-class TipAdapterHead(FeatureHead):
+class TipAdapterHead(WeightedHead):
     """A cache of the training features beside zero-shot text: the head of the method `tip_adapter`.
 
     Args:
@@ -275,12 +351,12 @@ class TipAdapterHead(FeatureHead):
         self.alpha = alpha
         self.beta = beta
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> CacheHead:
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> CacheHead:
         text = text_vectors(self.text, self.classes_, features.shape[1])
-        return CacheHead.from_keys(text, features, labels, self.tau, self.alpha, self.beta)
+        return CacheHead.from_keys(text, features, labels, self.tau, self.alpha, self.beta, weights)
 
 
-class LinearProbeHead(FeatureHead):
+class LinearProbeHead(WeightedHead):
     """Logistic regression, solved to its minimum: the head of the method `linear_probe`.
 
     Args:
@@ -299,13 +375,26 @@ class LinearProbeHead(FeatureHead):
         self.features = features
         self.iterations = iterations
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
-        return LinearHead(*solve(features, labels, len(self.classes_), self.c, iterations=self.iterations))
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LinearHead:
+        if 0 < (size := float(features.abs().max())) < LEAST_SIZE:
+            raise self._size_error(size)
+        C = len(self.classes_)
+        return LinearHead(*solve(features, labels, C, self.c, iterations=self.iterations, weights=weights))
 
     def _prepare(self, X: NDArray[np.float64]) -> Tensor:
         if self.features not in ("raw", "unit"):
             raise InputError(f"features is {self.features!r}", hint="'raw' or 'unit'")
-        return torch.tensor(X) if self.features == "raw" else super()._prepare(X)
+        if self.features == "unit":
+            return super()._prepare(X)
+        if (size := float(np.abs(X).max(initial=0))) > MOST_SIZE:
+            raise self._size_error(size)
+        return torch.tensor(X)
+
+    def _size_error(self, size: float) -> InputError:
+        return InputError(
+            f"the largest number of X is {size:.3g}, and a ridge on raw features depends on their scale",
+            hint=["scale them to about 1, e.g. with StandardScaler", "use features='unit'"],
+        )
 
 
 class KernelRidgeHead(FeatureHead):
@@ -316,6 +405,8 @@ class KernelRidgeHead(FeatureHead):
         width: w of exp(-w (1 - x·x') / mean(1 - x·x')).
         scale: Scale of the logits. None: the one with the least log-loss of leave-one-out predictions; 1 if every
             class has a single row.
+        images: Most rows for the exact solution, which takes time n³ and memory n²; with more, the solution over half
+            as many landmarks, drawn among the rows, whose time and memory grow with n.
 
     Attributes:
         scale_: The scale that is used.
@@ -328,14 +419,18 @@ class KernelRidgeHead(FeatureHead):
 
     scale_: float
 
-    def __init__(self, *, ridge: float = 0.1, width: float = 2.0, scale: float | None = None) -> None:
+    def __init__(
+        self, *, ridge: float = 0.1, width: float = 2.0, scale: float | None = None, images: int = 3000
+    ) -> None:
         self.ridge = ridge
         self.width = width
         self.scale = scale
+        self.images = images
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> ExpertsHead:
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> ExpertsHead:
         C, D = len(self.classes_), features.shape[1]
-        kernel = KernelRidge(features, labels, C, torch.arange(len(labels)), self.width)
+        source = TextGaussian.from_features(features, labels, features.new_zeros(C, D))
+        kernel = build_kernel_ridge(source, self.width, self.images)
         self.scale_ = leave_one_out_scale(kernel, self.ridge) if self.scale is None else self.scale
         weight, bias = features.new_zeros(C, D), features.new_zeros(C)
         return ExpertsHead.from_parameters(
@@ -343,7 +438,7 @@ class KernelRidgeHead(FeatureHead):
         )
 
 
-class NearestMeanHead(FeatureHead):
+class NearestMeanHead(WeightedHead):
     """The class with the nearest mean of unit features.
 
     Args:
@@ -360,21 +455,26 @@ class NearestMeanHead(FeatureHead):
         self.metric = metric
         self.tau = tau
 
-    def _make_head(self, features: Tensor, labels: Tensor) -> LinearHead:
+    def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LinearHead:
         if self.metric not in ("cosine", "euclidean"):
             raise InputError(f"metric is {self.metric!r}", hint="'cosine' or 'euclidean'")
-        shots = ClassFeatures.group(features, labels, len(self.classes_))
+        C = len(self.classes_)
+        # Scaled to a largest weight of 1, so that the sums stay finite.
+        weights = weights / weights.new_zeros(C).scatter_reduce_(0, labels, weights, "amax")[labels]
+        totals = weights.new_zeros(C).index_add_(0, labels, weights)
+        sums = features.new_zeros(C, features.shape[1]).index_add_(0, labels, weights[:, None] * features)
+        shots = ClassFeatures(sums / totals[:, None], torch.ones_like(totals, dtype=torch.int64))
         W, b = gaussian.linear_weights(shots, gaussian.Gaussian("identity", unit_means=self.metric == "cosine"))
         return LinearHead(self.tau * W, self.tau * b)
 
 
-def leave_one_out_scale(kernel: KernelRidge, ridge: float) -> float:
+def leave_one_out_scale(kernel: KernelRidge | LandmarkRidge, ridge: float) -> float:
     """The scale with the least log-loss of leave-one-out predictions; labels are smoothed, so that it is finite."""
-    y = kernel.labels
-    rows = has_peers(y, kernel.groups)
-    if not rows.any():
+    rows = has_peers(kernel.labels, kernel.groups).nonzero()[:, 0]
+    if not len(rows):
         return 1.0
-    predictions, y = kernel.held_out(ridge)[rows], y[rows]
+    rows = rows[subsample(len(rows), MOST_VOTERS)]
+    predictions, y = kernel.held_out(ridge, rows), kernel.labels[rows]
     scales = fit_scales(predictions[None], y, class_weights(y), smoothing=1 / (len(kernel.labels) + 2)).values
     # A scale of 0 would make all classes equal, also where the order of the predictions means something.
     return max(float(scales[0]), 1.0)
@@ -392,7 +492,31 @@ def text_vectors(text: Text, classes: NDArray[Any], D: int) -> Tensor:
         )
     if not np.isfinite(rows).all():
         raise InputError("text has values that are NaN or infinite")
-    return F.normalize(torch.tensor(rows), dim=-1)
+    return unit_vectors(rows)
+
+
+def unit_vectors(X: NDArray[np.float64]) -> Tensor:
+    """Rows of length 1 (n, D) in float64, however large or small they were; a row of zeros stays one."""
+    # Halved or doubled, which loses nothing, until no square overflows or vanishes.
+    _, exponents = np.frexp(np.abs(X).max(axis=1, keepdims=True, initial=0))
+    return F.normalize(torch.tensor(np.ldexp(X, -exponents)), dim=-1)
+
+
+def _is_number(value: Any, *, whole: bool) -> bool:
+    """Whether a value is a number, also one of NumPy's; booleans are none."""
+    return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+
+
+def check_weights(weights: ArrayLike | None, rows: int) -> NDArray[np.float64]:
+    """Weights (n,) of the rows in float64: 1 where none are given."""
+    if weights is None:
+        return np.ones(rows)
+    found = np.asarray(weights, dtype=np.float64)
+    if found.shape != (rows,):
+        raise InputError(f"sample_weight has shape {found.shape}, but X has {rows:,} rows", hint="one number per row")
+    if not np.isfinite(found).all() or found.min() < 0 or found.max() == 0:
+        raise InputError("sample_weight has values that are negative or not finite, or no value above zero")
+    return found
 
 
 def _by_class(text: Mapping[Any, ArrayLike], classes: NDArray[Any]) -> list[ArrayLike]:

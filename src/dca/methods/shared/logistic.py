@@ -2,6 +2,8 @@
 
     min over W, b of  ½ ‖W‖² + c Σ_i CE(W f_i + b, y_i)
 
+Images may have weights ω_i, by which their CE is multiplied, in sums and means alike.
+
 **Minima for many c from one factorisation.** Divided by c N, with centred features F - 1 f̄ᵀ = U S Vᵀ, W = A Vᵀ and one
 more column of Z and A for the bias, the problem is
 
@@ -57,9 +59,12 @@ class Iterate:
 
 
 class Logistic:
-    """Logistic regression on features (N, D) and labels (N,); solutions for one c are starts for others."""
+    """Logistic regression on features (N, D) and labels (N,); solutions for one c are starts for others.
 
-    def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
+    weights: ω, (N,); None: 1 each.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None) -> None:
         x = features.double()
         self.mean = x.mean(dim=0)
         with limit_threads(x.numel() * min(x.shape)):
@@ -71,6 +76,7 @@ class Logistic:
         self.penalised = torch.ones_like(self.Z[0])
         self.penalised[-1] = 0.0
         self.labels, self.classes = labels[:, None], classes
+        self.shares = (x.new_ones(len(x)) if weights is None else weights.double())[:, None] / len(x)
         self._squares, self._Z32 = self.Z.square(), self.Z.float()
         self._known: dict[float, Tensor] = {}
 
@@ -126,25 +132,26 @@ class Logistic:
         gaps = self.Z @ A.T
         gaps = (gaps - gaps.gather(1, self.labels)).scatter_(1, self.labels, -math.inf)
         losses = F.softplus(gaps.logsumexp(dim=1, keepdim=True), threshold=math.inf)
-        return Iterate(A, losses.mean() + (ridge * A.square()).sum() / 2, gaps, losses)
+        return Iterate(A, (self.shares * losses).sum() + (ridge * A.square()).sum() / 2, gaps, losses)
 
     def _newton(self, point: Iterate, ridge: Tensor, most: int) -> tuple[Tensor, Tensor, int]:
         """Gradient g, a solution of H step = g by preconditioned conjugate gradients, and the iterations it took."""
-        N, y = len(self.Z), self.labels
+        shares, y = self.shares, self.labels
         others = (point.gaps - point.losses).exp()  # probabilities, 0 at the label
         missed = others.sum(dim=1, keepdim=True)  # 1 - p_y
-        gradient = others.scatter(1, y, -missed).T @ self.Z / N + ridge * point.A
+        gradient = (shares * others.scatter(1, y, -missed)).T @ self.Z + ridge * point.A
         # A constant added to all biases changes nothing, so this sum is rounding that no step can remove.
         gradient[:, -1] -= gradient[:, -1].mean()
         curvature = (others * (1 - others)).scatter_(1, y, missed * (1 - missed))
-        diagonal = (curvature.T @ self._squares / N + ridge).float().clamp_min(TINY)
-        p, others, ridge, Z = others.scatter(1, y, 1 - missed).float(), others.float(), ridge.float(), self._Z32
+        diagonal = ((shares * curvature).T @ self._squares + ridge).float().clamp_min(TINY)
+        p, others = (shares * others.scatter(1, y, 1 - missed)).float(), others.float()
+        ridge, Z = ridge.float(), self._Z32
 
         def times_hessian(v: Tensor) -> Tensor:
             t = Z @ v.T
             t = t - t.gather(1, y)
             t = p * (t - (others * t).sum(dim=1, keepdim=True))
-            return torch.addcmul(t.T @ Z / N, ridge, v)
+            return torch.addcmul(t.T @ Z, ridge, v)
 
         size = gradient.abs().max().clamp_min(TINY)  # squares of entries must not underflow
         step, used = conjugate_gradients(times_hessian, (gradient / size).float(), diagonal, most)
