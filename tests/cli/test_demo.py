@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dca.datasets.dataset import Dataset
+from dca.model.checkpoint import write_manifest
 
 PLOTS = ("comparison.png", "training.png", "predictions.png")
 
@@ -60,6 +61,7 @@ def test_the_default_is_fitted_again_only_where_its_figures_are_missing(
     path = tmp_path / "demo" / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in result.items() if name != "comparison"}))
+    write_manifest(path.parent)
     assert dca(*line).code == 0
     again = json.loads(path.read_text())["comparison"]
     assert [row["accuracy"] for row in again] == [row["accuracy"] for row in result["comparison"]]

@@ -188,7 +188,7 @@ def test_the_images_of_a_draw_are_not_called_all(dca: Any, photos: Path, tiny_fo
 def test_images_that_are_held_out_are_not_called_trained_on(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     options = ("--method", "zero_shot", "--hold-out", "0.25", "--backbone", tiny_folder, "-o", tmp_path / "m.dca")
     lines = dca("fit", photos / "train", *options).out.splitlines()
-    assert lines[0] == "clip, 32 px: for trying things out; for real work: --backbone vit-b-16"
+    assert lines[0] == "clip, 32 px"
     assert lines[1] == "train: 10 classes, 30 training images (all but the 10 held out)"
     assert "accuracy on 10 test images" in lines
 

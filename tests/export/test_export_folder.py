@@ -26,6 +26,9 @@ def test_it_holds_three_files_that_were_compared_with_torch(exported: Finished) 
     assert {path.name for path in exported.folder.iterdir()} == NAMES == set(exported.done.sizes)
     assert exported.done.parity.images == 100
     assert 0 < exported.done.parity.difference < 1e-5
+    assert exported.done.parity.p_values is not None
+    assert 0 < exported.done.parity.p_values < 1e-5
+    assert exported.done.parity.sets == 0
     assert exported.done.cost is None
     assert exported.done.sizes["model.onnx"] == (exported.folder / "model.onnx").stat().st_size
 
@@ -33,7 +36,7 @@ def test_it_holds_three_files_that_were_compared_with_torch(exported: Finished) 
 def test_numbers_stay_numbers(exported: Finished, hundred: Dataset) -> None:
     model = Classifier("zero_shot", backbone=make_clip(), device="cpu")
     model.fit([item.image for item in hundred.train[:4]], [7, 7, 8, 8])  # type: ignore[arg-type]
-    description = describe_model(model._to_record())
+    description = describe_model(model, "numbers")
     assert json.loads(json.dumps(description.to_dict()))["labels"] == [7, 8]
 
 
@@ -107,12 +110,12 @@ def test_nothing_is_left_of_an_export_that_fails(
 
 def test_another_precision_is_refused(exported: Finished, tmp_path: Path) -> None:
     clip = make_clip().with_dtype(torch.bfloat16)
-    method = type("Method", (), {"clip": clip})()
+    method = type("Method", (), {"encoder": clip})()
     model = Classifier()
     model.method_ = method  # type: ignore[assignment]
     with pytest.raises(UserError, match="cpu in bfloat16"):
         exporting.require_cpu(model)
-    method.clip = make_clip().with_dtype(torch.float32, features=torch.bfloat16)  # type: ignore[attr-defined]
+    method.encoder = make_clip().with_dtype(torch.float32, features=torch.bfloat16)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="cpu in float32, features bfloat16"):
         exporting.require_cpu(model)
     exporting.require_cpu(exported.model)

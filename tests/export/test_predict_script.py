@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import Said
 from dca.backbones.preprocess import Preprocess
 from dca.datasets.dataset import Dataset
 from dca.export import predict
+from dca.model.predict import predict_stream, prediction_row
 from export.conftest import Finished
 
 # Run predict.py with torch and dca out of reach, and say if they were loaded all the same.
@@ -61,7 +66,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=["bicubic", "bilinear", "squeezed"])
 @pytest.mark.parametrize("kind", IMAGES)
 def test_the_crop_is_that_of_the_library(kind: str, way: Preprocess) -> None:
-    found = predict.crop_image(IMAGES[kind], way.to_dict())
+    found = predict.crop_image(predict.open_image(IMAGES[kind]), way.to_dict())
     assert found.shape == (way.size, way.size, 3)
     assert np.array_equal(found.transpose(2, 0, 1), way.crop(IMAGES[kind]))
 
@@ -70,7 +75,7 @@ def test_the_exif_rotation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     IMAGES["tall"].save(tmp_path / "a.jpg", exif=exif)
-    found = predict.crop_image(tmp_path / "a.jpg", WAYS[0].to_dict())
+    found = predict.crop_image(predict.open_image(tmp_path / "a.jpg"), WAYS[0].to_dict())
     with Image.open(tmp_path / "a.jpg") as opened:
         assert np.array_equal(found.transpose(2, 0, 1), WAYS[0].crop(opened))
         assert not np.array_equal(found.transpose(2, 0, 1), WAYS[0].crop(Image.fromarray(np.asarray(opened))))
@@ -92,13 +97,75 @@ def scripted(folder: Path, *arguments: object) -> subprocess.CompletedProcess[st
 
 
 def test_it_runs_without_torch(exported: Finished, photos_of: list[Path]) -> None:
-    done = scripted(exported.folder, *photos_of, "--json")
+    done = scripted(exported.folder, *photos_of, "--json", "--top", 10, "--reject", 0.2, "--set-coverage", 0.8)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["labels"] == exported.model.classes_.tolist()
-    expected = exported.model.predict_proba(photos_of)  # type: ignore[arg-type]
-    np.testing.assert_allclose([row["all"] for row in found["items"]], expected, atol=1e-5)
-    assert [row["label"] for row in found["items"]] == exported.model.predict(photos_of).tolist()  # type: ignore[arg-type]
+    found, model = json.loads(done.stdout), exported.model
+    outcomes = [one for batch in predict_stream(model, photos_of, coverage=0.8) for one in batch]
+    expected = [prediction_row(one, model.classes_.tolist(), 10, 0.2) for one in outcomes]
+    assert [row["path"] for row in found] == list(map(str, photos_of))
+    for row, other in zip(found, expected, strict=True):
+        assert list(row) == list(other)
+        assert row["label"] == other["label"]
+        assert row["set"] == other["set"]
+        assert row["p_value"] == pytest.approx(other["p_value"], abs=1e-5)
+        assert [best["label"] for best in row["top"]] == [best["label"] for best in other["top"]]
+        probabilities = [[best["probability"] for best in one["top"]] for one in (row, other)]
+        np.testing.assert_allclose(*probabilities, atol=1e-5)
+
+
+def test_folders_become_the_table_of_the_command_line(
+    exported: Finished, photos_of: list[Path], tmp_path: Path, tiny_folder: Path, dca: Callable[..., Said]
+) -> None:
+    for number, path in enumerate(photos_of):
+        folder = tmp_path / "photos" / f"{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder)
+    shutil.copy(photos_of[0], tmp_path / "photos" / "=1+1.png")
+    (tmp_path / "photos" / ".hidden.png").write_bytes(b"x")
+    (tmp_path / "photos" / "notes.txt").write_text("no image")
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
+    options = ["--top", "2", "--reject", "0.1", "--set-coverage", "0.8"]
+    done = scripted(exported.folder, tmp_path / "photos", *options, "-o", tmp_path / "a.csv")
+    assert (done.returncode, done.stdout) == (1, f"5 images in {tmp_path / 'a.csv'}; 1 cannot be read\n"), done.stderr
+    exported.model.save_pretrained(tmp_path / "model")
+    said = dca("predict", tmp_path / "model", tmp_path / "photos", "--backbone", tiny_folder, *options,
+               "-o", tmp_path / "b.csv", "-q")  # fmt: skip
+    assert said.code == 2, said.err
+    tables = []
+    for name in ("a.csv", "b.csv"):
+        with (tmp_path / name).open(encoding="utf-8", newline="") as file:
+            tables.append(sorted(csv.DictReader(file), key=lambda row: row["path"]))
+    assert len(tables[0]) == len(tables[1]) == 5
+    for row, other in zip(*tables, strict=True):
+        assert list(row) == list(other)
+        assert {k: v for k, v in row.items() if not is_number(k) and k != "error"} == {
+            k: v for k, v in other.items() if not is_number(k) and k != "error"
+        }
+        assert bool(row["error"]) == bool(other["error"])
+        for name in filter(is_number, row):
+            assert row[name] == other[name] == "" or float(row[name]) == pytest.approx(float(other[name]), abs=1e-5)
+
+
+def is_number(column: str) -> bool:
+    return column.startswith(("probability", "p_value"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--reject", "0.001"], "no p-value of this model is below 0.0476: use a larger rate"),
+        (["--set-coverage", "0.99"], "a coverage of 0.99 is too much for 20 training images"),
+        (["--set-coverage", "1.5"], "give a number between 0 and 1"),
+        (["--top", "0"], "--top takes 1 or more"),
+    ],
+)
+def test_what_the_model_cannot_keep_is_refused(
+    exported: Finished, photos_of: list[Path], arguments: list[str], problem: str
+) -> None:
+    done = scripted(exported.folder, photos_of[0], *arguments)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stdout == ""
 
 
 def test_unreadable_images_are_named_and_the_others_predicted(
@@ -133,5 +200,5 @@ def test_it_runs_in_a_fresh_environment(exported: Finished, photos_of: list[Path
     assert subprocess.run([str(python), "-c", "import torch"], capture_output=True, env=clean, check=False).returncode
     command = [str(python), str(exported.folder / "predict.py"), *map(str, photos_of), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=clean, check=True)
-    found = [row["all"] for row in json.loads(done.stdout)["items"]]
-    np.testing.assert_allclose(found, exported.model.predict_proba(photos_of), atol=1e-4)  # type: ignore[arg-type]
+    found = [row["probability"] for row in json.loads(done.stdout)]
+    np.testing.assert_allclose(found, exported.model.predict_proba(photos_of).max(axis=1), atol=1e-4)  # type: ignore[arg-type]

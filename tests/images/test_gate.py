@@ -127,7 +127,7 @@ def test_other_formats_are_refused_whatever_they_are_called(tmp_path: Path, kind
     with pytest.raises(UserError, match="a format that is not opened"):
         open_image(tmp_path / "x.png")
     with pytest.raises(Exception, match="cannot identify"):
-        exported.crop_image(tmp_path / "x.png", WAY)
+        exported.open_image(tmp_path / "x.png")
 
 
 @pytest.mark.parametrize("kind", sorted(set(FORMATS) - {"HEIF"}))
@@ -137,7 +137,7 @@ def test_every_format_of_the_gate_is_opened(tmp_path: Path, kind: str):
         pytest.skip(f"this Pillow has no {kind}")
     photo(1).save(tmp_path / "x", kind)
     assert open_image(tmp_path / "x").size == (32, 24)
-    found = exported.crop_image(tmp_path / "x", WAY).transpose(2, 0, 1)
+    found = exported.crop_image(exported.open_image(tmp_path / "x"), WAY).transpose(2, 0, 1)
     assert np.array_equal(found, crop16(open_image(tmp_path / "x")))
 
 
@@ -181,7 +181,7 @@ def test_very_long_images_are_refused_before_they_take_memory(tmp_path: Path, si
         open_bytes(data)
     assert b"image-damaged" in decode_frames(data, DecodeOptions(((16, 16, 3),), 10**8, 10**9))[0]
     with pytest.raises(ValueError, match="times the other"):
-        exported.crop_image(tmp_path / "x.png", WAY)
+        exported.open_image(tmp_path / "x.png")
     assert peak() - before < 100
 
 
@@ -198,7 +198,7 @@ def test_images_in_memory_have_the_same_limits(size: tuple[int, int]):
     with pytest.raises(UserError, match="no pixels" if 0 in size else "times the other"):
         open_image(Image.new("RGB", size))
     with pytest.raises(ValueError, match="times the other"):
-        exported.crop_image(Image.new("RGB", size), WAY)
+        exported.open_image(Image.new("RGB", size))
 
 
 def test_a_thin_jpeg_over_the_limit_is_decoded_at_a_smaller_size(tmp_path: Path):

@@ -76,7 +76,7 @@ def test_held_out_predictions_are_the_product_of_both(sample: Dataset, tiny: CLI
     assert model.estimate_.how == "4-fold cross-validation and 2-fold cross-validation"
     assert model.method_.temperature == 1.0
     assert [image.held_out for image in model.training_images_] != [image.held_out for image in first]
-    assert model.method_.prediction_sets(torch.zeros(1, 32), 0.9) is None
+    assert model.method_.class_ranks(torch.zeros(1, 32)) is None
     assert model.method_.notes()[-1] == (
         "dca brought +2.0 points and a log-loss that is 0.100 lower, for training images that were left out "
         "(weights: closed form 0.80, dca 0.40)."

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.product_of_experts import (
+    ExpertPool,
     Experts,
     ExpertsHead,
     FixedHyperparameters,
@@ -34,7 +35,7 @@ def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Exper
 def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     experts = make(8)
     selected = select_hyperparameters(experts)
-    half, now, twice, four = learning_curve(experts, selected, 0.7)
+    half, now, twice, four = learning_curve(ExpertPool((experts,)), (selected,), 0.7)
     assert [point.shots for point in (half, now, twice, four)] == [4, 8, 16, 32]
     assert (now.accuracy, now.expected, twice.expected) == (0.7, False, True)
     accuracies = []
@@ -54,7 +55,7 @@ def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
 
 def test_few_images_say_nothing() -> None:
     for few in (make(1), make(3)):
-        assert learning_curve(few, select_hyperparameters(few), 0.8) == []
+        assert learning_curve(ExpertPool((few,)), (select_hyperparameters(few),), 0.8) == []
 
 
 def check_halves(labels: Tensor, groups: Tensor, seed: int) -> None:
@@ -83,4 +84,4 @@ def test_halves_of_copies_say_nothing() -> None:
     gaussian = TextGaussian.from_features(x, y, text, groups)
     experts = Experts(gaussian, 10.0, KernelRidge(x, y, 3, groups, 2.0))
     assert gaussian.can_hold_out
-    assert learning_curve(experts, select_hyperparameters(experts), 0.8) == []
+    assert learning_curve(ExpertPool((experts,)), (select_hyperparameters(experts),), 0.8) == []

@@ -238,9 +238,9 @@ def test_scores_of_new_images_without_each_image_are_those_of_refits(
     assume(source.can_hold_out)
     every, D, C = torch.arange(len(source.x)), source.x.shape[1], len(source.text)
     new = unit(3, D, seed=task[2] + 7)
-    found = source.whiten(1.0).scores_without_each(new, every, k)
+    found = source.whiten(1.0).without_each(every, k)(new)
     ridge = KernelRidge(source.x, source.labels, C, source.groups, width=2.0)
-    predicted = ridge.predictions_without_each(new, every, 0.3)
+    predicted = ridge.without_each(every, 0.3)(new)
     for i in range(len(source.x)):
         expected = literal(source, [i], k, 1.0, new)[0]
         assert (found[:, i] - expected).abs().max() < 1e-8 * (1 + expected.abs().max())
@@ -278,7 +278,7 @@ def test_landmarks_give_the_least_squares_over_them_with_and_without_images(rho:
         assert (held[i] - literal_landmarks(ridge, rho, together, source.x[i : i + 1])[0]).abs().max() < 1e-6, i
     assert torch.allclose(ridge.held_out(rho, torch.tensor([7, 0, 12])), held[[7, 0, 12]])
     alone = [i for i in every if (source.groups == source.groups[i]).sum() == 1]
-    each = ridge.predictions_without_each(new, torch.tensor(alone), rho)
+    each = ridge.without_each(torch.tensor(alone), rho)(new)
     for n, i in enumerate(alone):
         assert (each[:, n] - literal_landmarks(ridge, rho, [i], new)).abs().max() < 1e-6
 

@@ -144,7 +144,7 @@ def test_wrong_classes_are_refused_in_words(sample: Dataset, tiny: CLIP) -> None
         (lambda: model.add_class(first.upper()), f"has a class '{first}' already"),
         (lambda: model.add_class("zebra", label=first), f"has a class '{first}' already"),
         (lambda: model.add_class(first, label="zebra"), f"has a class '{first}' already"),
-        (lambda: model.add_class(" "), "a class name that is no text"),
+        (lambda: model.add_class(" "), "a name that a class cannot have"),
         (lambda: model.add_class("zebra", "nothing.jpg"), "no such file"),
         (lambda: model.remove_class(f"{first}s"), f"unknown class '{first}s'. Did you mean '{first}'"),
         (lambda: model.rename_class("zebra", "x"), "unknown class 'zebra'"),

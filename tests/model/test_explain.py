@@ -7,8 +7,11 @@ from PIL import Image
 
 from dca import Classifier, Dataset, UserError
 from dca.backbones.clip import CLIP
+from dca.backbones.pool import Pool, PoolPreprocess
+from dca.backbones.preprocess import Preprocess
 from dca.methods.base import Method
-from dca.model.explain import explain, interpolate, measure_relevance, patches_per_side, window_centers, window_weights
+from dca.model.explain import WindowBlur, explain, interpolate, measure_relevance, window_centers, window_weights
+from helpers.colour_encoder import ColourEncoder
 from oracles.explain import occlusion, rank_correlation
 
 # Rank correlation with occlusion on the images of the sample, and the least that a single image may have.
@@ -32,7 +35,7 @@ def test_relevance_agrees_with_occlusion(model: Classifier, sample: Dataset) -> 
         with torch.no_grad():
             target = int(method.classify(method.encode(pixels)).argmax())
         fast, slow = measure_relevance(method, pixels, target), occlusion(method, pixels, target)
-        middles = torch.tensor(window_centers(patches_per_side(method)))
+        middles = torch.tensor(window_centers(method.encoder.patches_per_side))
         torch.testing.assert_close(fast[middles][:, middles], slow[middles][:, middles], atol=2e-3, rtol=1e-3)
         found.append(rank_correlation(fast, slow))
     assert np.mean(found) > AGREEMENT
@@ -44,7 +47,7 @@ class Painted(torch.nn.Module):
 
     def __init__(self, clip: CLIP, weight: torch.Tensor) -> None:
         super().__init__()
-        self.clip, self.weight = clip, weight
+        self.encoder, self.weight = clip, weight
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         return (pixels * self.weight).flatten(1)
@@ -73,7 +76,7 @@ def test_windows_cover_every_patch() -> None:
 
 
 def test_a_part_that_decides_is_relevant(clip: CLIP) -> None:
-    size, side = clip.preprocess.size, clip.config.vision.image_size // clip.config.vision.patch_size
+    size, side = clip.preprocess.size, clip.patches_per_side
     weight = torch.zeros(3, size, size)
     weight[:, : size // side, : size // side] = 1
     pixels = torch.zeros(1, 3, size, size)
@@ -83,6 +86,34 @@ def test_a_part_that_decides_is_relevant(clip: CLIP) -> None:
     assert float(found[-1, -1]) == pytest.approx(0, abs=1e-6)
     against = measure_relevance(Painted(clip, weight), pixels, 0)
     torch.testing.assert_close(found, -against, atol=1e-6, rtol=1e-6)
+
+
+def test_encoders_that_see_other_parts_of_an_image_are_given_the_same_windows() -> None:
+    values = {"resample": 3, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    whole, middle = Preprocess(size=32, resize=32, **values), Preprocess(size=64, resize=128, **values)
+    both = PoolPreprocess((whole, middle))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8))
+    pixels = both([image])
+    blur = WindowBlur(both, pixels, side=8)
+    outside, inside = torch.ones(8, 8), torch.ones(8, 8)
+    outside[:1], inside[3:5, 3:5] = 0, 0
+    sharp = both.split(pixels)
+    for weights, seen in ((outside, [True, False]), (inside, [True, True])):
+        changed = [
+            bool((a - b).abs().max() > 1e-3) for a, b in zip(both.split(blur(weights[None])), sharp, strict=True)
+        ]
+        assert changed == seen
+    assert torch.allclose(blur(torch.ones(1, 8, 8)), pixels)
+
+
+def test_an_explanation_of_a_pool_shows_what_its_members_see(sample: Dataset) -> None:
+    model = Classifier(backbone=Pool([CLIP.from_pretrained("mini"), ColourEncoder()]), device="cpu").fit(sample)
+    image = sample.train[0].image
+    found = explain(model, image, neighbours=3)
+    np.testing.assert_allclose(found.probabilities, model.predict_proba([image])[0], rtol=1e-5)
+    assert found.relevance.shape == (8, 8)
+    assert found.crop.size == (64, 64)
+    assert found.nearest[0].similarity == pytest.approx(1, abs=1e-4)
 
 
 def test_an_explanation_names_classes_and_nearest_images(model: Classifier, sample: Dataset) -> None:

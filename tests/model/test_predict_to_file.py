@@ -107,7 +107,7 @@ def test_every_format_holds_every_image_once(model: Classifier, images: list[str
     output = tmp_path / f"out{suffix}"
     done = predict_to_file(model, [*images, images[0]], output, PredictionOptions(top=2, coverage=0.8))
     assert (done.images, done.predicted, done.unreadable) == (31, 31, 1)
-    assert done.listed == (f"{tmp_path / 'bad.jpg'}: not an image, or a format Pillow does not know",)
+    assert done.listed == (f"{tmp_path / 'bad.jpg'}: not an image, or in a format that is not opened",)
     rows = read(output)
     assert [row["path"] for row in rows] == images
     bad = rows.pop(10)

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import KernelRidge, TextGaussian
-from dca.methods.shared.product_of_experts import Experts, Hyperparameters
+from dca.methods.shared.product_of_experts import ExpertPool, Experts, Hyperparameters
 from dca.stats.conformal import (
     add_best,
     class_weights,
     conformal_p_values,
-    jackknife_plus,
+    jackknife_ranks,
     min_images,
     min_images_for_rate,
     smallest_p_value,
-    threshold_sets,
+    threshold_ranks,
 )
 
 NUMBERS = Hyperparameters(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
@@ -33,13 +33,13 @@ def double(values: list[float]) -> Tensor:
 
 def test_jackknife_plus_counts_the_models_that_find_a_class_too_strange() -> None:
     held, without = drawn(19, seed=1), drawn(4, 19, 3, seed=2)
-    found = jackknife_plus(held, without, 0.9)
+    found = jackknife_ranks(held, without).sets(0.9)
     for b in range(4):
         for y in range(3):
             stranger = sum(float(held[i]) < float(without[b, i, y]) for i in range(19))
             assert bool(found[b, y]) == (stranger < 0.9 * 20)
     one_model = without[:, :1].expand(-1, 19, -1)
-    assert torch.equal(threshold_sets(held, without[:, 0], 0.9), jackknife_plus(held, one_model, 0.9))
+    assert torch.equal(threshold_ranks(held, without[:, 0]).ranks, jackknife_ranks(held, one_model).ranks)
 
 
 def test_the_best_class_is_always_in_the_set() -> None:
@@ -110,7 +110,7 @@ def test_with_fewer_images_than_needed_a_set_holds_every_class(coverage: float) 
     least = min_images(coverage)
     for n, every in ((least - 1, True), (least, False)):
         strange = torch.full((1, n, 2), torch.inf)
-        assert bool(jackknife_plus(torch.zeros(n), strange, coverage).all()) is every
+        assert bool(jackknife_ranks(torch.zeros(n), strange).sets(coverage).all()) is every
 
 
 def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[ConformalPredictor, Tensor, Tensor]:
@@ -123,12 +123,13 @@ def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[Conf
     text = torch.nn.functional.normalize(centers + drawn(classes, D, seed=seed + 3), dim=-1)
     gaussian = TextGaussian.from_features(x, y, text)
     kernel = KernelRidge(x, y, classes, gaussian.groups, 2.0)
-    return ConformalPredictor(Experts(gaussian, 10.0, kernel), NUMBERS), new, new_y
+    return ConformalPredictor(ExpertPool((Experts(gaussian, 10.0, kernel),)), (NUMBERS,)), new, new_y
 
 
 def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> Tensor:
     """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
-    source, n = answers.experts.gaussian, NUMBERS
+    (experts,), n = answers.experts.parts, NUMBERS
+    source = experts.gaussian
     keep = torch.tensor([i != left for i in range(len(source.x))])
     x, y = source.x[keep], source.labels[keep]
     means = torch.stack([x[y == c].mean(0) for c in range(len(source.text))])
@@ -138,7 +139,7 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
     ridge = n.ridge * source.residuals.square().sum() / source.nu / x.shape[1]
     P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge * eye)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
-    kernel = answers.experts.kernel
+    kernel = experts.kernel
     assert kernel is not None
     omega = kernel._root.square()
     K = kernel.kernel_values(source.x)
@@ -151,12 +152,11 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
 
 def test_the_sets_are_those_of_models_that_are_refitted_without_each_image() -> None:
     answers, new, _ = make(5, shots=4)
-    source = answers.experts.gaussian
+    source = answers.experts.source
     held = torch.stack([literal_log_p(answers, i, source.x[i : i + 1])[0, y] for i, y in enumerate(source.labels)])
     without = torch.stack([literal_log_p(answers, i, new) for i in range(len(source.x))], dim=1)
-    probabilities = literal_log_p(answers, None, new).neg().exp()
-    expected = add_best(jackknife_plus(held, without, 0.8), probabilities)
-    assert torch.equal(answers.prediction_sets(new, probabilities, 0.8), expected)
+    assert torch.equal(answers.ranks(new).ranks, jackknife_ranks(held, without).ranks)
+    assert answers.ranks(new).images == len(source.x)
 
 
 def test_sets_hold_as_often_as_they_say() -> None:
@@ -165,5 +165,6 @@ def test_sets_hold_as_often_as_they_say() -> None:
     for seed in range(0, 400, 20):
         answers, new, y = make(seed)
         probabilities = literal_log_p(answers, None, new).neg().exp()
-        covered.append(answers.prediction_sets(new, probabilities, 0.9)[torch.arange(len(y)), y].double().mean())
+        sets = add_best(answers.ranks(new).sets(0.9), probabilities)
+        covered.append(sets[torch.arange(len(y)), y].double().mean())
     assert torch.stack(covered).mean() > 0.85

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dca.backbones.clip import CLIP
+from dca.backbones.encoder import MOST_ON_CPU
 from dca.images.crops import view_crops
 from dca.images.decode import Unreadable, open_image
 from dca.images.hashing import sha256_of
@@ -132,4 +133,4 @@ def test_small_images_come_in_large_batches_on_a_gpu(clip: CLIP) -> None:
     for side, expected in ((32, 1024), (112, 512), (448, 128)):
         gpu: Any = SimpleNamespace(device=torch.device("cuda"), preprocess=SimpleNamespace(size=side))
         assert choose_batch_size(gpu) == expected
-    assert choose_batch_size(clip) == pipeline.MOST_ON_CPU
+    assert choose_batch_size(clip) == MOST_ON_CPU

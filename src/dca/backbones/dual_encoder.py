@@ -7,6 +7,7 @@ tower says by its `abilities` what can be done with it, and methods ask for that
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -251,6 +252,11 @@ class DualEncoder(Encoder, ABC):
     def floats_per_image(self) -> int:
         """Number of values in the largest activation of the image tower, per image."""
         return self.visual.floats_per_image
+
+    @property
+    def patches_per_side(self) -> int:
+        """Patches, or positions, of the image tower."""
+        return math.isqrt(self.visual.patches)
 
     def describe(self) -> dict[str, Any]:
         """Sizes of both towers."""

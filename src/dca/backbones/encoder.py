@@ -27,6 +27,9 @@ MOST_ON_CPU = 16
 # 32 MB are mapped by the system, page by page, for every layer anew: a tower of the shape of ViT-B/16 takes 375 ms of
 # one core per image in batches of 8, and 400 ms in batches of 16.
 LARGEST_ACTIVATION = 2**24
+# Patches along a side of an image, for explanations, where the tower has no patches of its own: the positions of a
+# convolutional tower that halves 224 pixels five times.
+USUAL_PATCHES = 7
 # τ where no text gives one: that of nearly every CLIP.
 USUAL_TAU = 100.0
 
@@ -63,6 +66,10 @@ class Pixels(Protocol):
     @property
     def crops(self) -> tuple[tuple[int, int | None, int], ...]:
         """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of an image's short side that the crop covers; the largest, if there are several."""
 
     def split(self, pixels: Tensor) -> list[Tensor]:
         """Crops or pixels (B, ...) as those of each encoder, (B, 3, S, S)."""
@@ -223,6 +230,11 @@ class Encoder(nn.Module, ABC):
             The part of them that is the member's.
         """
         return features
+
+    @property
+    def patches_per_side(self) -> int:
+        """G, parts along a side of an image that an explanation tells apart."""
+        return USUAL_PATCHES
 
     @property
     def label_names(self) -> Sequence[str]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from dca.backbones import efficientnet_lite
+from dca.backbones.architectures import split_architecture
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.weights import FILES
 from dca.backbones.encoder import Encoder
@@ -55,6 +56,7 @@ def load_encoder(name: str | Path) -> Encoder:
     """
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
-    if is_siglip(find_checkpoint(name, FILES).path):
+    architecture, _ = split_architecture(str(name))
+    if architecture is None and is_siglip(find_checkpoint(name, FILES).path):
         return SigLIP.from_pretrained(name)
     return CLIP.from_pretrained(name)

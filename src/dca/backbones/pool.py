@@ -55,6 +55,11 @@ class PoolPreprocess:
         """Those of all parts."""
         return tuple(crop for part in self.parts for crop in part.crops)
 
+    @property
+    def coverage(self) -> float:
+        """The largest share."""
+        return max(part.coverage for part in self.parts)
+
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
         """The crops of all encoders as one row, uint8 (values,)."""
         return np.concatenate([np.asarray(part.crop(image)).reshape(-1) for part in self.parts])
@@ -141,6 +146,11 @@ class Pool(Encoder):
         reader = self.reader
         scale: float = len(self.members) ** 0.5
         return (USUAL_TAU if reader is None else reader.tau) * scale
+
+    @property
+    def patches_per_side(self) -> int:
+        """That of the finest member."""
+        return max(member.patches_per_side for member in self.members)
 
     @property
     def feature_dtype(self) -> torch.dtype:

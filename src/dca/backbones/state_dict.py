@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dca.backbones.torchscript import is_torchscript, read_torchscript
 from dca.core.errors import UserError
 from dca.core.hints import Hint
 from dca.core.text import format_bytes
@@ -80,12 +80,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """Load with `weights_only`; whatever would need code is refused."""
+    """Tensors of a TorchScript archive; else load with `weights_only`: whatever would need code is refused."""
+    if is_torchscript(path):
+        return read_torchscript(path)
     hint = "use the checkpoint's safetensors form, or write one (safetensors.torch.save_file) where you trust it"
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any("/code/" in n or n.endswith("constants.pkl") for n in archive.namelist()):
-                raise UserError(f"{path}: a TorchScript archive, which holds code; refused", hint=hint)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
@@ -126,6 +124,9 @@ def rename_tensors(
             problems += [f"missing {n}" for n in missing]
             continue
         tensor = source.read(state)
+        if repeats_values(tensor):
+            problems.append(f"{', '.join(source.names)}: fewer values than its shape {tuple(tensor.shape)}")
+            continue
         if target.dim() == 0 and tensor.numel() == 1:
             tensor = tensor.reshape(())  # some files hold scalars as (1,)
         if tensor.shape != target.shape:
@@ -141,6 +142,11 @@ def rename_tensors(
             hint="take weights and configuration from the same checkpoint",
         )
     return renamed
+
+
+def repeats_values(tensor: Tensor) -> bool:
+    """Whether a tensor repeats its values: a copy of it, as a hostile file may describe it, could fill all memory."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def hash_backbone(state: Mapping[str, Tensor], parts: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from dca.cli.common import backbone_of_model, emit, json_flag, print_lines, quie
 from dca.core.text import format_bytes, percent, pluralize
 
 if TYPE_CHECKING:
-    from dca.export.folder import ExportResult, Int8Cost
+    from dca.export.folder import ExportResult, Int8Cost, TorchParity
 
 
 @click.command()
@@ -38,17 +38,18 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write MODEL as an ONNX file that maps images to probabilities, and compare it with the original.
+    """Write MODEL as an ONNX file that needs no torch, and compare it with the original.
 
-    DIR gets model.onnx (8-bit images in, probabilities out, any batch size), classes.json (classes and
-    preprocessing) and predict.py, a script that needs only onnxruntime, pillow and numpy.
+    DIR gets model.onnx (8-bit images in; probabilities, p-values and what sets of classes follow from out, any
+    batch size), classes.json (classes and preprocessing) and predict.py, a script that needs only onnxruntime,
+    pillow and numpy.
 
     \b
     dca export photos.dca --onnx out/
     dca export photos.dca --onnx small/ --int8 --data more_photos/
     dca export photos.dca --onnx site/ --web && python -m http.server -d site/
     """
-    from dca.export.folder import export_onnx, require_free
+    from dca.export.folder import export_onnx, name_model, require_free
     from dca.export.program import require_onnx
     from dca.model.classifier import Classifier
 
@@ -56,7 +57,16 @@ def command(
     require_free(folder, overwrite=overwrite)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device="cpu", precision="fp32")
     with showing(quiet=quiet) as progress:
-        result = export_onnx(classifier, folder, int8=int8, web=web, data=data, overwrite=overwrite, progress=progress)
+        result = export_onnx(
+            classifier,
+            folder,
+            name=name_model(model, folder),
+            int8=int8,
+            web=web,
+            data=data,
+            overwrite=overwrite,
+            progress=progress,
+        )
     warn_about_difference(result)
     if as_json:
         emit(result.to_dict())
@@ -77,10 +87,7 @@ def format_result(result: ExportResult, *, int8: bool, web: bool) -> list[str]:
     size = sum(size for name, size in result.sizes.items() if name.startswith("model.onnx"))
     others = [name for name in result.sizes if name in ("classes.json", "predict.py", "index.html")]
     lines = [f"{result.folder / 'model.onnx'} {format_bytes(size)}, {', '.join(others)}"]
-    before = " before 8 bits" if int8 else ""
-    lines.append(
-        f"max |Δp| vs torch {result.parity.difference:.1e} on {pluralize(result.parity.images, 'image')}{before}"
-    )
+    lines.append(format_parity(result.parity) + (" before 8 bits" if int8 else ""))
     if result.cost is not None:
         lines += format_cost(result.cost)
     where = shlex.quote(str(result.folder))
@@ -89,6 +96,16 @@ def format_result(result: ExportResult, *, int8: bool, web: bool) -> list[str]:
     else:
         lines.append(f"next  python {shlex.quote(str(result.folder / 'predict.py'))} photo.jpg")
     return lines
+
+
+def format_parity(parity: TorchParity) -> str:
+    """How close the exported model is to the original, as a line of text."""
+    line = f"max |Δp| vs torch {parity.difference:.1e}"
+    if parity.p_values is not None:
+        line += f", of p-values {parity.p_values:.1e}"
+    if parity.sets is not None:
+        line += f", {parity.sets} different sets of classes"
+    return f"{line}, on {pluralize(parity.images, 'image')}"
 
 
 def format_cost(cost: Int8Cost) -> list[str]:

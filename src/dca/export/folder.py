@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dca.core.errors import UserError
@@ -27,6 +28,8 @@ from dca.images.decode import ImageLike, StoredImage
 from dca.model.classifier import Classifier
 from dca.model.inputs import as_dataset, match_classes
 from dca.model.records import LIBRARY
+from dca.stats.conformal import ClassRanks
+from dca.training.evaluate import classify_features
 
 MODEL, CLASSES, SCRIPT = "model.onnx", "classes.json", "predict.py"
 # Weights over 2 GB are in a file of their own beside the model.
@@ -35,14 +38,22 @@ WEIGHTS = f"{MODEL}.data"
 MOST_COMPARED = 100
 # Largest difference of a probability that rounding explains.
 ROUNDING = 1e-4
+# Coverage at which prediction sets are compared.
+COVERAGE = 0.9
 
 
 @dataclass(frozen=True)
 class TorchParity:
-    """The exported model compared with torch. difference: largest |Δp| of any class on `images` images."""
+    """The exported model compared with torch on `images` images.
+
+    difference: largest |Δp| of any class. p_values: largest difference of p-values; None without them. sets: images for
+    which a prediction set with a coverage of 0.9 is another one; None without sets.
+    """
 
     difference: float
     images: int
+    p_values: float | None = None
+    sets: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class ExportResult:
         >>> from dca.export.folder import ExportResult, TorchParity
         >>> result = ExportResult(Path("out"), {"model.onnx": 29_100_000}, TorchParity(7e-7, 100), None)
         >>> result.to_dict()["parity"]
-        {'difference': 7e-07, 'images': 100}
+        {'difference': 7e-07, 'images': 100, 'p_values': None, 'sets': None}
     """
 
     folder: Path
@@ -105,6 +116,7 @@ def export_onnx(
     model: Classifier | str | Path,
     folder: str | Path,
     *,
+    name: str | None = None,
     int8: bool = False,
     web: bool = False,
     data: str | Path | Dataset | None = None,
@@ -116,6 +128,7 @@ def export_onnx(
     Args:
         model: A fitted classifier, or the folder of a saved one. Its backbone must be on the CPU.
         folder: Folder to write; it appears when it is complete.
+        name: Of the model, for people; by default that of its folder.
         int8: Store the backbone's weights as 8-bit integers and measure what that costs.
         web: Add a page that classifies images in the browser; needs npm once, to fetch onnxruntime-web.
         data: Labelled images to measure on; by default images of the built-in sample.
@@ -139,19 +152,24 @@ def export_onnx(
     require_onnx()
     require_free(target := Path(folder), overwrite=overwrite)
     classifier = model if isinstance(model, Classifier) else Classifier.from_pretrained(model, device="cpu")
-    description = describe_model(classifier._to_record())
     require_cpu(classifier)
-    runtime = fetch_runtime_for(description.preprocess, progress) if web else None
+    description = describe_model(classifier, name or name_model(model, target))
+    runtime = fetch_runtime_for(description.inputs, progress) if web else None
     comparison = load_comparison_images(classifier, data)
     with atomic_folder(target, "export") as scratch:
         parity, cost = _write_model(classifier, scratch, description, comparison, int8=int8, progress=progress)
-        write_json(scratch / CLASSES, description.to_dict())
         write_bytes(scratch / SCRIPT, inspect.getsource(predict).encode())
         if runtime is not None:
             write_page(scratch, runtime)
         files = sorted(path for path in scratch.rglob("*") if path.is_file())
         sizes = {path.relative_to(scratch).as_posix(): path.stat().st_size for path in files}
     return ExportResult(target, sizes, parity, cost)
+
+
+def name_model(model: Classifier | str | Path, folder: Path) -> str:
+    """A name for a model: that of its folder, or else of the folder of the export."""
+    path = folder if isinstance(model, Classifier) else Path(model)
+    return path.resolve().name.removesuffix(".dca")
 
 
 def _write_model(
@@ -163,20 +181,22 @@ def _write_model(
     int8: bool,
     progress: Progress,
 ) -> tuple[TorchParity, Int8Cost | None]:
-    """Write `model.onnx` into the folder and measure it."""
+    """Write `model.onnx` and `classes.json` into the folder and measure the model."""
     file, small = folder / MODEL, folder / f"int8-{MODEL}"
+    write_json(folder / CLASSES, description.to_dict())
     with explain_write_errors(file):
         progress("converting", 0, 1, "")
-        backbone_nodes = convert(model.method_, file, description)
+        backbone_nodes = convert(model, file, description)
         progress("converting", 1, 1, "")
-        parity = measure_parity(model, file, comparison.images, progress)
+        parity = measure_parity(model, folder, comparison.images, progress)
         if not int8:
             return parity, None
+        before = predict_exported(folder, comparison.images, progress).probabilities
         quantize(file, small, backbone_nodes)
-        cost = measure_int8_cost(model, file, small, comparison, progress)
         small.replace(file)
         (folder / WEIGHTS).unlink(missing_ok=True)
-    return parity, cost
+        after = predict_exported(folder, comparison.images, progress).probabilities
+        return parity, compare_int8(before, after, comparison.truth)
 
 
 @dataclass(frozen=True)
@@ -209,37 +229,41 @@ def _match_labels(model: Classifier, dataset: Dataset) -> ComparisonImages:
     return ComparisonImages([item.image for item in items], np.array([item.label for item in items]))
 
 
-def measure_parity(model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress) -> TorchParity:
-    """Compare an ONNX file with the classifier on at most `MOST_COMPARED` of the images, evenly spread."""
+def measure_parity(model: Classifier, folder: Path, images: Sequence[ImageLike], progress: Progress) -> TorchParity:
+    """Compare an export with the classifier on at most `MOST_COMPARED` of the images, evenly spread."""
     n = len(images)
     compared = [images[i] for i in np.unique(np.linspace(0, n - 1, min(n, MOST_COMPARED)).astype(int))]
-    expected = model.predict_proba(compared, progress=progress)
-    exported = predict_onnx(model, file, compared, progress)
-    return TorchParity(float(np.abs(exported - expected).max()), len(compared))
+    exported = predict_exported(folder, compared, progress)
+    with torch.no_grad():
+        features = model._encode(compared, progress)
+        expected, certainty = classify_features(model.method_, features), model.certainty()
+        p_values = certainty.p_values(features, torch.from_numpy(expected))
+        ranks = certainty.class_ranks(features, torch.from_numpy(expected))
+    difference, other_p, different = float(np.abs(exported.probabilities - expected).max()), None, None
+    if p_values is not None and exported.p_values is not None:
+        other_p = float(np.abs(exported.p_values - p_values.numpy()).max())
+    if ranks is not None and exported.ranks is not None:
+        sets = ClassRanks(torch.from_numpy(exported.ranks), ranks.images).sets(COVERAGE)
+        different = int((sets != ranks.sets(COVERAGE)).any(dim=1).sum())
+    return TorchParity(difference, len(compared), other_p, different)
 
 
-def measure_int8_cost(
-    model: Classifier, float_file: Path, int8_file: Path, comparison: ComparisonImages, progress: Progress
-) -> Int8Cost:
-    """Compare a file with 8-bit weights with the float file."""
-    float_probs, int8_probs = (
-        predict_onnx(model, file, comparison.images, progress) for file in (float_file, int8_file)
-    )
-    predicted, truth = [probs.argmax(axis=1) for probs in (float_probs, int8_probs)], comparison.truth
+def compare_int8(before: NDArray[np.float32], after: NDArray[np.float32], truth: NDArray[np.int64] | None) -> Int8Cost:
+    """Compare probabilities (N, C) with 8-bit weights with those before. truth: class indices (N,) or None."""
+    predicted = [probs.argmax(axis=1) for probs in (before, after)]
     accuracies = [None if truth is None else float((classes == truth).mean()) for classes in predicted]
     same = int((predicted[0] == predicted[1]).sum())
-    return Int8Cost(len(predicted[0]), same, float(np.abs(int8_probs - float_probs).max()), *accuracies)
+    return Int8Cost(len(before), same, float(np.abs(after - before).max()), *accuracies)
 
 
-def predict_onnx(model: Classifier, file: Path, images: Sequence[ImageLike], progress: Progress) -> NDArray[np.float32]:
-    """Predict probabilities (N, C) with an ONNX file, by the code that is exported with it."""
-    preprocess = model.method_.encoder.preprocess.to_dict()
-    session, probs = predict.open_session(file), list[NDArray[np.float32]]()
+def predict_exported(folder: Path, images: Sequence[ImageLike], progress: Progress) -> predict.Predictions:
+    """Predict images with an export, by the code that is exported with it."""
+    exported, parts = predict.Model(folder), list[predict.Predictions]()
     readable = [image for image in images if not isinstance(image, StoredImage)]  # which only a refit has
-    for crops in predict.iter_batches(readable, preprocess):
-        probs.append(predict.predict_batch(session, crops))
-        progress("comparing", sum(map(len, probs)), len(images), "")
-    return np.concatenate(probs)
+    for start in range(0, len(readable), exported.batch):
+        parts.append(exported.predict_details(readable[start : start + exported.batch]))
+        progress("comparing", min(start + exported.batch, len(readable)), len(images), "")
+    return predict.join_predictions(parts)
 
 
 def require_cpu(model: Classifier) -> None:

@@ -1,4 +1,4 @@
-"""The page of an export: static files that classify an image in the browser with onnxruntime-web.
+"""The page of an export: static files that classify images in the browser with onnxruntime-web.
 
 The runtime is fetched once with npm, in the version that this code was tested with, and kept in the cache folder.
 """
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ RUNTIME_FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd
 NOTICE = "NOTICE.txt"
 RUNTIME = "ort"
 # Files of this package.
-PAGE_FILES = ("index.html", "style.css", "resample.js", "app.js")
+PAGE_FILES = ("index.html", "style.css", "resample.js", "answers.js", "app.js")
 # Everything that the page adds to the folder of an export.
 PAGE_NAMES = (*PAGE_FILES, RUNTIME)
 # Time limit of npm.
@@ -35,15 +35,16 @@ SECONDS = 600
 FILTERS = range(6)
 
 
-def fetch_runtime_for(preprocess: Mapping[str, Any], progress: Progress) -> Path:
-    """Return the folder with the runtime of a page for a model with this preprocessing.
+def fetch_runtime_for(inputs: Sequence[Mapping[str, Any]], progress: Progress) -> Path:
+    """Return the folder with the runtime of a page for a model with these inputs (`ModelDescription.inputs`).
 
     Raises:
         UserError: If the page cannot resize images as the model needs it, or the runtime cannot be fetched.
     """
-    if (number := preprocess["resample"]) not in FILTERS:
-        problem = f"the page does not have Pillow's filter {number}, with which the backbone resizes images"
-        raise UserError(problem, hint=omit("web"))
+    for given in inputs:
+        if (number := given["preprocess"]["resample"]) not in FILTERS:
+            problem = f"the page does not have Pillow's filter {number}, with which the backbone resizes images"
+            raise UserError(problem, hint=omit("web"))
     return fetch_runtime(progress)
 
 

@@ -35,6 +35,7 @@ from dca.core.errors import UserError
 from dca.core.hints import change_label_only, combine, set_option, show_method
 from dca.core.options import option
 from dca.stats.calibration import apply_temperature
+from dca.stats.conformal import ClassRanks
 
 if TYPE_CHECKING:
     from dca.backbones.dual_encoder import DualEncoder
@@ -737,15 +738,14 @@ class Method(nn.Module, ABC):
         """
         raise NotImplementedError
 
-    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
-        """Sets of classes that contain the right one with a stated probability.
+    def class_ranks(self, features: Tensor) -> ClassRanks | None:
+        """How strange each class would be for images, among held-out training images; for prediction sets.
 
         Args:
             features: Image features (B, D) of `encode`.
-            coverage: 1 - α.
 
         Returns:
-            Whether a class is in the set of an image, (B, C), or None if the method has none of its own.
+            The ranks (B, C), or None if the method has none of its own.
         """
         return None
 

@@ -48,6 +48,7 @@ from dca.methods.registry import choose_encoder, get_method
 from dca.methods.shared.frozen_features import check_shapes
 from dca.methods.shared.product_of_experts import class_weights, fit_scales
 from dca.stats.calibration import FLOOR
+from dca.stats.conformal import ClassRanks
 from dca.stats.intervals import macro_accuracy
 
 Rows = NDArray[np.float64]
@@ -235,9 +236,9 @@ class Blend(Method):
         """The p-values are those of the closed form."""
         self.closed.keep_other(kept)
 
-    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
+    def class_ranks(self, features: Tensor) -> ClassRanks | None:
         """Those of the closed form if it is alone."""
-        return self.closed.prediction_sets(features, coverage) if self.trained is None else None
+        return self.closed.class_ranks(features) if self.trained is None else None
 
     def learning_curve(self, accuracy: float) -> list[CurvePoint]:
         """That of the closed form if it is alone."""

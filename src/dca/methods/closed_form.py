@@ -52,6 +52,7 @@ from dca.methods.shared.product_of_experts import (
     split_features,
     text_gain,
 )
+from dca.stats.conformal import ClassRanks
 
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
@@ -235,11 +236,9 @@ class ClosedForm(FrozenMethod):
         self.other_features = features
         self.__dict__.pop("familiarity", None)
 
-    def prediction_sets(self, features: Tensor, coverage: float) -> Tensor | None:
-        """Jackknife+ with the hyperparameters held fixed."""
-        if not self.can_hold_out:
-            return None
-        return self._conformal.prediction_sets(features.cpu(), self.classify(features).cpu(), coverage)
+    def class_ranks(self, features: Tensor) -> ClassRanks | None:
+        """By jackknife+ with the hyperparameters held fixed."""
+        return self._conformal.ranks(features.cpu()) if self.can_hold_out else None
 
     def learning_curve(self, accuracy: float) -> list[CurvePoint]:
         """By models of halves of the training images."""

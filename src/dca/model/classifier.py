@@ -38,6 +38,7 @@ from dca.methods.base import Method, TrainingOptions
 from dca.methods.registry import DEFAULT_METHOD, get_method
 from dca.methods.zero_shot import ZeroShot
 from dca.model import checkpoint
+from dca.model.certainty import Certainty
 from dca.model.copies import SharedImages, count_seen, describe_shared_images, find_shared_images
 from dca.model.estimate import assess
 from dca.model.gallery import Gallery
@@ -64,7 +65,6 @@ from dca.model.records import (
     ClassRenamed,
     Estimate,
     FitArguments,
-    HeldOutPrediction,
     ImageId,
     ModelBefore,
     ModelRecord,
@@ -76,15 +76,7 @@ from dca.model.records import (
     unreadable_names,
 )
 from dca.model.rejection import require_rate
-from dca.stats.calibration import FLOOR
-from dca.stats.conformal import (
-    add_best,
-    class_weights,
-    conformal_p_values,
-    min_images,
-    smallest_p_value,
-    threshold_sets,
-)
+from dca.stats.conformal import add_best, min_images
 from dca.training.context import FitContext
 from dca.training.evaluate import (
     Evaluation,
@@ -519,7 +511,7 @@ class Classifier:
         probs = classify_features(self._require_fitted(), features)
         return Predictions(
             probs,
-            self._p_values(features, probs) if self.has_p_values else None,
+            self._p_values(features, probs),
             None if coverage is None else self._sets(features, probs, coverage),
         )
 
@@ -535,13 +527,11 @@ class Classifier:
         1 / (n + 1) with n training images that can be left out, as many of each class; unequal classes are worth fewer.
         None if the model has no p-values.
         """
-        own, labels = self._require_fitted().smallest_p_value(), self._held_out_labels
-        return own if own is not None or not len(labels) else smallest_p_value(class_weights(labels))
+        return self.certainty().smallest_p_value
 
-    @property
-    def _held_out_labels(self) -> Tensor:
-        """Class of each training image with a held-out prediction, (n,)."""
-        return torch.tensor([image.label for image in self.training_images_ if image.held_out], dtype=torch.int64)
+    def certainty(self) -> Certainty:
+        """What the model says of its own answers, as functions of features; the classifier must be fitted."""
+        return Certainty(self._require_fitted(), self.training_images_)
 
     def evaluate(
         self,
@@ -1039,46 +1029,32 @@ class Classifier:
     def _require_p_values(self, predictions: Predictions) -> NDArray[np.float64]:
         """The p-values; raises if the model was fitted without held-out predictions."""
         if predictions.p_values is None:
-            self._held_out()
-        assert predictions.p_values is not None
+            raise self._unknown_certainty()
         return predictions.p_values
 
-    def _held_out(self) -> list[HeldOutPrediction]:
-        """All held-out predictions; raises if there are none."""
-        predictions = [image.held_out for image in self.training_images_ if image.held_out]
-        if not predictions:
-            raise UserError(
-                f"this {self._require_fitted().name} model does not know how it does on images it has not seen",
-                hint=fit_with_estimate(),
-            )
-        return predictions
+    def _unknown_certainty(self) -> UserError:
+        problem = f"this {self._require_fitted().name} model does not know how it does on images it has not seen"
+        return UserError(problem, hint=fit_with_estimate())
 
-    def _p_values(self, features: Tensor, probs: NDArray[np.float64]) -> NDArray[np.float64]:
-        own = self._require_fitted().p_values(features)
-        if own is None:
-            held = torch.tensor([one.probability for one in self._held_out()], dtype=torch.float64)
-            scores = torch.from_numpy(probs).amax(dim=-1)
-            own = conformal_p_values(held, scores, class_weights(self._held_out_labels))
-        found: NDArray[np.float64] = own.cpu().double().numpy()
-        return found
+    def _p_values(self, features: Tensor, probs: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        found = self.certainty().p_values(features, torch.from_numpy(probs))
+        return None if found is None else found.cpu().double().numpy()
 
     def _sets(self, features: Tensor, probs: NDArray[np.float64], coverage: float) -> list[list[Any]]:
         if not 0 < coverage < 1:
             raise UserError(f"coverage is {coverage}", hint="give a number between 0 and 1, such as 0.9")
-        found = self._require_fitted().prediction_sets(features, coverage)
+        p = torch.from_numpy(probs)
+        found = self.certainty().class_ranks(features, p)
         if found is None:
-            held = torch.tensor([one.own for one in self._held_out()], dtype=torch.float64)
-            p = torch.from_numpy(probs)
-            least = min_images(coverage)
-            if len(held) < least:
-                raise UserError(
-                    f"a coverage of {coverage} needs {least} training images that can be held out; {len(held)} can be",
-                    hint="ask for less coverage, or fit with more images",
-                )
-            scores, known = -p.clamp_min(FLOOR).log(), -held.clamp_min(FLOOR).log()
-            found = add_best(threshold_sets(known, scores, coverage), p)
+            raise self._unknown_certainty()
+        if found.images < (least := min_images(coverage)):
+            raise UserError(
+                f"a coverage of {coverage} needs {least} training images that can be held out; {found.images} can be",
+                hint="ask for less coverage, or fit with more images",
+            )
+        sets = add_best(found.sets(coverage).cpu(), p).numpy()
         labels, order = self.classes_.tolist(), (-probs).argsort(axis=1, kind="stable")
-        return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, found.cpu().numpy(), strict=True)]
+        return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, sets, strict=True)]
 
 
 def _choose_competing(matched: MatchedItems, dataset: Dataset, method: Method, classes: str | None) -> list[int] | None:

@@ -1,12 +1,14 @@
 """Explain one prediction: probabilities, nearest training images, and the relevance of each patch.
 
-The relevance of a patch is what blurring a window of 3 x 3 patches around it takes from the log-odds of a class,
+The image is divided into G x G patches, those of its encoder; of several encoders, the finest. The relevance of a patch
+is what blurring a window of 3 x 3 patches around it takes from the log-odds of a class,
 
     s(x) - s(x blurred around the patch),   s = log p_c - log Σ_{k ≠ c} p_k,
 
-with p of the finished model, so that it holds for every method. Windows are placed at every second or third patch, and
-values in between are interpolated: a quarter to a sixth of the images that a window at every patch (occlusion) takes.
-Tests compare the two. Gradients would be faster still, but agreed far less with occlusion (docs/report.md).
+with p of the finished model, so that it holds for every method and encoder. Encoders that see different parts of an
+image are given the same windows of it. Windows are placed at every second or third patch, and values in between are
+interpolated: a quarter to a sixth of the images that a window at every patch (occlusion) takes. Tests compare the two.
+Gradients would be faster still, but agreed far less with occlusion (docs/report.md).
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.backbones.encoder import Pixels
 from dca.core.errors import unknown_name
-from dca.images.decode import ImageLike, open_image
+from dca.images.decode import ImageLike, center_crop, open_image
 from dca.methods.base import Method
 from dca.model.classifier import Classifier
 from dca.stats.calibration import FLOOR
@@ -124,8 +127,10 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
     indices = {str(label): index for index, label in enumerate(labels)}
     if target is not None and str(target) not in indices:
         raise unknown_name("class", str(target), indices)
-    crop = method.clip.preprocess.crop(open_image(image))
-    pixels = method.clip.preprocess.normalize(torch.from_numpy(crop)[None].to(method.clip.device))
+    encoder = method.encoder
+    opened = open_image(image)
+    crops = torch.as_tensor(encoder.preprocess.crop(opened))[None]
+    pixels = encoder.preprocess.normalize(crops.to(encoder.device))
     with torch.no_grad():
         found = method.classify(method.encode(pixels))[0].double().cpu()
     probabilities = (found / found.sum()).numpy()
@@ -135,19 +140,28 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
         probabilities,
         chosen,
         measure_relevance(method, pixels, chosen).numpy(),
-        Image.fromarray(np.ascontiguousarray(crop.transpose(1, 2, 0))),
+        crop_widest(opened, encoder.preprocess),
         find_nearest(model, pixels, neighbours),
     )
 
 
+def crop_widest(image: Image.Image, preprocess: Pixels) -> Image.Image:
+    """What the encoder that sees most of an image sees of it, with as many pixels as the largest encoder takes."""
+    widest = max(preprocess.parts, key=lambda part: part.coverage)
+    ((_, resize, resample),) = widest.crops
+    size = preprocess.size
+    crop = center_crop(image, size, None if resize is None else round(size / widest.coverage), resample)
+    return Image.fromarray(np.ascontiguousarray(crop.transpose(1, 2, 0)))
+
+
 @torch.no_grad()
 def find_nearest(model: Classifier, pixels: Tensor, k: int) -> tuple[Neighbour, ...]:
-    """The k training images most similar to one image of pixels (1, 3, S, S); none without a gallery."""
+    """The k training images most similar to one image, given as pixels (1, ...); none without a gallery."""
     gallery = model.gallery()
     if gallery is None or not len(gallery):
         return ()
     labels = model.classes_.tolist()
-    indices, similarities = gallery.nearest(model.method_.clip.encode_image(pixels).cpu(), k)
+    indices, similarities = gallery.nearest(model.method_.encoder.encode_image(pixels).cpu(), k)
     return tuple(
         Neighbour(index, labels[gallery.labels[index]], gallery.names[index], value)
         for index, value in zip(indices[0].tolist(), similarities[0].tolist(), strict=True)
@@ -158,19 +172,47 @@ def find_nearest(model: Classifier, pixels: Tensor, k: int) -> tuple[Neighbour, 
 def measure_relevance(method: Method, pixels: Tensor, target: int) -> Tensor:
     """Relevance (G, G) of the patches of an image for a class.
 
-    method: finished. pixels: normalised (1, 3, S, S). target: index of the class.
+    method: finished. pixels: normalised (1, 3, S, S), or (1, values) of a pool. target: index of the class.
     """
-    side = patches_per_side(method)
+    encoder = method.encoder
+    side = encoder.patches_per_side
+    blend = WindowBlur(encoder.preprocess, pixels, side)
     centers = window_centers(side)
     weights = [window_weights(side, row, column) for row in centers for column in centers]
     windows = torch.stack(weights).to(pixels.device)
-    blurred = blur_image(pixels, pixels.shape[-1] // side)
     odds = [
-        log_odds(method.classify(method.encode(blend_blur(pixels, blurred, some))), target).double().cpu()
+        log_odds(method.classify(method.encode(blend(some))), target).double().cpu()
         for some in torch.split(windows, BATCH)
     ]
     whole = log_odds(method.classify(method.encode(pixels)), target).double().cpu()
     return interpolate((whole - torch.cat(odds)).view(len(centers), len(centers)), centers, side)
+
+
+class WindowBlur:
+    """One image with parts of it blurred, as the pixels of all of its encoders.
+
+    Args:
+        preprocess: Of the encoders.
+        pixels: The image, normalised: (1, 3, S, S), or (1, values) of a pool.
+        side: G, patches along a side of what the encoder with the widest crop sees.
+    """
+
+    def __init__(self, preprocess: Pixels, pixels: Tensor, side: int) -> None:
+        widest = max(part.coverage for part in preprocess.parts)
+        self._shape = pixels.shape[1:]
+        self._sharp = preprocess.split(pixels)
+        # A patch has the same size in the image whoever sees it.
+        self._shares = [part.coverage / widest for part in preprocess.parts]
+        self._blurred = [
+            blur_image(own, max(round(own.shape[-1] / (share * side)), 1))
+            for own, share in zip(self._sharp, self._shares, strict=True)
+        ]
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """The image where weights (B, G, G) of its patches are 1, the blurred one where they are 0: (B, ...)."""
+        parts = zip(self._sharp, self._blurred, self._shares, strict=True)
+        blended = [blend_blur(sharp, blurred, weights, share) for sharp, blurred, share in parts]
+        return torch.cat([own.flatten(1) for own in blended], dim=1).view(-1, *self._shape)
 
 
 def window_centers(side: int) -> list[int]:
@@ -203,18 +245,17 @@ def interpolate(values: Tensor, centers: Sequence[int], side: int) -> Tensor:
     return steps @ values @ steps.T
 
 
-def patches_per_side(method: Method) -> int:
-    """G: patches along a side of the image."""
-    return math.isqrt(method.clip.visual.patches)
-
-
-def blend_blur(pixels: Tensor, blurred: Tensor, weights: Tensor) -> Tensor:
+def blend_blur(pixels: Tensor, blurred: Tensor, weights: Tensor, share: float = 1.0) -> Tensor:
     """The image where weights (B, G, G) of its patches are 1, the blurred one where they are 0: (B, 3, S, S).
 
-    pixels, blurred: (1, 3, S, S). Between patches the weights change gradually, so that no edges appear.
+    pixels, blurred: (1, 3, S, S). share: of the side of the G patches, what the pixels show of it, its middle. Between
+    patches the weights change gradually, so that no edges appear.
     """
-    size = (pixels.shape[-2], pixels.shape[-1])
-    each = F.interpolate(weights[:, None], size=size, mode="bilinear", align_corners=False)
+    size = pixels.shape[-1]
+    whole = round(size / share)
+    each = F.interpolate(weights[:, None], size=(whole, whole), mode="bilinear", align_corners=False)
+    first = (whole - size) // 2
+    each = each[..., first : first + size, first : first + size]
     return blurred + each * (pixels - blurred)
 
 

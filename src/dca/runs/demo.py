@@ -19,7 +19,7 @@ from dca.datasets.dataset import Dataset
 from dca.datasets.sample import load_sample
 from dca.datasets.task import Task
 from dca.images.decode import open_image
-from dca.model.checkpoint import RESULT
+from dca.model.checkpoint import RESULT, write_manifest
 from dca.model.classifier import Classifier
 from dca.plots.style import can_draw
 from dca.runs.evaluate import evaluate
@@ -73,6 +73,7 @@ def run_demo(
         rows = compare_results(finished.result, default)
         finished = dataclasses.replace(finished, result=dataclasses.replace(finished.result, comparison=rows))
         write_json(folder / RESULT, finished.result.to_dict())
+        write_manifest(folder)
     if not drawable:
         return finished
     assert target.zero_shot is not None, "DCA needs an encoder that knows texts"

@@ -23,23 +23,36 @@ C times the harmonic mean of the n_c. No p-value is below 1/(n + 1).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 
-def jackknife_plus(held: Tensor, without: Tensor, coverage: float) -> Tensor:
-    """Whether each class is in the set of each image: (B, C).
+@dataclass(frozen=True)
+class ClassRanks:
+    """How strange each class would be for new images, among held-out images.
 
-    held: s_i (n,). without: s_-i(x, y) (B, n, C). coverage: 1 - α.
+    ranks: #{i : s_i < s_-i(x, y)} of the sets above (B, C), int32. images: n, the number of held-out images.
     """
-    exceeded = (held[:, None] < without).sum(dim=1)
-    return exceeded < coverage * (len(held) + 1)
+
+    ranks: Tensor
+    images: int
+
+    def sets(self, coverage: float) -> Tensor:
+        """Whether each class is in the set of each image: (B, C). coverage: 1 - α."""
+        return self.ranks < coverage * (self.images + 1)
 
 
-def threshold_sets(held: Tensor, scores: Tensor, coverage: float) -> Tensor:
-    """As `jackknife_plus`, from scores (B, C) of one model."""
-    return jackknife_plus(held, scores[:, None, :].expand(-1, len(held), -1), coverage)
+def jackknife_ranks(held: Tensor, without: Tensor) -> ClassRanks:
+    """Ranks for jackknife+. held: s_i (n,). without: s_-i(x, y) (B, n, C)."""
+    return ClassRanks((held[:, None] < without).sum(dim=1, dtype=torch.int32), len(held))
+
+
+def threshold_ranks(held: Tensor, scores: Tensor) -> ClassRanks:
+    """Ranks for sets by a threshold. held: s_i (n,). scores: s(x, y) (B, C) of one model."""
+    return jackknife_ranks(held, scores[:, None, :])
 
 
 def add_best(sets: Tensor, probabilities: Tensor) -> Tensor:
@@ -49,21 +62,41 @@ def add_best(sets: Tensor, probabilities: Tensor) -> Tensor:
     return sets | best
 
 
-def conformal_p_values(held: Tensor, scores: Tensor, weights: Tensor | None = None) -> Tensor:
-    """p-values (B,), float64, of scores (B,) among those of held-out images `held` (n,); small scores are unusual.
+@dataclass(frozen=True)
+class PValueTable:
+    """p-values by a table of held-out images, in which a score is looked up. All float64, (n,), in ascending order.
 
-    weights: of the held-out images (n,), equal if not given.
+    held: t_i. values: p-value at each. slopes: by which it grows until the next.
     """
-    held, order = held.double().sort()
-    v = (torch.ones_like(held) if weights is None else weights.double())[order]
-    v = v * v.sum() / v.square().sum()  # v̄ = 1
-    below = v.cumsum(dim=0) - v  # the weight of all images below each one
-    upper = torch.searchsorted(held, scores.double().contiguous(), right=True)  # the first image above
-    lower, inside = (upper - 1).clamp_min(0), (upper > 0) & (upper < len(held))
-    step = held[upper.clamp_max(len(held) - 1)] - held[lower]
-    way = torch.where(inside, (scores.double() - held[lower]) / torch.where(inside, step, 1.0), 0.0)
-    p = smallest_p_value(v) * (1 + below[lower] + way * v[lower])
-    return torch.where(upper == len(held), 1.0, p)
+
+    held: Tensor
+    values: Tensor
+    slopes: Tensor
+
+    @classmethod
+    def from_scores(cls, held: Tensor, weights: Tensor | None = None) -> Self:
+        """From scores t_i (n,) in any order, and the weights v_i (n,), equal if not given."""
+        held, order = held.double().sort()
+        weights = torch.ones_like(held) if weights is None else weights.double()
+        v, least = weights[order], smallest_p_value(weights)
+        v = v * v.sum() / v.square().sum()  # v̄ = 1
+        values = least * (1 + (v.cumsum(dim=0) - v))
+        steps = held.diff(append=held[-1:])
+        slopes = torch.where(steps > 0, least * v / torch.where(steps > 0, steps, 1.0), 0.0)
+        return cls(held, values, slopes)
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """p-values (B,), float64, of scores (B,); small scores are unusual."""
+        scores = scores.double()
+        upper = (self.held <= scores[:, None]).sum(dim=-1)  # the first image above
+        lower = (upper - 1).clamp_min(0)
+        way = torch.where(upper > 0, scores - self.held[lower], 0.0)
+        return torch.where(upper == len(self.held), 1.0, self.values[lower] + way * self.slopes[lower])
+
+
+def conformal_p_values(held: Tensor, scores: Tensor, weights: Tensor | None = None) -> Tensor:
+    """p-values (B,), float64, of scores (B,) among those of held-out images `held` (n,); see `PValueTable`."""
+    return PValueTable.from_scores(held, weights)(scores)
 
 
 def class_weights(labels: Tensor) -> Tensor:

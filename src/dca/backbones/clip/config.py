@@ -22,12 +22,14 @@ from dca.backbones.config_keys import (
 )
 from dca.backbones.preprocess import OPEN_CLIP_CONFIG
 from dca.core.errors import UserError
-from dca.core.hints import choose_backbone, combine
+from dca.core.hints import choose_architecture, choose_backbone, combine
 
 # Stages of a ResNet; the stem and all but the first halve the size, the stem twice.
 STAGES = 4
 # Tensors that tell the sizes of a ResNet in the layout of OpenAI.
 RESNET_POSITIONS, RESNET_FILTERS = "visual.attnpool.positional_embedding", "visual.layer1.0.conv1.weight"
+# A tensor that is in OpenAI's files and in no others.
+OPENAI_SAYS = "input_resolution"
 # Keys of configuration files that are read below.
 HF_PARTS = ("vision_config", "text_config", "vision_config_dict", "text_config_dict")
 HF_READ = (
@@ -258,10 +260,10 @@ class CLIPConfig:
         needed += [RESNET_FILTERS] if is_resnet else ["visual.conv1.weight", "visual.positional_embedding"]
         if missing := [n for n in needed if n not in state]:
             raise UserError(f"{folder}: neither config.json nor the tensors of an OpenAI CLIP", details=missing)
-        if "input_resolution" not in state:
+        if OPENAI_SAYS not in state:
             raise UserError(
                 f"{folder}: the state dict does not say which activation it was trained with",
-                hint=f"put its config.json or {OPEN_CLIP_CONFIG} beside it",
+                hint=[choose_architecture("NAME"), f"put its config.json or {OPEN_CLIP_CONFIG} beside it"],
             )
         vocab, text_width = state["token_embedding.weight"].shape
         return cls(

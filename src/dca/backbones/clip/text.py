@@ -36,6 +36,7 @@ from dca.backbones.blocks import (
     BlockUpdates,
     Linear,
     Residual,
+    TowerConfig,
     TowerUpdates,
     add_and_normalize,
     apply_with_update,
@@ -264,7 +265,7 @@ class CausalTextTower(TextTower):
         return residual
 
 
-def classes_per_chunk(names: Sequence[int], prompts: int, config: TextConfig, x: Tensor) -> int:
+def classes_per_chunk(names: Sequence[int], prompts: int, config: TowerConfig, x: Tensor) -> int:
     """How many classes to encode together.
 
     Args:

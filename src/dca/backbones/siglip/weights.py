@@ -22,8 +22,9 @@ from dca.core.files import read_json
 SUMMARY = "config.json, model.safetensors, tokenizer.json, tokenizer_config.json, preprocessor_config.json"
 
 
-def is_siglip(folder: Path) -> bool:
-    """Whether a folder holds a SigLIP, by its configuration; False for a damaged one, which others report."""
+def is_siglip(path: Path) -> bool:
+    """Whether a folder, or that of a file, holds a SigLIP by its configuration; others report damaged ones."""
+    folder = path if path.is_dir() else path.parent
     try:
         if (folder / "config.json").is_file():
             return str(read_json(folder / "config.json").get("model_type")).startswith("siglip")

@@ -310,24 +310,27 @@ class WhitenedGaussian:
         xm, mm = xm + gamma[:, None] * xd * dm, mm + gamma[:, None] * dm**2
         return xm - mm / 2, (p.xx + gamma * p.xd**2)[:, None] - 2 * xm + mm
 
-    def scores_without_each(self, x: Tensor, rows: Tensor, k: float) -> Tensor:
-        """Scores of new images x (B, D), in their own coordinates, under the models without image i of `rows` (n,).
-
-        Returns (B, n, C); no other image leaves with i.
-        """
+    def without_each(self, rows: Tensor, k: float) -> GaussianWithoutEach:
+        """Scores of new images under the models without image i of `rows` (n,); no other image leaves with i."""
         y, counts = self.source.labels[rows], self.source.counts
-        z, d, n = x.double() @ self.basis, self._residuals(self.source.x[rows] @ self.basis, rows), counts[y]
+        d, n = self._residuals(self.source.x[rows] @ self.basis, rows), counts[y]
         gamma = self._gamma(d.square().sum(dim=-1), rows)[:, None]
-        centers, zd = self.centers(k), z @ d.T  # (B, n)
-        zm = (z @ centers.T)[:, None, :].repeat(1, len(rows), 1)
+        centers, (u, v) = self.centers(k), _weights(counts, k)
         dm = d @ centers.T
         mm = centers.square().sum(dim=-1).repeat(len(rows), 1)
-        # The own class of the image that is left out has another mean.
-        at, (u, v) = torch.arange(len(rows), device=y.device), _weights(n - 1, k)
-        w = v / (n - 1).clamp_min(1)
-        own = u[:, None] * self.text[y] + v[:, None] * self.means[y] - w[:, None] * d
-        zm[:, at, y], dm[at, y], mm[at, y] = z @ own.T, (d * own).sum(dim=-1), own.square().sum(dim=-1)
-        return zm + gamma * zd[..., None] * dm - (mm + gamma * dm**2) / 2 + self.noise_terms(k)
+        # The own class of the image that is left out has another mean: u t̃ + v x̄ - w d.
+        at, (own_u, own_v) = torch.arange(len(rows), device=y.device), _weights(n - 1, k)
+        w = own_v / (n - 1).clamp_min(1)
+        own = own_u[:, None] * self.text[y] + own_v[:, None] * self.means[y] - w[:, None] * d
+        dm[at, y], mm[at, y] = (d * own).sum(dim=-1), own.square().sum(dim=-1)
+        return GaussianWithoutEach(
+            weight=self.basis @ torch.cat([self.text, self.means, d]).T,
+            shares=torch.stack([u, v]),
+            changes=torch.stack([own_u - u[y], own_v - v[y], -w]),
+            labels=y,
+            factors=gamma * dm,
+            constant=self.noise_terms(k) - (mm + gamma * dm**2) / 2,
+        )
 
     def _held_out_jointly(self, rows: Tensor, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
         """As `held_out`, for the images `rows` (b,) that leave together."""
@@ -350,6 +353,55 @@ class WhitenedGaussian:
         xm, mm = x @ centers.T + xu @ solved, centers.square().sum(dim=-1) + (mu * solved.T).sum(dim=-1)
         xx = x.square().sum(dim=-1) + (xu * torch.linalg.solve(inner, xu.T).T).sum(dim=-1)
         return xm - mm / 2, xx[:, None] - 2 * xm + mm
+
+
+@dataclass(frozen=True)
+class GaussianWithoutEach:
+    """Scores of new images under the Gaussian heads without each of n images i, which are of classes y_i.
+
+        x·P m_c + (x·P d_i) γ_i d_i·m_c - ½ (m_c·P m_c + γ_i (d_i·m_c)²) + noise term,
+
+    in which the mean of class y_i is the one without i, m_{y_i} plus a change.
+
+    weight: P t̃_c, P x̄_c and P d_i as columns (D, 2 C + n). shares: of t̃_c and x̄_c in m_c (2, C). changes: of these
+    shares for class y_i, and the share of d_i (3, n). labels: y_i (n,). factors: (n, C). constant: (n, C).
+    """
+
+    weight: Tensor
+    shares: Tensor
+    changes: Tensor
+    labels: Tensor
+    factors: Tensor
+    constant: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Unit features x (B, D) -> scores (B, n, C)."""
+        n, C = self.constant.shape
+        text, means, residuals = torch.split(x.double() @ self.weight, [C, C, n], dim=-1)
+        own = self.changes[0] * text[:, self.labels] + self.changes[1] * means[:, self.labels]
+        own = own + self.changes[2] * residuals
+        scores = (self.shares[0] * text + self.shares[1] * means)[:, None, :] + self.constant
+        is_own = F.one_hot(self.labels, C).double()
+        return scores + residuals[..., None] * self.factors + own[..., None] * is_own
+
+
+@dataclass(frozen=True)
+class KernelWithoutEach:
+    """Predictions of kernel ridge for new images x without each of n images i: κ(x, ·) A - (κ(x, ·) Q_i) r_i.
+
+    keys: (m, D). rate: of the kernel. coefficients: A (m, C). changes: Q (m, n). steps: r (n, C).
+    """
+
+    keys: Tensor
+    rate: float
+    coefficients: Tensor
+    changes: Tensor
+    steps: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Unit features x (B, D) -> predictions (B, n, C)."""
+        values = (self.rate * (x.double() @ self.keys.T - 1)).exp()
+        return (values @ self.coefficients)[:, None, :] - (values @ self.changes)[..., None] * self.steps
 
 
 @dataclass(frozen=True)
@@ -490,13 +542,12 @@ class KernelRidge:
             held[copies] = self.targets[copies] - torch.linalg.solve(block, A[copies])
         return held if rows is None else held[rows]
 
-    def predictions_without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
-        """Predictions for new images x (B, D) by the models without image i of `rows` (n,): (B, n, C)."""
+    def without_each(self, rows: Tensor, rho: float) -> KernelWithoutEach:
+        """Predictions for new images by the models without image i of `rows` (n,)."""
         B, inverse = self._inverse(rho)
-        A, values = self.coefficients(rho), self.kernel_values(x)
+        A = self.coefficients(rho)
         diagonal = (B[rows].square() @ inverse)[:, None]
-        change = (values @ B * inverse) @ B[rows].T  # κ(x, ·) G at i
-        return (values @ A)[:, None, :] - change[..., None] * (A[rows] / diagonal)
+        return KernelWithoutEach(self.x, self.rate, A, (B * inverse) @ B[rows].T, A[rows] / diagonal)
 
 
 @dataclass(frozen=True)
@@ -600,14 +651,15 @@ class LandmarkRidge:
                 held[place[copies][kept]] = (y - left)[kept]
         return held
 
-    def predictions_without_each(self, x: Tensor, rows: Tensor, rho: float) -> Tensor:
-        """Predictions for new images x (B, D) by the models without image i of `rows` (n,): (B, n, C)."""
+    def without_each(self, rows: Tensor, rho: float) -> KernelWithoutEach:
+        """Predictions for new images by the models without image i of `rows` (n,)."""
         values, vectors, _ = self._moments
         beta, (phi, y, weights) = self._beta(rho), self._take(rows)
-        turned, new = (phi @ vectors) / (values + rho), self._features(x)
+        turned = (phi @ vectors) / (values + rho)
         own = weights * (turned * (phi @ vectors)).sum(dim=-1)
-        change = (new @ vectors) @ turned.T * (weights / (1 - own))
-        return (new @ beta)[:, None, :] - change[..., None] * (y - phi @ beta)
+        changes = vectors @ turned.T * (weights / (1 - own))
+        changes = torch.linalg.solve_triangular(self._root.T, changes, upper=True)
+        return KernelWithoutEach(self.keys, self.rate, self.coefficients(rho), changes, y - phi @ beta)
 
     def _take(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """φ (n, m), one-hot labels (n, C) and ω (n,) of the images `rows`."""

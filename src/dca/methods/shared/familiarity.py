@@ -44,7 +44,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared.experts import iterate_copies
-from dca.stats.conformal import class_weights, conformal_p_values, smallest_p_value
+from dca.stats.conformal import PValueTable, class_weights, smallest_p_value
 
 WIDTH, RIDGE = 2.0, 0.03
 # Distance, as a share of the median of the class, below which images are of one occasion; and how that falls with more
@@ -122,7 +122,12 @@ class Familiarity:
 
     def kernel_values(self, f: Tensor) -> Tensor:
         """κ of unit features f (B, D) with the training images and the other images: (B, N + M)."""
-        return (self.rate * (f.double() @ torch.cat([self.x, self.other]).T - 1)).exp()
+        return (self.rate * (f.double() @ self._keys.T - 1)).exp()
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """Training images, then other images: (N + M, D)."""
+        return torch.cat([self.x, self.other])
 
     @cached_property
     def _inverse_weights(self) -> Tensor:
@@ -141,7 +146,7 @@ class Familiarity:
     def _solution(self) -> tuple[Tensor, Tensor]:
         """A (N + M, C + 1), and predictions (N, C + 1) for training images by the model without them."""
         ridge = torch.cat([self._inverse_weights[self.labels], torch.ones(len(self.other), dtype=torch.float64)])
-        K = self.kernel_values(torch.cat([self.x, self.other]))
+        K = self.kernel_values(self._keys)
         G = torch.cholesky_inverse(torch.linalg.cholesky(K + RIDGE * ridge.diag()))
         A = G @ self.targets
         held = (self.targets - A / G.diagonal()[:, None])[: len(self.x)]
@@ -190,11 +195,20 @@ class Familiarity:
 
     def _largest(self, predictions: Tensor) -> Tensor:
         """The largest of predictions (B, C) for classes with images: (B,)."""
-        return predictions[:, self.counts > 0].amax(dim=-1)
+        return predictions[:, self._filled].amax(dim=-1)
+
+    @cached_property
+    def _filled(self) -> Tensor:
+        """Indices of the classes with images."""
+        return self.counts.nonzero()[:, 0]
 
     def p_values(self, f: Tensor) -> Tensor:
         """p-value of unit features f (B, D) under "it is of one of the classes": (B,)."""
-        return conformal_p_values(self.held_out, self.scores(f), self._held_weights)
+        return self._table(self.scores(f))
+
+    @cached_property
+    def _table(self) -> PValueTable:
+        return PValueTable.from_scores(self.held_out, self._held_weights)
 
     @cached_property
     def _held_weights(self) -> Tensor:
