@@ -210,6 +210,10 @@ class OpenProject:
         """The photos of a class."""
         return self.project.photos.get(label, ())
 
+    def is_read(self, photo: Photo) -> bool:
+        """Whether a photo is read and encoded."""
+        return photo.sha256 in self._contents
+
     def why_unreadable(self, photo: Photo) -> str:
         """Why a photo cannot be read; "" if it can, or has not been yet."""
         return self._unreadable.get(photo.sha256, "")
@@ -498,6 +502,7 @@ class OpenProject:
                 return
             tried |= {photo.sha256 for photo in batch}
             await asyncio.gather(*map(self._read_photo, batch))
+            self._versions.update({photo.label for photo in batch})
             self._note_change()
 
     async def _read_photo(self, photo: Photo) -> None:
