@@ -523,8 +523,8 @@ OPEN_POINTS = (
         "contexts",
         "'multiple learnable vectors for each class', initialised 'for each class' in the algorithm",
         *("unified", "unified", "class"),
-        "as the text says; shared by the classes, as in CoOp and DAPT, they are few parameters, as the paper claims, and "
-        "can be used for classes that were not trained",
+        "as the text says; shared by the classes, as in CoOp and DAPT, they are few parameters, as the paper claims, "
+        "and can be used for classes that were not trained",
     ),
     OpenPoint("suffix", "no text after the name", *(".", ".", "."), "CoOp and DAPT, which it builds on, end with one"),
     OpenPoint(
@@ -537,8 +537,8 @@ OPEN_POINTS = (
         "covariance",
         "with 'too few training samples (e.g. 1-shot)' all categories are 'a single category' with one covariance",
         *("class", "class", "class"),
-        "classes with one image share that of all images about their centre, with the γ for one shot; others have their "
-        "own, from two images on",
+        "classes with one image share that of all images about their centre, with the γ for one shot; others have "
+        "their own, from two images on",
     ),
     OpenPoint(
         "eps",
