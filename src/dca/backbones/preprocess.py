@@ -24,6 +24,7 @@ from dca.images.decode import center_crop
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 MAX_SIDE = 1 << 14
+OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Keys of a `preprocessor_config.json` that are read.
 HF_READ = (
     "size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_rescale",
@@ -100,6 +101,11 @@ class Preprocess:
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary, for records."""
         return asdict(self)
+
+    @classmethod
+    def of_openai(cls, size: int) -> Preprocess:
+        """What OpenAI's code does for an image tower that takes this size."""
+        return cls(size=size, resize=size, resample=RESAMPLING["bicubic"], mean=OPENAI_MEAN, std=OPENAI_STD)
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], adapter: str = "transformers:NAME") -> Preprocess:

@@ -22,8 +22,10 @@ from dca.backbones.config_keys import (
 )
 from dca.backbones.preprocess import OPEN_CLIP_CONFIG
 from dca.core.errors import UserError
-from dca.core.hints import choose_backbone, combine
+from dca.core.hints import choose_architecture, choose_backbone, combine
 
+# A tensor that is in OpenAI's files and in no others.
+OPENAI_SAYS = "input_resolution"
 # Keys of configuration files that are read below.
 HF_PARTS = ("vision_config", "text_config", "vision_config_dict", "text_config_dict")
 HF_READ = (
@@ -227,10 +229,10 @@ class CLIPConfig:
             raise UserError(
                 f"{folder}: neither config.json nor the tensors of an OpenAI CLIP with a ViT", details=missing
             )
-        if "input_resolution" not in state:
+        if OPENAI_SAYS not in state:
             raise UserError(
                 f"{folder}: the state dict does not say which activation it was trained with",
-                hint=f"put its config.json or {OPEN_CLIP_CONFIG} beside it",
+                hint=[choose_architecture("NAME"), f"put its config.json or {OPEN_CLIP_CONFIG} beside it"],
             )
         width, _, patch, _ = state["visual.conv1.weight"].shape
         side = int((len(state["visual.positional_embedding"]) - 1) ** 0.5)

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dca.backbones.architectures import ARCHITECTURES, QUICK, split_architecture
 from dca.backbones.clip.blocks import Block
-from dca.backbones.clip.config import CLIPConfig, TextConfig
+from dca.backbones.clip.config import OPENAI_SAYS, CLIPConfig, TextConfig
 from dca.backbones.clip.model import CLIP
 from dca.backbones.clip.tokenizer import (
     OPENAI_MERGES,
@@ -32,12 +33,14 @@ from dca.backbones.sources import (
     find_checkpoint,
     find_repository,
     hub_id,
+    join_prefix,
     mini_folder,
     record_location,
 )
 from dca.backbones.state_dict import TensorSource, read_state_dict, rename_tensors
 from dca.core.errors import UserError
 from dca.core.files import read_json
+from dca.core.hints import choose_architecture
 
 FILES = CheckpointFiles(
     weights=("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin"),
@@ -85,15 +88,21 @@ QUICK_GELU_REPOSITORIES = frozenset({
 
 
 def load_clip(source: str | Path, *, revision: str | None = None, cache_dir: str | None = None) -> CLIP:
-    """Frozen CLIP from a short name, a hub id, a folder or a state dict file; see `CLIP.from_pretrained`."""
-    checkpoint = find_checkpoint(source, FILES, revision=revision, cache_dir=cache_dir)
-    path = checkpoint.path
+    """Frozen CLIP from a name, a hub id, a folder or a file of tensors; see `CLIP.from_pretrained`."""
+    architecture, place = split_architecture(str(source))
+    checkpoint = find_checkpoint(place, FILES, revision=revision, cache_dir=cache_dir)
+    path, name = checkpoint.path, join_prefix(architecture, checkpoint.name)
     repository = hub_id(checkpoint.name) or find_repository(path)
-    clip = (_load_folder(path, repository) if path.is_dir() else _load_file(path, repository)).freeze()
-    clip.source = checkpoint.name
+    if path.is_dir():
+        if architecture is not None:
+            raise UserError(f"backbone {source}: an architecture is for a file of tensors, and {path} is a folder")
+        clip = _load_folder(path, repository).freeze()
+    else:
+        clip = _load_file(path, repository, architecture).freeze()
+    clip.source = name
     digest = clip.digest  # computed here, once for the life of the object
     if checkpoint.local:
-        record_location(digest, path)
+        record_location(digest, path, architecture)
     return clip
 
 
@@ -114,16 +123,24 @@ def _load_folder(folder: Path, repository: str | None) -> CLIP:
     return _load_weights(weights, folder, weights.name.startswith("open_clip"), repository)
 
 
-def _load_file(path: Path, repository: str | None) -> CLIP:
-    """A state dict file; tokenizer and preprocessing must be beside it."""
-    return _load_weights(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file(), repository)
+def _load_file(path: Path, repository: str | None, architecture: str | None) -> CLIP:
+    """A file of tensors; what it does not say itself must be beside it, unless its architecture is named."""
+    return _load_weights(path, path.parent, (path.parent / OPEN_CLIP_CONFIG).is_file(), repository, architecture)
 
 
-def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool, repository: str | None) -> CLIP:
+def _load_weights(
+    weights: Path, folder: Path, prefer_open_clip: bool, repository: str | None, architecture: str | None = None
+) -> CLIP:
     """Put configuration, tokenizer, preprocessing and checked weights together."""
     state = read_state_dict(weights)
     try:
-        config, preprocess = _read_config(folder, state, prefer_open_clip, repository)
+        if architecture is not None:
+            quick_gelu = _settle_activation(architecture, state, weights)
+            sizes = ARCHITECTURES[architecture.removesuffix(QUICK)].to_open_clip(quick_gelu=quick_gelu)
+            config = CLIPConfig.from_open_clip(sizes)
+            preprocess = Preprocess.of_openai(config.vision.image_size)
+        else:
+            config, preprocess = _read_config(folder, state, prefer_open_clip, repository)
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(
             f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
@@ -157,7 +174,12 @@ def _load_weights(weights: Path, folder: Path, prefer_open_clip: bool, repositor
 def _read_config(
     folder: Path, state: Mapping[str, Tensor], prefer_open_clip: bool, repository: str | None
 ) -> tuple[CLIPConfig, Preprocess]:
-    """Configuration and preprocessing, from the files beside the weights."""
+    """Configuration and preprocessing: OpenAI's files say them, for others they are beside the weights."""
+    if OPENAI_SAYS in state:
+        config = CLIPConfig.from_openai_tensors(state, folder)
+        if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_FILE, PROCESSOR_FILE)):
+            return config, Preprocess.of_openai(config.vision.image_size)
+        return config, Preprocess.from_hf(read_image_processor(folder))
     if (folder / OPEN_CLIP_CONFIG).is_file() and (prefer_open_clip or not (folder / "config.json").is_file()):
         raw, adapter = read_json(folder / OPEN_CLIP_CONFIG), f"open_clip:{folder}"
         model = dict(raw.get("model_cfg") or {})
@@ -172,6 +194,24 @@ def _read_config(
     else:
         config = CLIPConfig.from_openai_tensors(state, folder)
     return config, Preprocess.from_hf(read_image_processor(folder), adapter)
+
+
+def _settle_activation(architecture: str, state: Mapping[str, Tensor], path: Path) -> bool:
+    """Whether a file of this architecture was trained with QuickGELU.
+
+    Raises:
+        UserError: If the name says GELU, and the numbers look as if they came from OpenAI, which published float16.
+    """
+    if architecture.endswith(QUICK) or OPENAI_SAYS in state:
+        return True
+    weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.dim() > 1]
+    if all(torch.equal(tensor.float(), tensor.half().float()) for tensor in weights):
+        raise UserError(
+            f"{path} may be OpenAI's: all its numbers are those of float16. {architecture} computes GELU, and OpenAI "
+            "trained with QuickGELU",
+            hint=[choose_architecture(f"{architecture}{QUICK}"), f"put {OPEN_CLIP_CONFIG} beside it, if it is not"],
+        )
+    return False
 
 
 def _load_tokenizer(folder: Path, config: TextConfig) -> Tokenizer:
