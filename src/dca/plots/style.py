@@ -112,6 +112,19 @@ def fit_text(text: str, most: int = 28) -> str:
     return kept[: most - 1 - tail].rstrip() + "…" + kept[len(kept) - tail :].lstrip()
 
 
+def fit_width(text: str, inches: float, size: float, *, bold: bool = False) -> str:
+    """Text of a font size, in points, that is at most so many inches wide: letters differ in width."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(family=list(_fonts()), weight="bold" if bold else "normal")
+    words, most = fit_text(text, 200), 200
+    while most > 3 and TextPath((0, 0), words, size=size, prop=font, usetex=False).get_extents().width > 72 * inches:
+        most = min(most, len(words)) - 1
+        words = fit_text(text, most)
+    return words
+
+
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Make a figure of this size in inches in the common style. Use and save it inside the context."""
