@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dca.core.text import format_bytes
+from dca.datasets import catalog
 from dca.study.report.folder import write_runs_report
 from dca.study.report.subject import read_subject
 from dca.study.specification import Cell, list_shipped, load_specification
@@ -59,8 +60,13 @@ def invent_result(cell: Cell) -> dict[str, Any]:
     names = {"base-to-new": [f"{spec.data} base", f"{spec.data} new"], "few-shot": [spec.data]}
     own = [spec.data] if spec.protocol == "domain-shift" else []
     figures = {name: accuracy(name) for name in names.get(spec.protocol, [*own, *spec.targets])}
-    others = {"classes": 10, "test_images": 100, "zero_shot_accuracy": 0.3, "ece": 0.05}
-    targets = [{"name": name, "accuracy": value, **others} for name, value in figures.items()]
+    others = {"classes": 10, "zero_shot_accuracy": 0.3, "ece": 0.05}
+    images = {name: catalog.get(name.removesuffix(" base").removesuffix(" new")).sizes[2] for name in figures}
+    if spec.protocol == "base-to-new":
+        images = {name: (total + place) // 2 for place, (name, total) in enumerate(images.items())}
+    targets = [
+        {"name": name, "accuracy": value, "test_images": images[name], **others} for name, value in figures.items()
+    ]
     found = {name: named[name] for name in ("method", "protocol", "shots", "seed")} | {"public": named["data"]}
     found |= {
         "accuracy": None if spec.protocol == "cross-dataset" else next(iter(figures.values())),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dca.datasets import catalog
 from dca.study.experiment import Experiment
 from dca.study.index import RunIndex
 from dca.study.results import Block, build_blocks
@@ -14,8 +15,9 @@ from dca.study.specification import Cell
 
 
 def invent_target(name: str, accuracy: float = 0.5) -> dict[str, Any]:
-    """The figures of one target, as a result file holds them."""
-    counts = {"classes": 10, "test_images": 100}
+    """The figures of one target with all of its test images, as a result file holds them."""
+    entry = catalog.find(name.partition("@")[0])
+    counts = {"classes": 10, "test_images": entry.sizes[2] if entry else 100}
     return {"name": name, **counts, "accuracy": accuracy, "zero_shot_accuracy": 0.3, "ece": 0.05, "metric": None}
 
 
@@ -34,6 +36,10 @@ def write_run(
     names = {"base-to-new": ["base", "new"], "few-shot": [own.data]}.get(protocol, [*own.targets])
     names = names if len(names) == len(values) else [own.data, *names]
     targets = [invent_target(name, value) for name, value in zip(names, values, strict=True)]
+    if protocol == "base-to-new":
+        total = invent_target(own.data)["test_images"]
+        for target, images in zip(targets, (total // 2, total - total // 2), strict=True):
+            target["test_images"] = images
     made = {
         **{"method": own.method, "protocol": protocol, "shots": own.shots, "seed": own.seed, "public": own.data},
         **{"accuracy": values[0], "targets": targets, "seconds": 2.0, "trained_parameters": 10, **(result or {})},

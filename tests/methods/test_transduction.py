@@ -6,7 +6,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared import transduction
-from dca.methods.shared.transduction import Labelled, TransductionOptions, transduce
+from dca.methods.shared.transduction import (
+    LABELLED_WEIGHTS,
+    Labelled,
+    TransductionOptions,
+    transduce,
+    transduce_with_best_weight,
+)
 from oracles.transduction import transduce as literally
 
 C, D = 3, 6
@@ -104,3 +110,20 @@ def test_similarities_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = transduce(features, predictions).predictions
     monkeypatch.setattr(transduction, "MAX_VALUES", 4 * len(features))
     torch.testing.assert_close(transduce(features, predictions).predictions, whole)
+
+
+def test_the_weight_of_labelled_images_is_the_best_on_validation_images() -> None:
+    features, labels = clusters(30)
+    predictions, shown = weak_predictions(labels), Labelled(*clusters(2, spread=1.5, seed=3))
+    held = Labelled(*clusters(20, seed=12))
+    options = TransductionOptions(scale=2.0)
+    near = (held.features @ features.T).argmax(dim=-1)
+    by_weight = [
+        transduce(features, predictions, shown, TransductionOptions(scale=2.0, labelled_weight=weight))
+        for weight in LABELLED_WEIGHTS
+    ]
+    right = [int((one.predictions[near].argmax(dim=-1) == held.labels).sum()) for one in by_weight]
+    assert len(set(right)) > 1
+    best = by_weight[right.index(max(right))]
+    found = transduce_with_best_weight(features, predictions, shown, held, options)
+    torch.testing.assert_close(found.predictions, best.predictions)

@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 from dca.backbones import efficientnet_lite
+from dca.backbones.architectures import split_architecture
 from dca.backbones.clip import CLIP
+from dca.backbones.clip.weights import FILES
 from dca.backbones.encoder import Encoder
-from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR
+from dca.backbones.siglip import SigLIP
+from dca.backbones.siglip.weights import is_siglip
+from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR, find_checkpoint
 from dca.core.errors import UserError
 
 # A person's own default.
@@ -52,4 +56,7 @@ def load_encoder(name: str | Path) -> Encoder:
     """
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
+    architecture, _ = split_architecture(str(name))
+    if architecture is None and is_siglip(find_checkpoint(name, FILES).path):
+        return SigLIP.from_pretrained(name)
     return CLIP.from_pretrained(name)

@@ -7,6 +7,7 @@ longer exists, the user names the backbone.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dca.backbones.architectures import OPENAI_MODELS, OpenAIModel, split_architecture
 from dca.core.errors import UserError, unknown_name
 from dca.core.files import cache_folder, read_json, write_json
 from dca.core.hints import choose_backbone, combine
@@ -41,6 +43,7 @@ HUB_IDS = {
     "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
     "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    **{name: model.repository for name, model in OPENAI_MODELS.items()},
 }
 LOCATIONS_FILE = "backbones.json"
 # How the hub's cache names the folder of a repository: models--owner--name.
@@ -80,7 +83,8 @@ def find_checkpoint(
     """Find the files of a backbone on this machine, downloading them if `source` names a hub repository.
 
     Args:
-        source: A short name ("mini", "vit-b-16"), a hub id, a folder or a state dict file.
+        source: A short name ("mini", "vit-b-16"), OpenAI's name of a model ("ViT-B/16"), a hub id, a folder or a
+            file of tensors.
         needed: The files to download.
         revision: Branch, tag or commit of the hub repository.
         cache_dir: Where files from the hub are kept; the hub's own cache by default.
@@ -91,6 +95,8 @@ def find_checkpoint(
     name, path = str(source), Path(source).expanduser()
     if name == MINI:
         return Checkpoint(MINI, mini_folder())
+    if name in OPENAI_MODELS and OPENAI_MODELS[name].path.is_file():
+        return Checkpoint(name, _check_openai_file(name, OPENAI_MODELS[name]))
     if name in HUB_IDS:
         return Checkpoint(name, download(HUB_IDS[name], needed, revision, cache_dir))
     if path.exists():
@@ -102,6 +108,15 @@ def find_checkpoint(
     if "/" in name or "." in name:
         raise UserError(f"backbone {name}: no such file or folder", hint=f"a folder with {needed.summary}")
     raise unknown_name("backbone", name, [AUTO, MINI, *PACKAGED, *HUB_IDS])
+
+
+def _check_openai_file(name: str, model: OpenAIModel) -> Path:
+    """The file of a model of OpenAI in the cache of its code; says so if it is not the one that OpenAI published."""
+    with model.path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        log.warning("%s is not the file that OpenAI published as %s: its sha256 is %s", model.path, name, found)
+    return model.path
 
 
 def download(repo: str, needed: CheckpointFiles, revision: str | None, cache_dir: str | None) -> Path:
@@ -211,7 +226,7 @@ def require_permission(source: str | Path, named_by: Path) -> None:
         UserError: With the ways to allow it.
     """
     name = str(source)
-    if name in (MINI, *HUB_IDS) or Path(name).expanduser().exists() or not is_hub_id(name):
+    if name in (MINI, *HUB_IDS) or Path(split_prefix(name)[1]).expanduser().exists() or not is_hub_id(name):
         return
     if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _is_cached(name):
         return
@@ -234,9 +249,29 @@ def _is_cached(repo: str) -> bool:
     return False
 
 
-def record_location(digest: str, path: Path) -> None:
-    """Note that the backbone with this digest is at `path`; does nothing if the list cannot be written."""
-    location, known = str(path.resolve()), _read_locations()
+def join_prefix(prefix: str | None, name: str) -> str:
+    """PREFIX:NAME, for an architecture or a library that a backbone is loaded with; the name alone without one."""
+    return f"{prefix}:{name}" if prefix else name
+
+
+def split_prefix(name: str) -> tuple[str | None, str]:
+    """PREFIX:NAME in its two parts; None for a name without one.
+
+    >>> split_prefix("ViT-B-16:weights.pt"), split_prefix("vit-b-16")
+    (('ViT-B-16', 'weights.pt'), (None, 'vit-b-16'))
+    """
+    return split_architecture(name)
+
+
+def record_location(digest: str, path: Path, prefix: str | None = None) -> None:
+    """Note where the backbone with this digest is; does nothing if the list cannot be written.
+
+    Args:
+        digest: Of the backbone.
+        path: Its folder or file.
+        prefix: What it is loaded with.
+    """
+    location, known = join_prefix(prefix, str(path.resolve())), _read_locations()
     if known.get(digest) == location:
         return
     with suppress(OSError, UserError):
@@ -245,12 +280,14 @@ def record_location(digest: str, path: Path) -> None:
         write_json(file, {**known, digest: location})
 
 
-def recorded_location(digest: str) -> Path | None:
-    """The path from which the backbone with this digest was last loaded; None if unknown or no longer there."""
+def recorded_location(digest: str) -> str | Path | None:
+    """From where the backbone with this digest was last loaded; None if unknown or no longer there."""
     location = _read_locations().get(digest)
     with suppress(OSError, ValueError):
-        if isinstance(location, str) and Path(location).exists():
-            return Path(location)
+        if isinstance(location, str):
+            prefix, path = split_prefix(location)
+            if Path(path).exists():
+                return location if prefix else Path(path)
     return None
 
 

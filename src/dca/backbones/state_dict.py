@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dca.backbones.torchscript import is_torchscript, read_torchscript
 from dca.core.errors import UserError
 from dca.core.hints import Hint
 from dca.core.text import format_bytes
@@ -27,6 +28,8 @@ from dca.core.text import format_bytes
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
 # Bytes in which a safetensors file may describe its tensors, about 10,000 of them: 400,000 would take 20 s to read.
 LARGEST_HEADER = 1_000_000
+# Files in an archive; each tensor is one.
+MOST_MEMBERS = 20_000
 
 
 @dataclass(frozen=True)
@@ -72,20 +75,36 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: If the file is damaged, or needs code to be read.
     """
-    state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
+    try:
+        state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
+    except UserError:
+        raise
+    except Exception as error:  # readers raise almost anything on damaged files
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: not a readable checkpoint ({reason})", hint="copy it again") from None
     state = state.get("state_dict", state)
     if not isinstance(state, dict):
         raise UserError(f"{path}: its state_dict is a {type(state).__name__}, not tensors by name")
     return {str(name).removeprefix("module."): t for name, t in state.items() if isinstance(t, Tensor)}
 
 
+def _refuse_bomb(path: Path) -> None:
+    """Raise for an archive that takes far more memory than its file, or very long: torch compresses nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if len(members) > MOST_MEMBERS or size > path.stat().st_size:
+        raise UserError(f"{path}: an archive of {len(members):,} files, {format_bytes(size)} unpacked; refused")
+
+
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """Load with `weights_only`; whatever would need code is refused."""
+    """Tensors of a TorchScript archive; else load with `weights_only`: whatever would need code is refused."""
+    if is_torchscript(path):
+        return read_torchscript(path)
+    _refuse_bomb(path)
     hint = "use the checkpoint's safetensors form, or write one (safetensors.torch.save_file) where you trust it"
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any("/code/" in n or n.endswith("constants.pkl") for n in archive.namelist()):
-                raise UserError(f"{path}: a TorchScript archive, which holds code; refused", hint=hint)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
@@ -126,6 +145,9 @@ def rename_tensors(
             problems += [f"missing {n}" for n in missing]
             continue
         tensor = source.read(state)
+        if repeats_values(tensor):
+            problems.append(f"{', '.join(source.names)}: fewer values than its shape {tuple(tensor.shape)}")
+            continue
         if target.dim() == 0 and tensor.numel() == 1:
             tensor = tensor.reshape(())  # some files hold scalars as (1,)
         if tensor.shape != target.shape:
@@ -141,6 +163,11 @@ def rename_tensors(
             hint="take weights and configuration from the same checkpoint",
         )
     return renamed
+
+
+def repeats_values(tensor: Tensor) -> bool:
+    """Whether a tensor repeats its values: a copy of it, as a hostile file may describe it, could fill all memory."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def hash_backbone(state: Mapping[str, Tensor], parts: Iterable[str]) -> str:

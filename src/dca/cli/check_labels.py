@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import device_flags, emit, json_flag, print_lines, quiet_flag, showing
+from dca.cli.common import architecture_flag, device_flags, emit, json_flag, print_lines, quiet_flag, showing
 from dca.cli.tables import format_table
 from dca.core.text import percent, pluralize
 
@@ -47,6 +47,7 @@ SIDE = 240
     help="Also draw the listed images into this .png or .svg file. Needs matplotlib.",
 )
 @click.option("--backbone", default="auto", show_default=True, help="Backbone, as for dca fit.")
+@architecture_flag
 @device_flags
 @quiet_flag
 @json_flag

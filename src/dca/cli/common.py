@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -122,6 +123,26 @@ def device_flags(function: F) -> F:
         "full-size towers on a CPU with instructions for it; fp32 elsewhere.",
     )(function)
     return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")(function)
+
+
+def architecture_flag(function: F) -> F:
+    """Add --architecture, which becomes a part of the backbone's name."""
+
+    @wraps(function)
+    def call(*arguments: Any, architecture: str | None, backbone: str, **more: Any) -> Any:
+        if architecture is not None:
+            from dca.backbones.architectures import join_architecture
+
+            backbone = join_architecture(architecture, backbone)
+        return function(*arguments, backbone=backbone, **more)
+
+    return click.option(
+        "--architecture",
+        default=None,
+        metavar="NAME",
+        help="Sizes of a --backbone FILE of tensors that does not say them: ViT-B-16 for open_clip's, "
+        "ViT-B-16-quickgelu for OpenAI's, DFN's and MetaCLIP's, RN50, ...",
+    )(cast(F, call))
 
 
 def backbone_of_model(function: F) -> F:

@@ -13,6 +13,7 @@ import click
 from dca.backbones.sources import MINI, PACKAGED, PHOTO_ENCODER, SEPARATOR
 from dca.cli.common import (
     F,
+    architecture_flag,
     device_flags,
     emit,
     format_plots,
@@ -76,9 +77,10 @@ _FIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--backbone",
         default="auto",
         show_default=True,
-        help="mini, efficientnet-lite0, vit-b-16, vit-l-14, laion-vit-b-16, ..., a hub id, a path, or several with "
-        "commas between them. auto: mini,efficientnet-lite0, or DCA_BACKBONE.",
+        help="mini, efficientnet-lite0, vit-b-16, ViT-B/16, laion-vit-b-16, ..., a hub id, a path, or several with "
+        "commas between them. auto: mini,efficientnet-lite0, or DCA_BACKBONE. All names: dca doctor.",
     ),
+    architecture_flag,
     click.option(
         "--shots", type=click.IntRange(min=1), default=None, help="Images per class to draw; all if not given."
     ),

@@ -130,6 +130,11 @@ def choose_backbone(source: str = "PLACE") -> Action:
     return Action(f"name the backbone with --backbone {source}", f"name the backbone with backbone={_literal(source)}")
 
 
+def choose_architecture(name: str) -> Action:
+    """Name the architecture of a file of tensors."""
+    return Action(f"name its architecture with --architecture {name}", f"name the backbone '{name}:FILE'")
+
+
 def choose_device(*names: str) -> Action:
     """Run on one of these devices."""
     return _one_of("device", names)

@@ -219,7 +219,7 @@ class SplitFile:
         base, find_image = _image_finder(folder, self.images, [path for part in PARTS for path, _, _ in split[part]])
         names = _stored_names(file, split)
         parts = {part: tuple(LabelledImage(find_image(path), y) for path, y, _ in split[part]) for part in PARTS}
-        return _make_dataset(entry, parts, names, base, f"public split file {file.name}")
+        return _make_dataset(entry, parts, names, base, _describe_split(entry, parts, f"public split file {file.name}"))
 
     def expected_files(self) -> tuple[str, ...]:
         """What the folder should hold."""
@@ -249,7 +249,7 @@ class VariantLists:
         names = [line.strip() for line in lines if line.strip()]
         number = {name: y for y, name in enumerate(names)}
         parts = {part: self._read(base, part, number) for part in PARTS}
-        return _make_dataset(entry, parts, names, base, "official variant lists")
+        return _make_dataset(entry, parts, names, base, _describe_split(entry, parts, "official variant lists"))
 
     def expected_files(self) -> tuple[str, ...]:
         """What the folder should hold."""
@@ -413,6 +413,16 @@ def _find_by_name(base: Path, by_name: dict[str, list[tuple[set[str], Path]]], p
 def _split_words(folders: Iterable[str]) -> set[str]:
     """The words in the names of folders, in lower case."""
     return {word for folder in folders for word in re.split(r"[\W_]+", folder.casefold()) if word}
+
+
+def _describe_split(entry: CatalogEntry, parts: dict[str, tuple[LabelledImage, ...]], source: str) -> str:
+    """Where a split comes from, for results; lists of other lengths than the official ones are another split."""
+    other = [
+        f"{part} {len(parts[part]):,} of {size:,}"
+        for part, size in zip(PARTS, entry.sizes, strict=True)
+        if len(parts[part]) != size
+    ]
+    return f"not the public split of {entry.title} ({source} with {', '.join(other)} images)" if other else source
 
 
 def _make_dataset(

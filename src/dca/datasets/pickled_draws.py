@@ -1,35 +1,23 @@
 """CoOp's pickled few-shot draws (`split_fewshot/shot_K-seed_S.pkl`), read without executing anything in them.
 
 Such a file is {"train": [Datum, ...], "val": [Datum, ...]}, where a `Datum` of Dassl holds the path of an image, its
-label and the name of its class. A pickle is a program, and a hostile one can run any function. Two gates keep that out:
-
-1. The file is scanned first: it may be at most `MAX_BYTES`, and holds only instructions that make numbers, texts,
-   lists, tuples, dictionaries, and objects of a class without calling a function.
-2. The only class is one called `Datum`, of whatever module; it becomes a plain record of ours.
+label and the name of its class. `dca.core.pickles` says how it is kept from running anything; the only class that is
+known is one called `Datum`, of whatever module, and it becomes a plain record of ours.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 from pathlib import Path
 from typing import Any
 
 from dca.core.errors import UserError
 from dca.core.hints import write_draw
+from dca.core.pickles import scan_pickle
 
 # ImageNet's 16,000 images take 3 MB.
 MAX_BYTES = 64 * 2**20
-ALLOWED = frozenset({
-    "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "BINGET", "LONG_BINGET", "GET",
-    "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "LONG1", "BININT", "BININT1", "BININT2",
-    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-    "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
-    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
-    "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "BUILD",
-})  # fmt: skip
-MEMO = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
 FIELDS = ("_impath", "_label", "_classname")
 
 
@@ -84,7 +72,7 @@ def read_pickled_draw(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}).", hint=write_draw()) from error
     try:
-        _scan(content)
+        scan_pickle(content, MAX_BYTES)
         found = _DatumUnpickler(io.BytesIO(content)).load()
         if not isinstance(found, dict) or "train" not in found:
             raise ValueError("no dictionary with 'train'")
@@ -94,17 +82,6 @@ def read_pickled_draw(path: Path) -> dict[str, Any]:
             f"{path}: not a draw of CoOp ({error}). Nothing in it was executed.",
             hint=["only numbers, texts, lists, dictionaries and Datum are read from a pickle", write_draw()],
         ) from error
-
-
-def _scan(content: bytes) -> None:
-    """Raise ValueError for instructions that a draw does not need, and for numbers that only waste memory."""
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-    for instruction, argument, _ in pickletools.genops(content):
-        if instruction.name not in ALLOWED:
-            raise ValueError(f"instruction {instruction.name}")
-        if instruction.name in MEMO and int(argument or 0) > len(content):
-            raise ValueError(f"memo {argument}")
 
 
 def _rows(found: dict[Any, Any], part: str) -> list[Any]:

@@ -89,7 +89,8 @@ class TextProbe:
         gram = self.f.T @ self.f if n > D else self.f @ self.f.T  # the same eigenvalues, but for zeros
         largest = torch.linalg.eigvalsh(gram)[-1]
         cosines = (self.f @ self.text.T).square().sum(dim=0).max()
-        return float(4 * n / largest), float(n / (4 * cosines))
+        # Texts that say nothing, such as zeros, leave α as it is.
+        return float(4 * n / largest), float(n / (4 * cosines)) if cosines > 0 else 0.0
 
     def gradients(self, w: Tensor, alpha: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of L: (C, D), (C,) and (C,)."""

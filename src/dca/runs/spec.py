@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from dca.backbones.sources import AUTO, SEPARATOR, is_public_name
+from dca.backbones.sources import AUTO, SEPARATOR, is_public_name, join_prefix, split_prefix
 from dca.core.choices import RULES, ProtocolName, Rules
 from dca.core.errors import UserError, unknown_name
 from dca.core.options import as_json, changed_values
@@ -178,4 +178,12 @@ def _backbone_name(source: str) -> str:
     """Short names and hub ids as they are; of a path only the last part."""
     if Path(source).expanduser().exists():
         return last_part(source)
-    return SEPARATOR.join(name if is_public_name(name) else last_part(name) for name in source.split(SEPARATOR))
+    return SEPARATOR.join(map(_public_name, source.split(SEPARATOR)))
+
+
+def _public_name(name: str) -> str:
+    """One name as it is, or without the path of this machine in it."""
+    if is_public_name(name):
+        return name
+    prefix, path = split_prefix(name)
+    return join_prefix(prefix, last_part(path))

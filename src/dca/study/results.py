@@ -14,10 +14,11 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
+from dca.datasets import catalog
 from dca.study.index import RunRecord
 from dca.study.published_numbers import published_numbers
 from dca.study.specification import Specification
@@ -105,11 +106,13 @@ class Run:
         id: Name of its folder.
         seed: Its seed.
         figures: Accuracies in percent, seconds of the fit and trained parameters, by name.
+        test_images: Number of test images that the accuracies are of.
     """
 
     id: str
     seed: int
     figures: Mapping[str, float]
+    test_images: int = 0
 
 
 @dataclass
@@ -164,6 +167,23 @@ class Block:
         ran = {(variant, dataset) for variant, dataset, _ in self.cells}
         methods = self.main.values()
         return tuple(name for name in self.datasets if 2 * sum((v, name) in ran for v in methods) >= len(methods))
+
+    @cached_property
+    def _test_images(self) -> dict[str, set[int]]:
+        """The numbers of test images of each dataset."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for (_, dataset, _), runs in self.cells.items():
+            found[dataset] |= {run.test_images for run in runs.values()}
+        return found
+
+    def title(self, dataset: str) -> str:
+        """How tables call a dataset: with the number of test images, unless they are all of the official ones."""
+        entry, found = catalog.find(dataset.partition("@")[0]), sorted(self._test_images[dataset])
+        official = entry.sizes[2] if entry is not None else None
+        if found == [official]:
+            return catalog.title_of(dataset)
+        numbers = " to ".join(dict.fromkeys(f"{n:,}" for n in (found[0], found[-1])))
+        return f"{catalog.title_of(dataset)} (n = {numbers}{f' of {official:,}' if official else ''})"
 
     @cached_property
     def _zero_shot(self) -> dict[tuple[Variant, str], dict[int, Run]]:
@@ -234,7 +254,7 @@ def _keep_seconds_of_one_device(block: Block, devices: Mapping[str, str | None])
         for seed, run in cell.items():
             if devices[run.id] != usual:
                 kept = {name: value for name, value in run.figures.items() if name != SECONDS}
-                cell[seed] = Run(run.id, run.seed, kept)
+                cell[seed] = replace(run, figures=kept)
 
 
 def _shots_order(item: tuple[tuple[Variant, str, Shots], Any]) -> tuple[bool, int]:
@@ -255,13 +275,17 @@ def _runs_by_dataset(row: RunRecord) -> list[tuple[str, Run]]:
     if row.protocol in ("cross-dataset", "domain-shift"):
         names = _target_names(row)
         pairs = zip(names, row.targets, strict=True)
-        return [(name, Run(row.id, row.seed, {ACCURACY: 100 * target.accuracy, **costs})) for name, target in pairs]
+        return [
+            (name, Run(row.id, row.seed, {ACCURACY: 100 * target.accuracy, **costs}, target.test_images))
+            for name, target in pairs
+        ]
     figures = {ACCURACY: row.accuracy}
     if row.protocol == "base-to-new":
         base, new = (target.accuracy for target in row.targets)
         figures = {BASE: base, NEW: new, HARMONIC: row.harmonic_mean}
     found = {name: 100 * value for name, value in figures.items() if value is not None}
-    return [(row.dataset, Run(row.id, row.seed, {**found, **costs}))] if found else []
+    images = sum(target.test_images for target in row.targets)
+    return [(row.dataset, Run(row.id, row.seed, {**found, **costs}, images))] if found else []
 
 
 def _target_names(row: RunRecord) -> Sequence[str]:
@@ -310,6 +334,16 @@ def name_rows(studies: Iterable[Specification]) -> RowNames:
         for variant, label in _distinguish_variants(name, list(variants)):
             given.setdefault(variant, label)
     return RowNames(given)
+
+
+def list_rows(study: Specification) -> tuple[Variant, ...]:
+    """The variants of a specification that are alone under the name of a grid, in its order."""
+    named: dict[str, dict[Variant, None]] = {}
+    for cell in study.cells:
+        for name in cell.rows:
+            variant = Variant.of(cell.experiment.method, cell.experiment.changed_options, cell.head)
+            named.setdefault(name, {})[variant] = None
+    return tuple(dict.fromkeys(next(iter(own)) for own in named.values() if len(own) == 1))
 
 
 def _distinguish_variants(name: str, variants: Sequence[Variant]) -> Iterator[tuple[Variant, str]]:

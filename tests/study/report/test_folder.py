@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dca.core.errors import UserError
 from dca.study.report.folder import build, write_runs_report
 from dca.study.report.published import paper_datasets
 from dca.study.report.sections import SECTIONS
@@ -65,8 +66,9 @@ def test_averages_over_the_same_datasets_are_compared_with_published_ones(tmp_pa
         write_run(tmp_path / "runs", 0.8, method="gda", data=data, **spec)
         write_run(tmp_path / "runs", 0.9, method="dca", data=data, options={"recipe": "paper"}, **spec)
         write_run(tmp_path / "runs", [0.8, 0.7], method="promptsrc", data=data, protocol="base-to-new", **spec)
-    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
-    text = (folder / "report.md").read_text(encoding="utf-8")
+    subject = read_subject(tmp_path / "runs", specifications=["paper/few-shot"])
+    folder = write_runs_report(subject, tmp_path / "report").parent
+    text = (folder / "report.md").read_text(encoding="utf-8").replace("DCA", "dca recipe=paper")
     assert "| gda, published | 81.85 |" in text, "its own source, as the paper lacks it"
     assert "| dca recipe=paper, published | 83.51 |" in text
     assert "| dca recipe=paper, difference | +6.49 |" in text
@@ -146,7 +148,8 @@ def test_a_dataset_that_few_methods_were_run_on_is_in_no_average(tmp_path: Path)
         for method in ("gda", "coop", "clap"):
             write_run(tmp_path / "runs", 0.5 if data == "dtd" else 0.7, method=method, data=data)
     write_run(tmp_path / "runs", 0.9, method="gda", data="mine")
-    folder = write_runs_report(read_subject(tmp_path / "runs"), tmp_path / "report").parent
+    subject = read_subject(tmp_path / "runs", specifications=["paper/few-shot"])
+    folder = write_runs_report(subject, tmp_path / "report").parent
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "| gda | 50.00 | 70.00 | 90.00 | 60.00 |" in text.replace("*", "")
     assert "The average is over DTD, EuroSAT." in text
@@ -196,3 +199,87 @@ def test_cells_of_a_specification_that_are_missing_are_listed(tmp_path: Path) ->
     assert "| two | 4 | EuroSAT, DTD | K=4 | 1, 2 |" in text
     assert "no memory" in text
     assert "paper/few-shot" not in text.split("How it was made")[0], "none of its cells is here"
+
+
+OWN = """
+title = "Three methods on four sets"
+
+[common]
+data = ["mine", "eurosat", "dtd", "oxford_pets"]
+shots = [1, 4]
+seed = [1, 2]
+
+[[grid]]
+name = "Probe"
+method = "linear_probe"
+
+[[grid]]
+name = "Ridge"
+method = "proker"
+
+[[grid]]
+name = "Gaussians"
+method = "gda"
+"""
+
+
+@pytest.fixture(scope="module")
+def own_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A specification of one's own, and the folder of its runs; EuroSAT has 150 test images."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "study.toml").write_text(OWN)
+    level = {"linear_probe": 0.6, "proker": 0.7, "gda": 0.65}
+    for number, cell in enumerate(load_specification(folder / "study.toml").cells):
+        experiment = cell.experiment
+        accuracy = level[experiment.method] + 0.02 * (experiment.shots or 0) + 0.001 * (number % 7)
+        spec = {name: getattr(experiment, name) for name in ("data", "method", "shots", "seed")}
+        target = {"name": experiment.data, "classes": 10, "test_images": 150, "accuracy": accuracy,
+                  "zero_shot_accuracy": 0.3, "ece": 0.05, "metric": None}  # fmt: skip
+        few = {"targets": [target]} if experiment.data == "eurosat" else {}
+        write_run(folder / "runs", accuracy, result=few, **spec)
+    return folder / "study.toml", folder / "runs"
+
+
+def test_a_study_of_ones_own_has_its_rows_in_order_and_no_word_of_the_paper(
+    own_study: tuple[Path, Path], tmp_path: Path
+) -> None:
+    specification, runs = own_study
+    subject = read_subject(runs, specifications=[str(specification)], reference="Probe")
+    folder = write_runs_report(subject, tmp_path / "report").parent
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# Three methods on four sets")
+    rows = [row["method"] for row in _rows(folder / "tables" / "few-shot-4.csv") if row["column"] == "DTD"]
+    assert rows == ["Probe", "Ridge", "Gaussians"]
+    assert {row["method minus Probe"] for row in _rows(folder / "tables" / "differences-4.csv")} == {
+        "Ridge", "Gaussians",
+    }  # fmt: skip
+    assert "EuroSAT (n = 150 of 8,100)" in text
+    assert "mine (n = 100)" in text
+    assert "| DTD |" in text
+    assert "Pets" in text
+    for file in (*folder.glob("*.*"), *folder.glob("*/*")):
+        written = file.read_text(encoding="utf-8")
+        for word in ("the paper", "of DCA", "DCA paper", "γ1", "claims"):
+            assert word not in written, (file, word)
+
+
+def test_a_reference_that_no_row_has_is_refused(own_study: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError) as caught:
+        read_subject(own_study[1], specifications=[str(own_study[0])], reference="Prob")
+    assert "Probe" in str(caught.value)
+
+
+def test_rows_of_one_method_that_a_specification_names_stand_side_by_side(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(
+        '[common]\ndata = ["eurosat", "dtd"]\nshots = 4\nseed = 1\n'
+        '[[grid]]\nname = "sums"\nmethod = "dca"\noptions = {reading = "printed"}\n'
+        '[[grid]]\nname = "means"\nmethod = "dca"\n'
+        '[[grid]]\nname = "many"\nmethod = "gda"\noptions = {alpha = [1, 2]}\n'
+    )
+    for cell in load_specification(study).cells:
+        spec = {name: getattr(cell.experiment, name) for name in ("data", "method")}
+        write_run(tmp_path / "runs", 0.5, options=cell.experiment.changed_options, **spec)
+    subject = read_subject(tmp_path / "runs", specifications=[str(study)])
+    (block,) = subject.blocks
+    assert [subject.names(row) for row in subject.methods(block)] == ["sums", "means", "many, alpha=1"]

@@ -15,6 +15,8 @@ images have z_j = y_j. s = 50 weighs one Gaussian in hundreds of dimensions agai
     μ_c ∝ (1/N_U) Σ_i z_ic f_i + (γ s / N_L) Σ_j y_jc f_j                to unit length
     Σ   = weighted mean of (f - μ)² by the same weights
 
+γ is the best of four on validation images, if there are any: each stands for the unlabelled image nearest to it.
+
 It starts at z = ŷ, Σ = I / D, and at the mean labelled image of each class; a class without one starts at the mean of
 the eight unlabelled images that most probably belong to it. λ is 1 without labelled images and ½ with them.
 
@@ -32,7 +34,7 @@ Zanella, Gérin and Ben Ayed, Boosting Vision-Language Models with Transduction,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +44,8 @@ from torch.nn import functional as F
 MAX_VALUES = 2**24
 # Log of the smallest prediction: a class that a model rules out stays possible.
 LOG_TINY = -80.0
+# Values of γ that are compared on validation images.
+LABELLED_WEIGHTS = (0.002, 0.01, 0.02, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,35 @@ def transduce(
         if done < options.rounds:
             means, variances = estimate_gaussians(features, z, labelled, means, options.labelled_weight * options.scale)
     return Transduction(z, means, variances, options.scale, weight)
+
+
+def transduce_with_best_weight(
+    features: Tensor,
+    predictions: Tensor,
+    labelled: Labelled,
+    validation: Labelled,
+    options: TransductionOptions | None = None,
+) -> Transduction:
+    """Classify unlabelled images together with the γ that is best on validation images; of equal ones the first.
+
+    Args:
+        features, predictions, labelled, options: As for `transduce`.
+        validation: Further labelled images; each is given the class of the unlabelled image nearest to it.
+
+    Returns:
+        What was found with the best of `LABELLED_WEIGHTS`.
+    """
+    nearest, _ = _nearest(validation.features, features, 1, itself=False)
+
+    def count_right(found: Transduction) -> int:
+        return int((found.predictions[nearest[:, 0]].argmax(dim=-1) == validation.labels).sum())
+
+    options = options or TransductionOptions()
+    tried = (
+        transduce(features, predictions, labelled, replace(options, labelled_weight=weight))
+        for weight in LABELLED_WEIGHTS
+    )
+    return max(tried, key=count_right)
 
 
 def log_predictions(predictions: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ def build(subject: Subject, sections: Sequence[RunsSection] = SECTIONS) -> Built
     """Build all sections; every table and figure gets a name for its files."""
     parts, left_out = [], []
     for section in sections:
+        if not section.belongs_to(subject):
+            continue
         part = section.build(subject)
         if isinstance(part, str):
             left_out.append((section.title, part))
@@ -108,6 +110,8 @@ def _relative_address(runs: Path, folder: Path) -> str | None:
 
 
 def _title(subject: Subject) -> str:
+    if len(subject.studies) == 1:
+        return subject.studies[0].title
     runs = subject.runs.resolve()
     return f"Report about {runs.stem if is_results_file(runs) else runs.name}"
 

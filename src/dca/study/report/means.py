@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
 from dca.study.report.tables import Line, TableCell, mean_entry
 from dca.study.results import ACCURACY, Block, Run, Shots, Variant
@@ -65,9 +64,9 @@ def dataset_entries(
     return [*cells, mean_over_datasets(block, variant, shots, averaged)] if len(datasets) > 1 else cells
 
 
-def with_average(datasets: Sequence[str]) -> tuple[str, ...]:
+def with_average(block: Block, datasets: Sequence[str]) -> tuple[str, ...]:
     """The columns that `dataset_entries` fills."""
-    titles = tuple(map(title_of, datasets))
+    titles = tuple(map(block.title, datasets))
     return (*titles, AVERAGE) if len(titles) > 1 else titles
 
 

@@ -141,12 +141,19 @@ class RunsSection:
     """One section.
 
     name: of the anchor. title: heading. build: from the subject to what is shown, or to one sentence that says why the
-    section is left out.
+    section is left out. of_paper: only in a study of the DCA paper. method: only where this method was run.
     """
 
     name: str
     title: str
     build: Callable[[Subject], Part | str]
+    of_paper: bool = False
+    method: str = ""
+
+    def belongs_to(self, subject: Subject) -> bool:
+        """Whether the report has this section, or says why it is left out."""
+        runs_it = not self.method or any(row.method == self.method for row in subject.rows)
+        return (subject.is_of_paper or not self.of_paper) and runs_it
 
 
 def interval_text(like: TableCell, ends: tuple[float, float]) -> str:

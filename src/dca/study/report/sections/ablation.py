@@ -83,4 +83,4 @@ def _bar(block: Block, name: str, one: Variant, other: Variant, shots: Shots) ->
     return [(name, Point(found.effect, low, high, pairs.runs, said.replace("-", "−")))]
 
 
-SECTION = RunsSection("ablation", "Ablations", build)
+SECTION = RunsSection("ablation", "Ablations", build, of_paper=True)

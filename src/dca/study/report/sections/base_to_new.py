@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
 from dca.study.report.means import build_lines, mean_over_datasets, mean_over_seeds, shots_title
 from dca.study.report.published import Find, find_record, has_number, with_published
@@ -46,7 +45,7 @@ def _table(subject: Subject, block: Block, shots: Shots, dataset: str) -> Table:
     for variant in subject.methods(block):
         for line in build_lines((variant,), subject.names, entries):
             lines += with_published(line, _finder(block, variant.method, shots, dataset or AVERAGE))
-    where = title_of(dataset) if dataset else f"average over {len(block.averaged)} datasets"
+    where = block.title(dataset) if dataset else f"average over {len(block.averaged)} datasets"
     name = f"base-to-new-{shots}-{dataset or 'average'}{subject.file_suffix(block)}"
     title = f"Base to new, {where}, {shots_title(shots)}{subject.where(block)}"
     folded = bool(dataset) and len(block.datasets) > 1

@@ -147,4 +147,4 @@ def _comparison_lines(one: JudgedClaim) -> Iterator[Line]:
         yield Line((one.claim.name, compared.words), (outcome, *cells, TableCell(None, text=count.note)))
 
 
-SECTION = RunsSection("claims", "Claims of the paper", build)
+SECTION = RunsSection("claims", "Claims of the paper", build, of_paper=True)

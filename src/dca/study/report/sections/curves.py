@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dca.datasets.catalog import title_of
 from dca.study.published_numbers import AVERAGE
 from dca.study.report.figures import Figure, Point, Series, line_chart
 from dca.study.report.means import mean_over_datasets, mean_over_seeds, shots_column
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, TableCell
-from dca.study.results import OURS, ZERO_SHOT, Block, Variant
+from dca.study.results import ZERO_SHOT, Block, Variant
 
 NOTE = (
     "Test accuracy in percent over the number of training images per class. Point at a mark for its name and value; a "
-    "mark leads to its runs. Of many methods those that are best on average have colours, beside CLIP and DCA."
+    "mark leads to its runs. Of many methods those that are best on average have colours, beside zero-shot CLIP and "
+    "the reference."
 )
 # With more methods than this only the best ones have colours.
 MOST_IN_COLOUR, BEST_IN_COLOUR = 8, 5
@@ -40,7 +40,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
         ]
         shown = [one for one in series if any(one.points)]
         if shown:
-            where = f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else title_of(dataset)
+            where = f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else block.title(dataset)
             title = f"Accuracy over shots, {where}{subject.where(block)}"
             svg = line_chart(shown, [shots_column(k) for k in block.shots], "training images per class", title)
             groups = tuple(point.runs for one in shown for point in one.points if point)
@@ -48,7 +48,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
 
 
 def _in_colour(subject: Subject, block: Block) -> set[Variant]:
-    """The methods with a colour: all if they are few, else CLIP, DCA and those with the highest mean over the shots."""
+    """The methods with a colour: all if they are few, else CLIP, the reference and those with the highest mean."""
     methods = subject.methods(block)
     if len(methods) <= MOST_IN_COLOUR:
         return set(methods)
@@ -59,7 +59,7 @@ def _in_colour(subject: Subject, block: Block) -> set[Variant]:
         if len(values) == len(block.shots):
             means[variant] = statistics.fmean(values)
     best = sorted(means, key=lambda variant: -means[variant])[:BEST_IN_COLOUR]
-    return {*best, *(variant for variant in methods if variant.method in (OURS, ZERO_SHOT))}
+    return {*best, *(variant for variant in methods if variant.method == ZERO_SHOT or subject.is_reference(variant))}
 
 
 def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> Series:
@@ -72,7 +72,7 @@ def _series(subject: Subject, block: Block, variant: Variant, dataset: str) -> S
     name = subject.names(variant)
     named = zip(entries, map(shots_column, block.shots), strict=True)
     points = tuple(point_of(entry, f"{name}, {column}") for entry, column in named)
-    return Series(name, points, strong=variant.method == OURS)
+    return Series(name, points, strong=subject.is_reference(variant))
 
 
 def point_of(entry: TableCell | None, words: str) -> Point | None:

@@ -10,7 +10,7 @@ from dca.study.claims import FEWEST_DATASETS, Pairs, pairs_of
 from dca.study.report.means import mean_over_datasets, shots_title
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Line, Part, RunsSection, Table, TableCell, interval_text
-from dca.study.results import OURS, Block, Shots, Variant
+from dca.study.results import Block, Shots, Variant
 
 NOTE = (
     "A method minus the reference, in points, over pairs with the same dataset and seed, hence the same training "
@@ -30,7 +30,7 @@ def build(subject: Subject) -> Part | str:
 
 def _tables(subject: Subject, block: Block) -> Iterator[Table]:
     for shots in block.shots:
-        reference = _reference(block, shots)
+        reference = _reference(subject, block, shots)
         own = {variant: pairs_of(block, variant, reference, [shots]) for variant in subject.methods(block)}
         found = {variant: pairs for variant, pairs in own.items() if variant != reference and pairs.pairs}
         if not found:
@@ -67,11 +67,13 @@ def _lines(found: dict[str, Pairs]) -> tuple[tuple[str, ...], tuple[Line, ...], 
     return columns, tuple(_line(name, found[name], one, tests, columns) for name, one in known.items()), note
 
 
-def _reference(block: Block, shots: Shots) -> Variant:
-    """DCA where it was run, else the method with the best average."""
-    if OURS in block.main and any(block.runs(block.main[OURS], name, shots) for name in block.datasets):
-        return block.main[OURS]
-    averages = {variant: mean_over_datasets(block, variant, shots, block.averaged) for variant in block.main.values()}
+def _reference(subject: Subject, block: Block, shots: Shots) -> Variant:
+    """The row that is the reference, where it was run, else the one with the best average."""
+    rows = subject.methods(block)
+    for row in rows:
+        if subject.is_reference(row) and any(block.runs(row, name, shots) for name in block.datasets):
+            return row
+    averages = {variant: mean_over_datasets(block, variant, shots, block.averaged) for variant in rows}
     known = {variant: entry.value for variant, entry in averages.items() if entry and entry.value is not None}
     return max(known or {next(iter(averages)): 0.0}, key=lambda variant: known.get(variant, 0.0))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from dca.datasets.catalog import title_of
 from dca.study.report.means import build_lines, dataset_entries, shots_title, with_average
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, Table, mark_best
@@ -32,10 +31,10 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         averaged = [name for name in datasets if name in block.averaged]
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
         lines = build_lines(variants, subject.names, entries)
-        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(title_of, averaged))}.",)
+        notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(block.title, averaged))}.",)
         name = f"few-shot-{shots if shots is not None else 'all'}{subject.file_suffix(block)}"
         title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
-        yield Table(name, title, ("method",), with_average(datasets), mark_best(lines), notes)
+        yield Table(name, title, ("method",), with_average(block, datasets), mark_best(lines), notes)
 
 
 SECTION = RunsSection("few_shot", "Few-shot accuracy", build)

@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dca.datasets.catalog import title_of
 from dca.study.report.figures import Figure, heat_map
 from dca.study.report.means import mean_over_seeds, shots_title
 from dca.study.report.sections.curves import point_of
 from dca.study.report.subject import Subject
 from dca.study.report.tables import Part, RunsSection, TableCell
-from dca.study.results import Block, Shots, Variant, short_value
+from dca.study.results import OURS, Block, Shots, Variant, short_value
 
 AXES = ("gamma1", "gamma2")
 NOTE = (
@@ -40,7 +39,7 @@ def _figures(subject: Subject, block: Block) -> Iterator[Figure]:
                 entries = {place: mean_over_seeds(block, v, dataset, shots) for place, v in variants.items()}
                 if sum(entry is not None for entry in entries.values()) < 4:
                     continue
-                title = f"γ of {words}: {title_of(dataset)}, {shots_title(shots)}{subject.where(block)}"
+                title = f"γ of {words}: {block.title(dataset)}, {shots_title(shots)}{subject.where(block)}"
                 stem = f"gamma-{grid[0]}-{number}-{dataset}-{shots}{subject.file_suffix(block)}"
                 yield _figure(entries, failed[(*grid, dataset, shots)], title, stem)
 
@@ -91,4 +90,4 @@ def has_both_gammas(variant: Variant) -> bool:
     return all(isinstance(dict(variant.head).get(axis), int | float) for axis in AXES)
 
 
-SECTION = RunsSection("gamma", "Shrinkage of the covariance", build)
+SECTION = RunsSection("gamma", "Shrinkage of the covariance", build, method=OURS)

@@ -57,7 +57,7 @@ def _methods(subject: Subject, block: Block) -> Iterator[Table]:
 
 
 def _title(dataset: str, block: Block) -> str:
-    return f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else title_of(dataset)
+    return f"average over {len(block.averaged)} datasets" if dataset == AVERAGE else block.title(dataset)
 
 
 def _entry(block: Block, variant: Variant, dataset: str, shots: Shots) -> TableCell | None:
@@ -106,7 +106,7 @@ def _by_dataset(subject: Subject, block: Block, number: int, own: dict[str, Vari
     """One table per number of shots: rows by datasets, with the average."""
     for shots in block.shots:
         datasets = [name for name in block.datasets if _was_run_here(block, own, name, shots)]
-        lines, columns = [], with_average(datasets)
+        lines, columns = [], with_average(block, datasets)
         places = [(name, shots) for name in (*datasets, AVERAGE)][: len(columns)]
         for name, variant in own.items():
             line = Line((name,), tuple(dataset_entries(block, variant, shots, datasets, datasets)))
@@ -125,7 +125,7 @@ def _by_shots(subject: Subject, block: Block, number: int, own: dict[str, Varian
             lines += _add_published_numbers(
                 block, line, _find_with_label(block, number, name), [(dataset, shots) for shots in ran]
             )
-        title = f"Table {number} of the paper: {TITLES[number]}, {title_of(dataset)}{subject.where(block)}"
+        title = f"Table {number} of the paper: {TITLES[number]}, {block.title(dataset)}{subject.where(block)}"
         stem = f"table-{number}-{dataset}{subject.file_suffix(block)}"
         yield Table(stem, title, ("row",), tuple(map(shots_column, ran)), mark_best(lines))
 
@@ -142,11 +142,11 @@ def _domain_shift(subject: Subject, block: Block) -> Iterator[Table]:
                 lines += _add_published_numbers(
                     block, Line((row.name,), entries), _finder(block, row.method, "Table 2"), places
                 )
-        source, columns = title_of(block.source), tuple(map(title_of, block.datasets))
+        source, columns = title_of(block.source), tuple(map(block.title, block.datasets))
         title = f"Table 2 of the paper: domain shift from {source}, {shots_title(shots)}{subject.where(block)}"
         stem = f"table-2-{block.source}-{shots}{subject.file_suffix(block)}"
         yield Table(stem, title, ("method",), columns, mark_best(lines))
 
 
 TITLES = {3: "components of DCA", 4: "cosine against Mahalanobis distance", 5: "forms of the intra-class loss"}
-SECTION = RunsSection("paper_tables", "Tables of the paper", build)
+SECTION = RunsSection("paper_tables", "Tables of the paper", build, of_paper=True)

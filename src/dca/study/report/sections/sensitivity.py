@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dca.datasets.catalog import title_of
 from dca.methods.registry import get_method
 from dca.study.claims import PaperRow, match_rows
 from dca.study.report.figures import Figure, Series, line_chart
@@ -55,7 +54,7 @@ def _figure(
     series = [_series(block, dataset, shots, symbol, varied) for shots in block.shots]
     shown = [one for one in series if sum(map(bool, one.points)) >= FEWEST]
     if shown:
-        title = f"Accuracy over {symbol}, {title_of(dataset)}{subject.where(block)}"
+        title = f"Accuracy over {symbol}, {block.title(dataset)}{subject.where(block)}"
         svg = line_chart(shown, [f"{value:g}" for value in varied], symbol, title)
         groups = tuple(point.runs for one in shown for point in one.points if point)
         yield Figure(f"sensitivity-{_ascii(symbol)}-{dataset}{subject.file_suffix(block)}", title, svg, groups)
@@ -73,4 +72,4 @@ def _ascii(symbol: str) -> str:
     return {"α": "alpha", "β": "beta"}.get(symbol, symbol)
 
 
-SECTION = RunsSection("sensitivity", "Sensitivity", build)
+SECTION = RunsSection("sensitivity", "Sensitivity", build, method=OURS)

@@ -39,7 +39,7 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
 
         lines = build_lines(subject.methods(block), subject.names, entries)
         title = f"{TITLES[block.protocol]} from {title_of(block.source)}, {shots_title(shots)}{subject.where(block)}"
-        columns = (*map(title_of, own), *(_target_title(target, block) for target in targets), AVERAGE)
+        columns = (*map(block.title, own), *(_target_title(target, block) for target in targets), AVERAGE)
         name = f"{block.protocol}-{block.source}-{shots}{subject.file_suffix(block)}"
         yield Table(name, title, ("method",), columns, mark_best(lines))
 
@@ -81,7 +81,7 @@ def _average(subject: Subject, blocks: Sequence[Block], shots: Shots) -> Table:
 
 def _target_title(target: str, block: Block) -> str:
     """The title of a target; of a changed version of the source the change alone."""
-    return title_of(target).removeprefix(f"{title_of(block.source)}, ")
+    return block.title(target).removeprefix(f"{title_of(block.source)}, ")
 
 
 SECTION = RunsSection("transfer", "Other datasets and domain shift", build)

@@ -13,14 +13,17 @@ from dca.study.results import Block, Variant
 
 NOTE = (
     "Methods that were run with several settings, each with its changed options. Options of the head were measured on "
-    "a model that was fitted without them. Values of γ1 and γ2 have figures above."
+    "a model that was fitted without them."
 )
+GAMMAS = "Values of γ1 and γ2 have figures above."
 
 
 def build(subject: Subject) -> Part | str:
     """Folded tables."""
     tables = [table for block in subject.of_protocol("few-shot") for table in _tables(subject, block)]
-    return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "Every method was run with one setting."
+    drawn = any(has_both_gammas(variant) for block in subject.blocks for variant in block.variants)
+    notes = (f"{NOTE} {GAMMAS}" if drawn else NOTE,)
+    return Part(notes=notes, tables=tuple(tables)) if tables else "Every method was run with one setting."
 
 
 def _tables(subject: Subject, block: Block) -> Iterator[Table]:
@@ -39,7 +42,7 @@ def _of_method(subject: Subject, block: Block, method: str, variants: list[Varia
         if len(lines) > 1:
             name = f"variants-{method}-{shots}{subject.file_suffix(block)}"
             title = f"Variants of {method}, {shots_title(shots)}{subject.where(block)}"
-            yield Table(name, title, ("settings",), with_average(datasets), mark_best(lines), folded=True)
+            yield Table(name, title, ("settings",), with_average(block, datasets), mark_best(lines), folded=True)
 
 
 SECTION = RunsSection("variants", "Variants", build)
