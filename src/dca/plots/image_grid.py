@@ -194,8 +194,7 @@ def plot_doubtful_labels(
     """
     frames = []
     for image, file, label, other, p in zip(images, files, given, suggested, probabilities, strict=True):
-        sure = f" ({p:.2f})"
-        suggestion = "→ " + fit_width(other, _TILE - 0.07 * len(sure) - 0.14, 7.2, bold=True) + sure
+        suggestion = fit_width(other, _TILE + _GAP / 2, 7.2, bold=True, frame=f"→ {{}} ({p:.2f})")
         lines = [
             (fit_width(label, _TILE, 7), {"size": 7, "color": TEXT}),
             (suggestion, {"size": 7.2, "color": RED, "weight": "bold"}),
