@@ -9,5 +9,7 @@ Every family uses:
 
 One package per family:
 
-- `clip`: CLIP with a ViT image tower. Its small embedded checkpoint, `mini`, lies in the folder of that name.
+- `dual_encoder`: what methods use of encoders with two towers, whatever their family; `blocks`: what towers are built of.
+- `clip`: CLIP with a ViT or a ResNet as image tower. Its small embedded checkpoint, `mini`, lies in its own folder.
+- `siglip`: SigLIP and SigLIP 2 of fixed resolution.
 """
