@@ -8,7 +8,7 @@ from pathlib import Path
 from dca.backbones import efficientnet_lite
 from dca.backbones.clip import CLIP
 from dca.backbones.encoder import Encoder
-from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR
+from dca.backbones.sources import ADAPTED, ADAPTERS, AUTO, MINI, PHOTO_ENCODER, SEPARATOR, split_prefix
 from dca.core.errors import UserError
 
 # A person's own default.
@@ -45,11 +45,16 @@ def split_names(source: str | Path) -> tuple[str, ...]:
 
 
 def load_encoder(name: str | Path) -> Encoder:
-    """One encoder on the CPU, by short name, hub id, folder or file.
+    """One encoder on the CPU, by short name, hub id, folder or file, or through another library (LIBRARY:NAME).
 
     Raises:
         UserError: If there is no such encoder, or its files are missing or do not fit together.
     """
+    name = ADAPTED.get(str(name), name)
+    if split_prefix(str(name))[0] in ADAPTERS:
+        from dca.backbones.adapters import LibraryEncoder
+
+        return LibraryEncoder.from_pretrained(str(name))
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
     return CLIP.from_pretrained(name)
