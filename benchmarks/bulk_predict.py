@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from data_throughput import draw_photo
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.core.device import keep_freed_memory
 from dca.datasets.sample import load_sample
 from dca.model.classifier import Classifier
@@ -57,7 +57,7 @@ def make_images(folder: Path, count: int, size: tuple[int, int]) -> int:
     return sum(path.stat().st_size for path in first) // len(first)
 
 
-def encode_bare(clip: CLIP, count: int, *, shared: bool) -> None:
+def encode_bare(clip: DualEncoder, count: int, *, shared: bool) -> None:
     """Pixels in memory through the image tower; shared: all cores compute every batch together."""
     size, batch = clip.preprocess.size, SHARED_BATCH if shared else clip.batch_size_on_cpu
     pixels = clip.preprocess.normalize(torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import Residual
-from dca.backbones.clip.text import TextTower
+from dca.backbones.blocks import Residual
+from dca.backbones.clip.text import CausalTextTower
 from dca.backbones.clip.vision import CLS, VisionTower
 
 
@@ -36,7 +36,7 @@ def count_patches(patches: int, keep: float) -> int:
     return patches if keep >= 1 else max(1, round(patches * keep) - 1)
 
 
-def encode_padded(tower: TextTower, ids: Tensor, eot: Tensor) -> Tensor:
+def encode_padded(tower: CausalTextTower, ids: Tensor, eot: Tensor) -> Tensor:
     """Features (B, D), unit length, of padded ids (B, T) with EOT at position eot (B,)."""
     x = tower.embedding(ids)
     x = x + tower.positions[: ids.shape[1]].to(x.dtype)

@@ -78,7 +78,7 @@ def train_step(config: PretrainConfig, corpus: Corpus, state: State, at: float) 
         pixels, mix, texts = draw_batch(config, corpus, state, settings, rng)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         keep = schedule.patches_seen(config.train, at)
-        image = encode_patches(state.clip.visual, pixels, keep, rng)
+        image = encode_patches(state.clip.vit, pixels, keep, rng)
         text = encode_padded(state.clip.text, texts.ids, texts.eot)
     terms = loss_terms(config, state, image, text, texts, mix)
     sum(terms.values(), torch.zeros((), device=device)).backward()  # type: ignore[no-untyped-call]
@@ -155,7 +155,7 @@ def _tune(state: State, settings: TrainConfig) -> None:
     if not settings.compile:
         return
     torch._dynamo.config.cache_size_limit = 64
-    for tower in (state.clip.visual, state.clip.text):
+    for tower in (state.clip.vit, state.clip.text):
         for block in tower.blocks:
             block.compile(dynamic=False)
 

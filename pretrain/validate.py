@@ -48,8 +48,8 @@ def _classes(corpus: Corpus) -> tuple[Tensor, Tensor]:
 
 def _encode(images: Tensor, state: State) -> Tensor:
     """Features (B, D) of whole images (B, 3, S, S) uint8."""
-    size = state.clip.config.vision.image_size
+    size = state.clip.preprocess.size
     pixels = F.interpolate(images.float(), size=(size, size), mode="bicubic", antialias=True).clamp(0, 255) / 255
     rng = torch.Generator(images.device)
-    features = encode_patches(state.clip.visual, state.clip.preprocess.normalize(pixels), 1.0, rng)
+    features = encode_patches(state.clip.vit, state.clip.preprocess.normalize(pixels), 1.0, rng)
     return F.normalize(features, dim=-1)

@@ -23,6 +23,7 @@ from dca.core.files import (
     json_digest,
     link_tree,
     read_json,
+    read_whole,
     restore_folder,
     write_bytes,
     write_json,
@@ -143,6 +144,41 @@ def test_there_is_a_folder_at_every_moment(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("way")
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path):
+    target = tmp_path / "m.dca"
+
+    def replace(content: str) -> None:
+        with atomic_folder(target) as folder:
+            (folder / "a").write_text(content)
+            (folder / "b").write_text(content)
+
+    replace("0")
+    count = 0
+
+    def read() -> str:
+        nonlocal count
+        count += 1
+        found = (target / "a").read_text()
+        if count < 4:
+            replace(str(count))
+        found += (target / "b").read_text()
+        if found[0] != found[1]:
+            raise UserError("changed")
+        return found
+
+    assert read_whole(target, read) == "33"
+    assert count == 4
+
+    def fail() -> str:
+        nonlocal count
+        count += 1
+        raise UserError("damaged")
+
+    with pytest.raises(UserError, match="damaged"):
+        read_whole(target, fail)
+    assert count == 5
+
+
 def test_a_replacement_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made, target = make_folder(tmp_path / "made", "new"), make_folder(tmp_path / "target", "old")
     replace, calls = os.replace, list[str]()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.core import seeds
 from dca.core.device import without_triton
 from dca.core.errors import UserError
@@ -33,7 +34,7 @@ from dca.training.support import ImageSupport
 LIMITS = {"image features": 1e-4, "text features": 1e-4, "loss terms": 1e-3, "gradients": 1e-2, "probabilities": 1e-3}
 
 
-def make_sample(clip: CLIP) -> tuple[Dataset, ImageSupport]:
+def make_sample(clip: DualEncoder) -> tuple[Dataset, ImageSupport]:
     """The sample images, eight per class, on the device of the backbone."""
     data = load_sample(per_class_train=8, per_class_test=1)
     return data, ImageSupport(data.train, Session(device=str(clip.device)), clip, seed=1)
@@ -97,7 +98,9 @@ def _measure(work: Callable[[], object], times: int, cuda: bool) -> float:
     return 1000 * (time.perf_counter() - began) / times
 
 
-def compare_recorded(name: str, clip: CLIP, images: ImageSupport, data: Dataset) -> tuple[float, float, float | None]:
+def compare_recorded(
+    name: str, clip: DualEncoder, images: ImageSupport, data: Dataset
+) -> tuple[float, float, float | None]:
     """Largest relative gap between gradients of a recorded step and of one as written, without kernels.
 
     Also the milliseconds of both.
@@ -125,7 +128,7 @@ def compare_recorded(name: str, clip: CLIP, images: ImageSupport, data: Dataset)
     return gap, written, _measure(lambda: gradients(second), 20, True) if gradients.recorded else None
 
 
-def check_recordings(clip: CLIP) -> bool:
+def check_recordings(clip: DualEncoder) -> bool:
     """Whether the recorded gradients of every method that trains on images are within the limit."""
     data, images = make_sample(clip)
     good = True
@@ -149,7 +152,7 @@ class ReadsBack(CoOp):
         return step
 
 
-def check_refusal(clip: CLIP) -> bool:
+def check_refusal(clip: DualEncoder) -> bool:
     """Whether a step that cannot be recorded raises a UserError. Called last: CUDA may be unusable afterwards."""
     data, images = make_sample(clip)
     method = ReadsBack.build(clip, Problem(names=data.names, shots=8, seed=1), ReadsBack.Options())

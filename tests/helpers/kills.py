@@ -51,12 +51,40 @@ def run_child(
     output of the child go. can_exchange: whether the system can exchange two names. An exit code is what `work`
     returns; 0 if that is no number.
     """
+    return start_child(work, root, log, kill_at, full_at, can_exchange).wait()
+
+
+@dataclass(frozen=True)
+class Child:
+    """A forked child that works. log: where its events and output go."""
+
+    number: int
+    log: Path
+
+    def wait(self) -> Outcome:
+        """Wait until it has ended."""
+        _, status = os.waitpid(self.number, 0)
+        lines = self.log.read_text(errors="replace").splitlines()
+        events = tuple(line.removeprefix("event ") for line in lines if line.startswith("event "))
+        output = "\n".join(line for line in lines if not line.startswith("event "))
+        return Outcome(os.waitstatus_to_exitcode(status), events, output)
+
+
+def start_child(
+    work: Callable[[], object],
+    root: Path,
+    log: Path,
+    kill_at: int | None = None,
+    full_at: int | None = None,
+    can_exchange: bool = True,
+) -> Child:
+    """Start the child of `run_child`, which works at the same time as its parent."""
     log.unlink(missing_ok=True)
     sys.stdout.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads of the test runner, which hold no lock here
-        child = os.fork()
-    if child == 0:
+        number = os.fork()
+    if number == 0:
         try:
             _begin(root, log, kill_at, full_at, can_exchange)
             done = work()
@@ -67,11 +95,7 @@ def run_child(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    _, status = os.waitpid(child, 0)
-    lines = log.read_text(errors="replace").splitlines()
-    events = tuple(line.removeprefix("event ") for line in lines if line.startswith("event "))
-    output = "\n".join(line for line in lines if not line.startswith("event "))
-    return Outcome(os.waitstatus_to_exitcode(status), events, output)
+    return Child(number, log)
 
 
 def _begin(root: Path, log: Path, kill_at: int | None, full_at: int | None, can_exchange: bool) -> None:

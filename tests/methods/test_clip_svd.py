@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP, VIT_B_16
-from dca.backbones.clip.model import compute_digest
 from dca.backbones.clip.weights import build_without_weights
+from dca.backbones.dual_encoder import compute_digest
 from dca.methods.base import Problem
 from dca.methods.clip_svd import CLIPSVD, CLIPSVDOptions, decompose
 from dca.methods.summary import parameter_count

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.vision import ExtraTokens
+from dca.backbones.dual_encoder import ExtraTokens
 from dca.core import seeds
 from dca.core.errors import UserError
 from dca.methods.base import Batch, Problem

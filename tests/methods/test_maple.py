@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
+from dca.backbones.blocks import Residual
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.maple import MaPLe, MaPLeOptions

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.model import compute_digest
+from dca.backbones.dual_encoder import compute_digest
 from dca.core import seeds
 from dca.methods.base import Batch, Problem
 from dca.methods.prolip import ProLIP, ProLIPOptions, penalty_strength

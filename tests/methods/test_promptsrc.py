@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
+from dca.backbones.blocks import Residual
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Problem

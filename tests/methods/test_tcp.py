@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
+from dca.backbones.blocks import Residual
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Residual
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.coop import CoOp, CoOpOptions

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.model import compute_digest
+from dca.backbones.dual_encoder import compute_digest
 from dca.datasets.dataset import Dataset
 from dca.methods.base import Problem
 from dca.methods.summary import parameter_count

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.backbones.clip import CLIP, VIT_B_16, ExtraTokens
-from dca.backbones.clip.blocks import Residual
+from dca.backbones.blocks import Residual
+from dca.backbones.clip import CLIP, VIT_B_16
 from dca.backbones.clip.weights import build_without_weights
+from dca.backbones.dual_encoder import ExtraTokens
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 from dca.methods.shared.gaussian import paper_gammas

@@ -23,16 +23,16 @@ def drawn() -> Dataset:
     return load_sample(per_class_train=4, per_class_test=2, size=48)
 
 
-def loaded(drawn: Dataset, tiny: Path, folder: Path, method: str, **settings: object) -> Classifier:
+def loaded(drawn: Dataset, tiny: Path | str, folder: Path, method: str, **settings: object) -> Classifier:
     """A model that was saved and read again, so that it has no images."""
     Classifier(method, backbone=str(tiny), device="cpu", **settings).fit(drawn).save_pretrained(folder / "m.dca")
     return Classifier.from_pretrained(folder / "m.dca", device="cpu")
 
 
 def examples_of(model: Classifier, items: list[tuple[LabelledImage, str]]) -> list[LabelledFeatures]:
-    session, clip = Session(device="cpu"), model.method_.clip
+    session, encoder = Session(device="cpu"), model.method_.encoder
     images = [item.image for item, _ in items]
-    features, hashes = session.frozen_features(clip, images), session.hash_images(images)
+    features, hashes = session.frozen_features(encoder, images), session.hash_images(images)
     rows = zip(items, hashes, features, strict=True)
     return [
         LabelledFeatures(StoredImage(sha256, "x", encode_jpeg(open_image(item.image))), label, row)
@@ -57,6 +57,21 @@ def test_a_refit_equals_a_fit_on_the_images(method: str, drawn: Dataset, tiny_fo
     ]
     assert refitted.gallery() is not None
     assert sorted(refitted.gallery().sha256) == sorted(image.sha256 for image in refitted.training_images_)
+
+
+def test_a_refit_with_several_encoders_equals_a_fit_on_the_images(drawn: Dataset, tiny_folder: Path, tmp_path: Path):
+    backbone = f"{tiny_folder},efficientnet-lite0"
+    model = loaded(drawn, backbone, tmp_path, "closed_form")
+    extra = [(drawn.test[0], str(drawn.names[3])), (drawn.test[9], "narwhal")]
+    refitted = Refitter(model).refit(examples_of(model, extra))
+    more = [LabelledImage(extra[0][0].image, 3), LabelledImage(extra[1][0].image, len(drawn.names))]
+    names = (*drawn.names, "narwhal")
+    whole = replace(drawn, labels=(*drawn.labels, "narwhal"), names=names, train=(*drawn.train, *more))
+    expected = Classifier(backbone=backbone, device="cpu").fit(whole)
+    images = [item.image for item in drawn.test]
+    np.testing.assert_allclose(refitted.predict_proba(images), expected.predict_proba(images), atol=1e-4)
+    again = Refitter(model).refit([])
+    np.testing.assert_allclose(again.predict_proba(images), model.predict_proba(images), atol=1e-5)
 
 
 def test_without_examples_a_refit_is_the_model(drawn: Dataset, tiny_folder: Path, tmp_path: Path):

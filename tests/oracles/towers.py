@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.backbones.blocks import Block
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Block
 
 # The task of methods that change both towers: labels, the names that CLIP reads, and their sentence.
 CLASSES = ("cat", "dog", "a_photo", "x")

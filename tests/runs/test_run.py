@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.model import compute_digest
+from dca.backbones.dual_encoder import compute_digest
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset
 from dca.runs.folder import partial_folder

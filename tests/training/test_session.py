@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from conftest import make_clip, tiny_config
+from dca.backbones import dual_encoder
 from dca.backbones.clip import CLIP
-from dca.backbones.clip import model as clip_model
 from dca.core import device
 from dca.datasets.dataset import Dataset
 from dca.datasets.folder import load_folder
@@ -47,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(decode, "_open", "decoded")
     count(CLIP, "encode_image", "encoded", lambda clip, images, *_: len(images))
-    count(clip_model, "compute_digest", "backbone hashed")
+    count(dual_encoder, "compute_digest", "backbone hashed")
     monkeypatch.setattr(CLIP, "from_pretrained", _counting_load(counts))
     return counts
 

@@ -229,8 +229,8 @@ class EfficientNetLite(Encoder):
         return _halve(self.variant.size) ** 2 * 6 * self.variant.stages[0].width
 
     def describe(self) -> dict[str, Any]:
-        """Name and hash of the weights."""
-        return {"weights": self.variant.requirement, "sha256": self.variant.sha256}
+        """Name, hash and licence of the weights."""
+        return {"weights": self.variant.requirement, "sha256": self.variant.sha256, "licence": self.licence}
 
     @property
     def device(self) -> torch.device:

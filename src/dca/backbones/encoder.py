@@ -3,6 +3,7 @@
 An encoder is a frozen network that turns images into features, with its preprocessing. What else it can do is a set of
 abilities: a method names those that it needs (`Method.needs`), and runs on every encoder that has them. CLIP with a ViT
 image tower has them all; a convolutional tower that knows no texts has the first one.
+docs/backbones.md has the table.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class Ability(StrEnum):
     IMAGE_FEATURES = "image features"
     TEXT_FEATURES = "text features"
     TEXT_PROMPTS = "a text tower that takes learned prompts"
+    TEXT_LAYERS = "a text tower whose layers can be changed"
     IMAGE_TOKENS = "an image tower that takes learned tokens"
-    LAYERS = "towers whose layers can be changed"
+    IMAGE_LAYERS = "an image tower whose layers can be changed"
+    IMAGE_END = "an image tower whose end can be trained"
+    PROJECTION = "an image tower that ends with a projection"
+    PATCHES = "local features of an image's patches"
 
 
 class Pixels(Protocol):

@@ -6,9 +6,22 @@ import os
 from pathlib import Path
 
 from dca.backbones import efficientnet_lite
+from dca.backbones.architectures import OPENAI_MODELS, split_architecture
 from dca.backbones.clip import CLIP
+from dca.backbones.clip.weights import FILES
 from dca.backbones.encoder import Encoder
-from dca.backbones.sources import ADAPTED, ADAPTERS, AUTO, MINI, PHOTO_ENCODER, SEPARATOR, split_prefix
+from dca.backbones.siglip import SigLIP
+from dca.backbones.siglip.weights import is_siglip
+from dca.backbones.sources import (
+    ADAPTED,
+    ADAPTERS,
+    AUTO,
+    MINI,
+    PHOTO_ENCODER,
+    SEPARATOR,
+    find_checkpoint,
+    split_prefix,
+)
 from dca.core.errors import UserError
 
 # A person's own default.
@@ -57,4 +70,7 @@ def load_encoder(name: str | Path) -> Encoder:
         return LibraryEncoder.from_pretrained(str(name))
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
+    is_clip = split_architecture(str(name))[0] is not None or str(name) in OPENAI_MODELS
+    if not is_clip and is_siglip(find_checkpoint(name, FILES).path):
+        return SigLIP.from_pretrained(name)
     return CLIP.from_pretrained(name)

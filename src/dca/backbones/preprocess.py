@@ -30,6 +30,7 @@ HF_READ = (
     "size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_rescale",
     "do_normalize", "image_processor_type", "feature_extractor_type",
 )  # fmt: skip
+SIGLIP_PROCESSOR = "SiglipImageProcessor"
 RESAMPLING = {"bilinear": 2, "bicubic": 3, "lanczos": 1, "nearest": 0}
 
 
@@ -116,13 +117,15 @@ class Preprocess:
         """Read a Hugging Face `preprocessor_config.json`; `adapter` is the backbone for what this reader refuses."""
         refuse_unknown_keys(IMAGE_PROCESSOR_FILE, [Section("", raw, HF_READ, HF_PROCESSOR)], adapter)
         kind = raw.get("image_processor_type") or raw.get("feature_extractor_type") or "CLIPImageProcessor"
-        if not str(kind).startswith("CLIP"):
+        if not str(kind).startswith(("CLIP", SIGLIP_PROCESSOR)):
             raise UserError(
                 f"{IMAGE_PROCESSOR_FILE} is that of another family of models ({kind})",
                 hint=combine("let transformers run it", choose_backbone(adapter)),
             )
         missing = [k for k in ("size", "image_mean", "image_std", "resample") if k not in raw]
-        if raw.get("do_center_crop", True) and "crop_size" not in raw:
+        # Those of SigLIP squeeze images to a square, and their files say nothing of a crop.
+        crops = raw.get("do_center_crop", not str(kind).startswith(SIGLIP_PROCESSOR))
+        if crops and "crop_size" not in raw:
             missing.append("crop_size")
         if missing:
             raise UserError(
@@ -132,7 +135,7 @@ class Preprocess:
         if off:
             raise UserError(f"preprocessor_config.json switches {', '.join(off)} off, which no CLIP does")
         shortest, exact = _hf_size(raw["size"])
-        size = _hf_side(raw["crop_size"]) if raw.get("do_center_crop", True) else exact
+        size = _hf_side(raw["crop_size"]) if crops else exact
         if size is None or (exact is not None and exact != size):
             raise UserError("preprocessor_config.json does not lead to a square image", hint="CLIP towers take squares")
         return cls(

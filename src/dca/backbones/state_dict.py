@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from dca.core.text import format_bytes
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
 # Bytes in which a safetensors file may describe its tensors, about 10,000 of them: 400,000 would take 20 s to read.
 LARGEST_HEADER = 1_000_000
+# Files in an archive; each tensor is one.
+MOST_MEMBERS = 20_000
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,35 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: If the file is damaged, or needs code to be read.
     """
-    state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
+    try:
+        state: Any = _read_pickle(path) if path.suffix in PICKLE_SUFFIXES else read_safetensors(path)
+    except UserError:
+        raise
+    except Exception as error:  # readers raise almost anything on damaged files
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: not a readable checkpoint ({reason})", hint="copy it again") from None
     state = state.get("state_dict", state)
     if not isinstance(state, dict):
         raise UserError(f"{path}: its state_dict is a {type(state).__name__}, not tensors by name")
     return {str(name).removeprefix("module."): t for name, t in state.items() if isinstance(t, Tensor)}
 
 
+def _refuse_bomb(path: Path) -> None:
+    """Raise for an archive that takes far more memory than its file, or very long: torch compresses nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if len(members) > MOST_MEMBERS or size > path.stat().st_size:
+        raise UserError(f"{path}: an archive of {len(members):,} files, {format_bytes(size)} unpacked; refused")
+
+
 def _read_pickle(path: Path) -> dict[str, Any]:
     """Tensors of a TorchScript archive; else load with `weights_only`: whatever would need code is refused."""
     if is_torchscript(path):
         return read_torchscript(path)
+    _refuse_bomb(path)
     hint = "use the checkpoint's safetensors form, or write one (safetensors.torch.save_file) where you trust it"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -18,17 +18,19 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dca.core.errors import UserError
 from dca.core.hints import Hint, choose_output
 from dca.core.locks import LockHeldError, hold_lock
 
-# Seconds that a reader waits for a folder that another process is replacing.
+T = TypeVar("T")
+# Seconds that a reader waits for a folder that another process is replacing, and how often it reads one again.
 PATIENCE = 10.0
+ATTEMPTS = 20
 # The name of an unfinished file says which process of which machine makes it.
 _UNFINISHED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<process>\d+)-\d+\.new", re.DOTALL)
 _numbers = itertools.count()
@@ -121,6 +123,33 @@ def restore_folder(target: Path) -> None:
     if not target.exists() and _names_beside(target)[1].is_dir():
         with exclusive_lock(target, wait=PATIENCE):
             pass
+
+
+def read_whole(folder: Path, read: Callable[[], T]) -> T:
+    """What `read` returns of the files in a folder, all of them from before or all from after a replacement.
+
+    It reads again where another process has replaced the folder meanwhile.
+    """
+    for _ in range(ATTEMPTS):
+        before = _state(folder)
+        try:
+            found = read()
+        except (UserError, OSError):
+            if _state(folder) == before:
+                raise
+        else:
+            if _state(folder) == before:
+                return found
+    return read()
+
+
+def _state(folder: Path) -> tuple[int, int] | None:
+    """What changes when another folder takes this name; None where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
 
 
 def _names_beside(target: Path) -> tuple[Path, Path]:

@@ -113,10 +113,10 @@ class OptionInfo:
 
 def describe_options(cls: Any) -> list[OptionInfo]:
     """The options of a class, its own before inherited ones."""
-    own, choices = cls.__annotations__, _choices(cls)
+    own, allowed = cls.__annotations__, choices(cls)
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
     return [
-        OptionInfo(name=field.name, default=field.default, choices=choices[field.name], **field.metadata)
+        OptionInfo(name=field.name, default=field.default, choices=allowed[field.name], **field.metadata)
         for field in fields
         if "help" in field.metadata
     ]
@@ -265,13 +265,13 @@ def _kind_name(kind: Any) -> str:
 def check_limits(options: Any) -> None:
     """Raise one UserError for all values outside their limits; call from `__post_init__`."""
     cls: Any = type(options)
-    problems, choices = [], _choices(cls)
+    problems, allowed = [], choices(cls)
     for field in dataclasses.fields(options):
         value, meta = getattr(options, field.name), field.metadata
         if value is None or "help" not in meta:
             continue
-        if choices[field.name] and value not in choices[field.name]:
-            problems.append(f"{field.name}={value}: one of {', '.join(choices[field.name])}")
+        if allowed[field.name] and value not in allowed[field.name]:
+            problems.append(f"{field.name}={value}: one of {', '.join(allowed[field.name])}")
         values = value if isinstance(value, tuple) else (value,)
         for number in values:
             if isinstance(number, int | float) and (fault := _limit_problem(number, meta["low"], meta["high"])):
@@ -302,7 +302,7 @@ def _types(cls: type[Any]) -> Mapping[str, Any]:
 
 
 @cache
-def _choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
+def choices(cls: type[Any]) -> dict[str, tuple[str, ...]]:
     """The texts that each option allows, by name: those of `Literal`, also with `| None`; empty for other types."""
     kinds = {name: {kind, *get_args(kind)} for name, kind in option_types(cls).items()}
     literals = {name: [get_args(kind) for kind in own if get_origin(kind) is Literal] for name, own in kinds.items()}

@@ -38,7 +38,7 @@ from dca.stats.calibration import apply_temperature
 from dca.stats.conformal import ClassRanks
 
 if TYPE_CHECKING:
-    from dca.backbones.clip import CLIP
+    from dca.backbones.dual_encoder import DualEncoder
 
 __all__ = [
     "AnalyticSteps",
@@ -365,7 +365,8 @@ class Method(nn.Module, ABC):
     Attributes:
         name: Name of the method.
         paper: Authors, title and venue.
-        needs: What its encoder must be able to do. Methods that read texts where there are some do not need them.
+        needs: What its encoder must be able to do, whatever the options. Methods that read texts where there are some
+            do not need them.
         trains_on: What the training loop feeds to steps: "images", "features", or "nothing".
         Options: Dataclass of the options.
         validation: Validation images that the authors choose options on.
@@ -388,7 +389,7 @@ class Method(nn.Module, ABC):
         >>> kind = list_methods()["coop"]
         >>> problem = Problem(names=("cat", "dog"), shots=1)
         >>> method = kind.build(CLIP.from_pretrained("mini"), problem, kind.parse_options({"n_tokens": 4}))
-        >>> method.context.shape == (4, method.clip.config.text.width)
+        >>> method.context.shape == (4, method.clip.text.width)
         True
     """
 
@@ -523,7 +524,40 @@ class Method(nn.Module, ABC):
         Returns:
             The method.
         """
-        return cls(encoder, problem, cls.resolve(options, problem))
+        resolved = cls.resolve(options, problem)
+        cls._require_abilities(encoder, resolved)
+        return cls(encoder, problem, resolved)
+
+    @classmethod
+    def needs_with(cls, options: Any) -> frozenset[Ability]:
+        """What an encoder must be able to do for these options.
+
+        Args:
+            options: Options of `parse_options`.
+
+        Returns:
+            `needs`, unless an option asks for more.
+        """
+        return cls.needs
+
+    @classmethod
+    def _require_abilities(cls, encoder: Encoder, options: Any) -> None:
+        """Raise if the encoder lacks what these options need; other values of an option that it can do are named."""
+        missing = cls.needs_with(options) - encoder.abilities
+        if not missing:
+            return
+        kind: Any = cls.Options
+        allowed = core_options.choices(kind)
+        others = [
+            (field.name, value)
+            for field in dataclasses.fields(options)
+            for value in allowed[field.name]
+            if cls.needs_with(core_options.replace_options(options, **{field.name: value})) <= encoder.abilities
+        ]
+        raise UserError(
+            f"{cls.name} needs {' and '.join(sorted(missing))} for these options, which {encoder.source} does not have",
+            hint=[set_option(name, value) for name, value in others],
+        )
 
     def __init__(self, encoder: Encoder, problem: Problem, options: Any) -> None:
         super().__init__()
@@ -539,9 +573,9 @@ class Method(nn.Module, ABC):
         return self._backbone[0]
 
     @property
-    def clip(self) -> CLIP:
+    def clip(self) -> DualEncoder:
         """The frozen backbone of methods that need more of it than features."""
-        return cast("CLIP", self._backbone[0])
+        return cast("DualEncoder", self._backbone[0])
 
     def generator(self, stream: str) -> torch.Generator:
         """Open a random stream of this method's own, e.g. for initial values.

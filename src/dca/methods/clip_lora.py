@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Update
+from dca.backbones.blocks import Update
+from dca.backbones.dual_encoder import DualEncoder, ImageTower, TextTower
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit
@@ -58,20 +58,26 @@ class CLIPLoRA(TowerUpdateMethod):
 
     name = "clip_lora"
     paper = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of Vision-Language Models, CVPR Workshops 2024"
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.TEXT_LAYERS})
     steps_per_shot = 500
     Options = CLIPLoRAOptions
     options: CLIPLoRAOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CLIPLoRAOptions) -> None:
+    @classmethod
+    def needs_with(cls, options: CLIPLoRAOptions) -> frozenset[Ability]:
+        """Layers of the image tower, too, unless only those of the text tower are updated."""
+        return cls.needs | ({Ability.IMAGE_LAYERS} if options.towers != "text" else set())
+
+    def __init__(self, clip: DualEncoder, problem: Problem, options: CLIPLoRAOptions) -> None:
         super().__init__(clip, problem, options)
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
-        for tower, config in (("visual", clip.config.vision), ("text", clip.config.text)):
-            if options.towers in ("both", tower):
-                shape = (config.layers, len(PARTS), options.rank, config.width)
-                start = (2 * torch.rand(shape, generator=self.generator(tower)) - 1) * config.width**-0.5
-                self.down[tower] = nn.Parameter(start.to(clip.device))
-                self.up[tower] = nn.Parameter(torch.zeros_like(self.down[tower].mT))
+        towers: tuple[tuple[str, ImageTower | TextTower], ...] = (("visual", clip.visual), ("text", clip.text))
+        for name, tower in towers:
+            if options.towers in ("both", name):
+                shape = (tower.layers, len(PARTS), options.rank, tower.width)
+                start = (2 * torch.rand(shape, generator=self.generator(name)) - 1) * tower.width**-0.5
+                self.down[name] = nn.Parameter(start.to(clip.device))
+                self.up[name] = nn.Parameter(torch.zeros_like(self.down[name].mT))
 
     def updates(self, generator: torch.Generator | None = None) -> dict[str, Update]:
         """Functions whose values are added to each projection, by name; with dropout if there is a generator."""

@@ -23,10 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import LINEARS, QKV, Block, Update
-from dca.backbones.clip.text import TextTower
-from dca.backbones.clip.vision import VisionTower
+from dca.backbones.blocks import LINEARS, QKV, Block, Update
+from dca.backbones.dual_encoder import DualEncoder, ImageTower, TextTower
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import OptimizerName, Problem, ScheduleUnit
@@ -67,7 +65,7 @@ def block_matrices(block: Block) -> Iterator[tuple[str, Tensor]]:
         yield part, layer.get_parameter("weight")
 
 
-def decompose(tower: VisionTower | TextTower) -> dict[str, Decomposition]:
+def decompose(tower: ImageTower | TextTower) -> dict[str, Decomposition]:
     """Decompose the matrices of a tower, by part.
 
     In float64 and on the CPU: a saved model holds s alone, and its U and V must come out the same on any device.
@@ -96,12 +94,17 @@ class CLIPSVD(TowerUpdateMethod):
 
     name = "clip_svd"
     paper = "Koleilat et al., Singular Value Few-shot Adaptation of Vision-Language Models, arXiv 2509.03740, 2025"
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.TEXT_LAYERS})
     steps_per_shot = 200
     Options = CLIPSVDOptions
     options: CLIPSVDOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CLIPSVDOptions) -> None:
+    @classmethod
+    def needs_with(cls, options: CLIPSVDOptions) -> frozenset[Ability]:
+        """Layers of the image tower, too, unless only those of the text tower are updated."""
+        return cls.needs | ({Ability.IMAGE_LAYERS} if options.towers != "text" else set())
+
+    def __init__(self, clip: DualEncoder, problem: Problem, options: CLIPSVDOptions) -> None:
         super().__init__(clip, problem, options)
         towers = {tower: decompose(getattr(clip, tower)) for tower in TOWERS if options.towers in ("both", tower)}
         self._decompositions = {(tower, part): parts[part] for tower, parts in towers.items() for part in LINEARS}

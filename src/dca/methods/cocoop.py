@@ -20,7 +20,7 @@ from typing import Self
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Head, Problem, Step, TrainedMethod, TrainingOptions
@@ -47,7 +47,7 @@ class CoCoOpOptions(TrainingOptions):
     suffix: str = option(".", "text after the class name", source="CoOp's code")
 
 
-def encode_contexts(clip: CLIP, contexts: Tensor, ids: Sequence[Sequence[int]]) -> Tensor:
+def encode_contexts(clip: DualEncoder, contexts: Tensor, ids: Sequence[Sequence[int]]) -> Tensor:
     """Text features (B, C, D) under the context of each image. contexts: (B, L, W). ids: of the class names."""
     return clip.encode_prompts(contexts, ids)
 
@@ -59,7 +59,7 @@ class ConditionalHead(Head):
     context: (L, W). first, second: weight and bias of the two layers of h.
     """
 
-    clip: CLIP
+    clip: DualEncoder
     name_ids: Sequence[Sequence[int]]
     context: Tensor
     first: Sequence[Tensor]
@@ -94,9 +94,9 @@ class CoCoOp(TrainedMethod):
     Options = CoCoOpOptions
     options: CoCoOpOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CoCoOpOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: CoCoOpOptions) -> None:
         super().__init__(clip, problem, options)
-        D, W = clip.config.embed_dim, clip.config.text.width
+        D, W = clip.feature_dim, clip.text.width
         hidden, stream = max(D // options.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(init_context(clip, options.phrase or options.n_tokens, self.generator("context")))
         self.meta = nn.Sequential(init_linear(clip, D, hidden, stream), nn.ReLU(), init_linear(clip, hidden, W, stream))

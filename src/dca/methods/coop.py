@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step
@@ -68,7 +68,7 @@ class CoOp(TextFeatureMethod):
         """Fill in epochs by shots and dataset."""
         return super().resolve(options.fill_unset(epochs=coop_epochs(problem)), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: CoOpOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: CoOpOptions) -> None:
         super().__init__(clip, problem, options)
         streams = ["context"]
         if options.contexts == "class":
@@ -95,13 +95,13 @@ class CoOp(TextFeatureMethod):
     def _sequences(self) -> list[Tensor]:
         """Embedded sequences with the name in front or in the middle: (T_c, W) for each class."""
         before = self.context.shape[-2] // 2 if self.options.position == "middle" else 0
-        sos = self.clip.text.embed([self.clip.tokenizer.sot_id])
+        start = self.clip.text.embed(self.clip.tokenizer.start_ids)
         contexts = self.context.expand(len(self.name_ids), *self.context.shape[-2:])
         sequences = []
         for name, ids, context in zip(self.problem.names, self.name_ids, contexts, strict=True):
             own = self.clip.text.embed(ids)
-            length = len(self.clip.tokenizer.encode(name.replace("_", " ")))
-            parts = [sos, context[:before], own[:length], context[before:], own[length:]]
+            length = len(self.clip.tokenizer.encode(name.replace("_", " "), continued=True))
+            parts = [start, context[:before], own[:length], context[before:], own[length:]]
             sequences.append(torch.cat(parts))
         return sequences
 

@@ -33,7 +33,6 @@ matrix products and a softmax are left. The operations are those of backpropagat
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
-from dca.backbones.clip.vision import VisionTower, apply_last_block
 from dca.backbones.encoder import Ability, Encoder
 from dca.core.errors import UserError
 from dca.core.options import option, replace_options
@@ -125,29 +124,12 @@ def repeats_per_epoch(rows: int, batch: int) -> int:
     return max(1, math.ceil(BETWEEN_VALIDATIONS * batch / rows))
 
 
-class TowerEnd(nn.Module):
-    """A copy of the image tower's last block, final norm and projection that can be trained."""
-
-    def __init__(self, tower: VisionTower) -> None:
-        super().__init__()
-        *_, last = tower.blocks
-        self.block, self.ln_post, self.projection = copy.deepcopy((last, tower.ln_post, tower.projection))
-        self.requires_grad_(True)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
-        return apply_last_block(rows, self.block, self.ln_post, self.projection)
-
-    def vector(self) -> Tensor:
-        """All values as one vector."""
-        return torch.cat([p.detach().flatten() for p in self.parameters()])
-
-    @torch.no_grad()
-    def load_vector(self, vector: Tensor) -> None:
-        """Set all values from one vector: the reverse of `vector`."""
-        parameters = list(self.parameters())
-        for p, values in zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True):
-            p.copy_(values.view_as(p))
+@torch.no_grad()
+def load_vector(module: nn.Module, vector: Tensor) -> None:
+    """Set all values of a module from one vector: the reverse of `parameters_to_vector`."""
+    parameters = list(module.parameters())
+    for p, values in zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True):
+        p.copy_(values.view_as(p))
 
 
 class CrossModal(FrozenMethod, TrainedMethod):
@@ -191,6 +173,11 @@ class CrossModal(FrozenMethod, TrainedMethod):
         points = product(*axes.values())
         return [replace_options(options, **dict(zip(axes, point, strict=True))) for point in points]
 
+    @classmethod
+    def needs_with(cls, options: CrossModalOptions) -> frozenset[Ability]:
+        """The end of the image tower, too, where it is trained."""
+        return cls.needs | ({Ability.IMAGE_END} if options.form == "partial" else set())
+
     @property
     def validation_accuracy(self) -> float:
         """Accuracy of the state that was kept; -1 without validation images."""
@@ -210,7 +197,9 @@ class CrossModal(FrozenMethod, TrainedMethod):
     def __init__(self, encoder: Encoder, problem: Problem, options: CrossModalOptions) -> None:
         super().__init__(encoder, problem, options)
         self.weight = nn.Parameter(torch.zeros(len(problem.names), encoder.feature_dim, device=encoder.device))
-        self.end = TowerEnd(self.clip.visual) if options.form == "partial" else None
+        # Of a ViT its last block, last norm and projection.
+        partial = options.form == "partial"
+        self.end = self.clip.visual.copy_end().requires_grad_(True) if partial else None
         # The best end so far, in the state of an unfinished run; in a finished model it is the parameters.
         self.register_buffer("best_end", None)
 
@@ -224,11 +213,16 @@ class CrossModal(FrozenMethod, TrainedMethod):
         """Only the linear form leaves the image tower unchanged."""
         return self.end is None
 
+    def _end_vector(self) -> Tensor:
+        """All values of the end as one vector."""
+        assert self.end is not None
+        return parameters_to_vector(self.end.parameters()).detach()
+
     def rows(self, pixels: Tensor) -> Tensor:
-        """Computed once per image: unit features (B, D), or the rows that enter the last block (B, T, W)."""
+        """Computed once per image: unit features (B, D), or what enters the end of the tower, (B, ...)."""
         if self.end is None:
             return super().encode(pixels)
-        return self.clip.encode_until_last_block(pixels)
+        return self.clip.encode_until_end(pixels)
 
     def _encode_rows(self, support: Support, *, mirrored: bool = False) -> Tensor:
         """`rows` of all images, or of their mirror images."""
@@ -245,7 +239,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
         return self.features(self.rows(pixels))
 
     def training_rows(self, support: Support) -> tuple[Tensor, Tensor]:
-        """Rows of the images and of their mirror images, (R, D) or (R, T, W), repeated to fill an epoch."""
+        """Rows of the images and of their mirror images, (R, ...), repeated to fill an epoch."""
         rows = torch.cat([self._encode_rows(support), self._encode_rows(support, mirrored=True)])
         times = repeats_per_epoch(len(rows), self.options.batch_size or 1)
         # The rows of one image take 0.6 MB for a ViT-B/16: avoid a copy if they are not repeated.
@@ -266,7 +260,7 @@ class CrossModal(FrozenMethod, TrainedMethod):
         self._validation = None
         if self.options.keep == "best" and (validation := support.validation) is not None:
             self._validation = (self._encode_rows(validation), validation.labels)
-            self.best_end = None if self.end is None else self.end.vector()
+            self.best_end = None if self.end is None else self._end_vector()
         with torch.no_grad():
             self.weight.copy_(first)
         self.final_weight, self.validated = first.clone(), first.new_tensor(-1.0)
@@ -307,14 +301,14 @@ class CrossModal(FrozenMethod, TrainedMethod):
         score = self.validated.new_tensor(accuracy(features @ self.weight.T, labels))
         if score > self.validated:
             self.final_weight, self.validated = self.weight.detach().clone(), score
-            self.best_end = None if self.end is None else self.end.vector()
+            self.best_end = None if self.end is None else self._end_vector()
 
     def finish(self, support: Support) -> None:
         """The best state, or the last if none was kept; then WiSE-FT of the head."""
         best = self.weight.detach() if float(self.validated) < 0 else self.final_weight
         self.final_weight = (1 - self.options.wise) * best + self.options.wise * self._text
         if self.end is not None and self.best_end is not None:
-            self.end.load_vector(self.best_end)
+            load_vector(self.end, self.best_end)
         self.best_end = self._validation = None
 
     def make_head(self) -> Head:

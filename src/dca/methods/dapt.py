@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, Step, Support, describe_terms
@@ -89,7 +89,7 @@ class DAPT(TextFeatureMethod):
         )
         return super().resolve(filled, problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: DAPTOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: DAPTOptions) -> None:
         super().__init__(clip, problem, options)
         lengths = [options.text_tokens]
         start = self.generator("text")

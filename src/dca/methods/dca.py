@@ -29,6 +29,9 @@ The finished head can measure the distance of an image to the text of each class
     means   x̄_y / ‖x̄_y‖, the mean of the training features of a class
     both    (u_{m,y} + x̄_y / ‖x̄_y‖) / ‖ · ‖
 
+On an image tower that takes no tokens (the ResNets of CLIP) the text prompts and the covariance head remain; f is then
+the feature of the frozen tower.
+
 With very many classes, a step can sample some of them (`classes_per_step`), an approximation that costs less text.
 """
 
@@ -43,7 +46,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.hints import set_option
@@ -191,7 +194,7 @@ class DCA(ClassFeatureMethod):
         "Songlin Dong, Zhengdong Zhou, Chenhao Ding, Yuhang He, Xinyuan Gao, Alex Kot, Yihong Gong, Diversity "
         "Covariance-Aware Prompt Learning for Vision-Language Models, arXiv:2503.01531, 2025"
     )
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.IMAGE_TOKENS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS})
     trains_on = "images"
     Options = DCAOptions
     options: DCAOptions
@@ -246,7 +249,9 @@ class DCA(ClassFeatureMethod):
         alpha = "alpha, beta, learning_rate: by recipe (own|paper), whatever the reading."
         return {**super().explain_options(), heading: [*lines, alpha]}
 
-    def __init__(self, clip: CLIP, problem: Problem, options: DCAOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: DCAOptions) -> None:
+        if Ability.IMAGE_TOKENS not in clip.abilities:
+            options = replace_options(options, visual_tokens=0)
         super().__init__(clip, problem, options)
         missing = max(options.n_prompts - len(options.phrases), 0)
         self.text = TextPrompts(
@@ -259,6 +264,15 @@ class DCA(ClassFeatureMethod):
         )
         self.visual = VisualTokens(clip, options.visual_tokens, self.generator("visual"))
         self.text_is_center = torch.tensor(False, device=clip.device)
+
+    def notes(self) -> list[str]:
+        """Whether the image tower takes no tokens."""
+        if Ability.IMAGE_TOKENS in self.clip.abilities:
+            return []
+        return [
+            f"The image tower of {self.clip.source} takes no tokens: DCA learns text prompts alone, and its "
+            "covariances are those of the frozen image features."
+        ]
 
     @property
     def tau(self) -> float:
@@ -443,7 +457,7 @@ class DCA(ClassFeatureMethod):
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """Shapes of text features and shots must agree with classes, prompts and joint size."""
-        M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.config.embed_dim
+        M, C, D = self.options.n_prompts, len(self.problem.names), self.clip.feature_dim
         needed = self.options.test_metric == "mahalanobis" or self.options.anchors != "text"
         problems = check_class_features(state, C, D, needed=needed)
         if state["text_features"].shape != (M, C, D):

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
@@ -136,7 +136,7 @@ class GalLoP(TrainedMethod):
 
     name = "gallop"
     paper = "Lafon et al., GalLoP: Learning Global and Local Prompts for Vision-Language Models, ECCV 2024"
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.LAYERS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_PROMPTS, Ability.PATCHES})
     trains_on = "images"
     Options = GalLoPOptions
     # Unit text features of the global, then of the local prompts: (G + J, C, D).
@@ -151,12 +151,12 @@ class GalLoP(TrainedMethod):
         batch = PAPER_BATCHES.get(problem.dataset, BATCH) if problem.rules == "paper" else BATCH
         return options.fill_unset(epochs=50 if problem.dataset == "imagenet" else 200, batch_size=batch)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: GalLoPOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: GalLoPOptions) -> None:
         super().__init__(clip, problem, options)
         start = init_context(clip, options.phrase, self.generator("context"))
         self.global_prompts = nn.Parameter(start.repeat(options.global_prompts, 1, 1))
         self.local_prompts = nn.Parameter(start.repeat(len(options.top), 1, 1))
-        self.local_layer = nn.Parameter(torch.eye(clip.config.vision.width, device=clip.device))
+        self.local_layer = nn.Parameter(torch.eye(clip.visual.width, device=clip.device))
         self.name_ids = tokenize_names(clip, problem.names, options.suffix)
         check_name_lengths(clip, problem.names, self.name_ids, len(start))
 
@@ -164,7 +164,8 @@ class GalLoP(TrainedMethod):
         """f, l_1 .. l_P: unit features of the image and of its patches, one after the other: (B, (1 + P) D)."""
         image, patches = self.clip.encode_with_patches(pixels)
         # The product of both matrices once is cheaper than A times every patch.
-        local = F.linear(patches, self.clip.visual.projection.weight @ self.local_layer)
+        projection = self.clip.visual.projection
+        local = F.linear(patches, projection.weight @ self.local_layer, projection.bias)
         return F.normalize(torch.cat([image[:, None], local], dim=1), dim=-1).flatten(1)
 
     def text_contexts(self) -> Sequence[Tensor]:
@@ -215,13 +216,13 @@ class GalLoP(TrainedMethod):
 
     def make_head(self) -> Head:
         """Softmax of the mean of global and local logits."""
-        patches = self.clip.config.vision.patches
+        patches = self.clip.visual.patches
         return GlobalLocalHead.from_text(self.text_features, self.clip.tau, self.options.top, patches)
 
     def check_results(self, state: Mapping[str, Tensor]) -> list[str]:
         """One text feature per prompt and class."""
         prompts = self.options.global_prompts + len(self.options.top)
-        expected = (prompts, len(self.problem.names), self.clip.config.embed_dim)
+        expected = (prompts, len(self.problem.names), self.clip.feature_dim)
         return check_shapes(state, {"text_features": expected})
 
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option, replace_options
 from dca.methods.base import Batch, Problem, Step, describe_terms
@@ -85,7 +85,7 @@ class LAMM(TextFeatureMethod):
     term_titles = describe_terms(names="drift of names", features="drift of texts", distillation="distillation")
     options: LAMMOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, options: LAMMOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: LAMMOptions) -> None:
         super().__init__(clip, problem, options)
         ids = tokenize_names(clip, problem.names, options.suffix)
         shortest = min(len(words) for words in tokenize_names(clip, problem.names, "")) - 1

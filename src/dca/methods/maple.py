@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.dual_encoder import DualEncoder, ExtraTokens
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, Problem, ProtocolOptions, Step
@@ -61,13 +61,13 @@ class MaPLe(TextFeatureMethod):
     protocol_options = MappingProxyType({"cross-dataset": TRANSFER, "domain-shift": TRANSFER})
     options: MaPLeOptions
 
-    def __init__(self, clip: CLIP, problem: Problem, options: MaPLeOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: MaPLeOptions) -> None:
         super().__init__(clip, problem, options)
         n, words = options.tokens, clip.tokenizer.encode(options.phrase)
         fixed = words[n:] if len(words) > n else []
         self.name_ids = [[*fixed, *own] for own in tokenize_names(clip, problem.names, ".")]
         check_name_lengths(clip, problem.names, self.name_ids, n)
-        width, J = clip.config.text.width, min(options.depth, clip.config.text.layers, clip.config.vision.layers)
+        width, J = clip.text.width, min(options.depth, clip.text.layers, clip.visual.layers)
         start = random_tokens(clip, (J, n, width), self.generator("prompts"))
         if len(words) >= n:
             start[0] = clip.text.embed(words[:n]).detach()
@@ -75,7 +75,7 @@ class MaPLe(TextFeatureMethod):
         reach = width**-0.5
         draw = self.generator("coupling")
         # Two draws: the maps of all deeper blocks start alike.
-        maps = (2 * torch.rand(2, clip.config.vision.width, width + 1, generator=draw) - 1) * reach
+        maps = (2 * torch.rand(2, clip.visual.width, width + 1, generator=draw) - 1) * reach
         maps = maps[[min(i, 1) for i in range(J)]].to(clip.device)
         self.weights, self.biases = nn.Parameter(maps[..., :-1].clone()), nn.Parameter(maps[..., -1].clone())
 

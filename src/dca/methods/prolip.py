@@ -3,8 +3,10 @@
 The projection W (D, E) maps the vector x that the rest of the image tower makes to the shared space. Only W is trained,
 starting at CLIP's W₀; texts, and all layers that make x, are frozen:
 
-    f = unit( W x ),    p(y | x) = softmax_y( τ f·t_y )
+    f = unit( W x + b ),    p(y | x) = softmax_y( τ f·t_y )
     L = mean CE(p, y) + λ ‖W - W₀‖²,    ‖·‖² the sum over all D · E values
+
+The bias b is that of the layer, not trained: a ViT has none, a ResNet's attention pooling has one.
 
 Without validation images λ falls with the number N of shots: λ = 1/N, or 1/N² (`rule`); the rate is fixed. Each step
 sees all training images, each in one of its augmented views, whose x are computed once. The last W is kept. Since W
@@ -24,7 +26,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import (
@@ -93,7 +95,7 @@ class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
 
     name = "prolip"
     paper = "Fahes et al., CLIP's Visual Embedding Projector is a Few-shot Cornucopia, arXiv 2024"
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.PROJECTION})
     trains_on = "features"
     term_titles = describe_terms(near_clip="near CLIP's projection")
     Options = ProLIPOptions
@@ -106,7 +108,7 @@ class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
         everything = 2 * len(problem.names) * max(problem.shots, 1)
         return options.fill_unset(strength=penalty_strength(options.rule, problem.shots), batch_size=everything)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: ProLIPOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: ProLIPOptions) -> None:
         super().__init__(clip, problem, options)
         self.projection = nn.Parameter(self._initial_projection.clone())
 
@@ -133,8 +135,8 @@ class ProLIP(ClassNameMethod, FrozenMethod, TrainedMethod):
         self.text_features = unit_mean(self.texts())
 
     def project(self, x: Tensor) -> Tensor:
-        """Unit features f = unit(W x) of vectors x (B, E): (B, D). In float32, as W is trained."""
-        return F.normalize(F.linear(x, self.projection), dim=-1)
+        """Unit features f = unit(W x + b) of vectors x (B, E): (B, D). In float32, as W is trained."""
+        return F.normalize(F.linear(x, self.projection, self.clip.visual.projection.bias), dim=-1)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """f: unit image features (B, D) by the trained projection."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.dual_encoder import DualEncoder, ExtraTokens
 from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
@@ -133,9 +133,9 @@ class PromptSRC(TextFeatureMethod):
         resolved: PromptSRCOptions = super().resolve(options, problem)
         return resolved.fill_unset(average_mean=mean * share, average_spread=spread * share)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: PromptSRCOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: PromptSRCOptions) -> None:
         super().__init__(clip, problem, options)
-        text, vision = clip.config.text, clip.config.vision
+        text, vision = clip.text, clip.visual
         first = init_context(clip, options.phrase or options.text_tokens, self.generator("context"))
         deeper = (min(options.depth, text.layers) - 1, *first.shape)
         seen = (min(options.depth, vision.layers), options.visual_tokens, vision.width)

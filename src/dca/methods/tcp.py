@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Activation
+from dca.backbones.blocks import Activation
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
@@ -96,9 +96,9 @@ class TCP(TextFeatureMethod):
         """Fill in epochs by dataset. Sentences depend on it, too, but a retargeted model takes those of its own."""
         return super().resolve(options.fill_unset(epochs=25 if problem.dataset in SHORTER else 50), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: TCPOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: TCPOptions) -> None:
         super().__init__(clip, problem, options)
-        D, W, M = clip.config.embed_dim, clip.config.text.width, options.n_tokens
+        D, W, M = clip.feature_dim, clip.text.width, options.n_tokens
         hidden, stream = max(D // options.reduction, 1), self.generator("meta")
         self.context = nn.Parameter(random_tokens(clip, (M, W), self.generator("context")))
         self.meta = nn.Sequential(
@@ -128,7 +128,7 @@ class TCP(TextFeatureMethod):
 
     def encode_text(self) -> Tensor:
         """t: unit text features, (C, D)."""
-        block = min(self.options.block, self.clip.config.text.layers - 1)
+        block = min(self.options.block, self.clip.text.layers - 1)
         features = self.clip.encode_prompts([self.context], self.name_ids, [{block: self.class_tokens()}])
         return F.normalize(features[0], dim=-1)
 

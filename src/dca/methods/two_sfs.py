@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import NORMS, NORMS_OUTSIDE, Update
+from dca.backbones.blocks import NORMS, Update
+from dca.backbones.dual_encoder import DualEncoder
 from dca.backbones.encoder import Ability
 from dca.core.options import option
 from dca.methods.base import Batch, OptimizerName, Problem, ScheduleUnit, Step, Support
@@ -62,17 +62,17 @@ class TwoSFSOptions(TextFeatureOptions):
     )
 
 
-def layer_norm_names(tower: str, layers: int, outside: bool) -> list[str]:
+def layer_norm_names(clip: DualEncoder, tower: str, outside: bool) -> list[str]:
     """Names of a tower's layer norms, as updates have them."""
-    inside = [f"{tower}.{layer}.{norm}" for layer in range(layers) for norm in NORMS]
-    return inside + [f"{tower}.{norm}" for norm in NORMS_OUTSIDE[tower] if outside]
+    owner = clip.visual if tower == "visual" else clip.text
+    inside = [f"{tower}.{layer}.{norm}" for layer in range(owner.layers) for norm in NORMS]
+    return inside + [f"{tower}.{norm}" for norm in owner.outside_norms if outside]
 
 
-def get_layer_norm(clip: CLIP, name: str) -> nn.LayerNorm:
+def get_layer_norm(clip: DualEncoder, name: str) -> nn.LayerNorm:
     """The layer norm that an update with this name belongs to."""
-    tower, *path = name.split(".")
-    owner = clip.get_submodule(tower)
-    norm = owner.get_submodule(f"blocks.{'.'.join(path)}" if len(path) == 2 else path[0])
+    tower, _, path = name.partition(".")
+    norm = clip.get_submodule(tower).get_submodule(f"blocks.{path}" if path[0].isdecimal() else path)
     assert isinstance(norm, nn.LayerNorm)
     return norm
 
@@ -87,23 +87,22 @@ class TwoSFS(TowerUpdateMethod):
 
     name = "two_sfs"
     paper = "Farina et al., Rethinking Few-Shot Adaptation of Vision-Language Models in Two Stages, CVPR 2025"
-    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.LAYERS})
+    needs = frozenset({Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.IMAGE_LAYERS, Ability.TEXT_LAYERS})
     steps_per_shot = 300
     Options = TwoSFSOptions
     options: TwoSFSOptions
     _stage = 0
 
-    def __init__(self, clip: CLIP, problem: Problem, options: TwoSFSOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: TwoSFSOptions) -> None:
         super().__init__(clip, problem, options)
         self._names, self._start, self.norms = {}, {}, nn.ParameterDict()
         for tower in TOWERS:
-            layers = (clip.config.vision if tower == "visual" else clip.config.text).layers
-            self._names[tower] = layer_norm_names(tower, layers, options.norms == "all")
+            self._names[tower] = layer_norm_names(clip, tower, options.norms == "all")
             norms = [get_layer_norm(clip, name) for name in self._names[tower]]
             # g and b of the tower's N norms, (N, 2, W).
             self._start[tower] = torch.stack([torch.stack([n.weight, n.bias]) for n in norms]).detach()
             self.norms[tower] = nn.Parameter(self._start[tower].clone())
-        C, D = len(problem.names), clip.config.embed_dim
+        C, D = len(problem.names), clip.feature_dim
         self.classifier = nn.Parameter(torch.zeros(C, D, device=clip.device))
 
     def updates(self) -> dict[str, Update]:
@@ -111,7 +110,7 @@ class TwoSFS(TowerUpdateMethod):
         updates: dict[str, Update] = {}
         for tower, names in self._names.items():
             changes = self.norms[tower] - self._start[tower]
-            eps = (self.clip.config.vision if tower == "visual" else self.clip.config.text).eps
+            eps = get_layer_norm(self.clip, names[0]).eps
             updates |= {
                 name: partial(norm_change, pair[0], pair[1], eps) for name, pair in zip(names, changes, strict=True)
             }

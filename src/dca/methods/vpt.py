@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.dual_encoder import DualEncoder, ExtraTokens
 from dca.backbones.encoder import Ability
 from dca.core.errors import UserError
 from dca.core.options import option
@@ -79,12 +79,11 @@ class VPT(TextFeatureMethod):
             auto = {"epochs": 5, "batch_size": 4, "learning_rate": 0.0025}
         return super().resolve(options.fill_unset(tokens=tokens, depth=depth, **auto), problem)
 
-    def __init__(self, clip: CLIP, problem: Problem, options: VPTOptions) -> None:
+    def __init__(self, clip: DualEncoder, problem: Problem, options: VPTOptions) -> None:
         super().__init__(clip, problem, options)
         assert options.tokens is not None
         assert options.depth is not None
-        config = clip.config.vision
-        shape = (min(options.depth, config.layers), options.tokens, config.width)
+        shape = (min(options.depth, clip.visual.layers), options.tokens, clip.visual.width)
         if options.placement == "maple":
             start = random_tokens(clip, shape, self.generator("tokens"))
         else:

@@ -17,22 +17,24 @@ PLACEHOLDER = "path/to/this/folder"
 
 def model_card(record: ModelRecord) -> str:
     """Render the card as Markdown with the hub's header."""
-    source = record.backbone.source
-    base = hub_id(source)
+    members = record.backbone.members()
+    bases = [base for base in (hub_id(member["source"]) for member in members) if base]
+    names = [member["source"] for member in members]
     title = record.results.get("dataset") or "Image classifier"
     lines = [
         "---",
         f"library_name: {LIBRARY}",
         "pipeline_tag: image-classification",
-        *([f"base_model: {base}"] if base else []),
+        *([f"base_model: {bases[0] if len(bases) == 1 else json.dumps(bases)}"] if bases else []),
         f"tags: [clip, few-shot, {record.method}]",
         *_model_index(record, f"{title} ({record.method})"),
         "---",
         "",
-        f"# {title}: {len(record.labels)} classes, {record.method} on {source}",
+        f"# {title}: {len(record.labels)} classes, {record.method} on {' and '.join(names)}",
         "",
         f"A few-shot image classifier: {_describe_shots(record)}, seed {record.problem.seed}. The folder holds "
-        "only what was learned; the CLIP backbone is found by its name and checked by its hash.",
+        f"only what was learned; {'its encoder is' if len(members) == 1 else 'its encoders are'} found by name and "
+        "checked by hash.",
         *_accuracy_table(record),
         *(["", f"Estimated accuracy {record.estimate}."] if record.estimate else []),
         *_list_changes(record),
@@ -44,6 +46,8 @@ def model_card(record: ModelRecord) -> str:
         "```",
         "",
         f"Classes: {', '.join(map(str, record.labels))}.",
+        "",
+        *(f"- {line}" for line in record.backbone.describe_members()),
         "",
         f"Backbone sha256 {record.backbone.digest}; dca {dca.__version__}; options in config.json.",
         "",

@@ -29,6 +29,7 @@ from dca.core.files import (
     json_digest,
     link_tree,
     read_json,
+    read_whole,
     restore_folder,
     write_bytes,
     write_json,
@@ -182,6 +183,10 @@ def _holds_damaged_model(folder: Path) -> bool:
 
 def read_record(folder: Path) -> ModelRecord:
     """The record of a model folder, checked field by field."""
+    return read_whole(folder, lambda: _read_record(folder))
+
+
+def _read_record(folder: Path) -> ModelRecord:
     raw = _read_config(folder)
     if problems := record_problems(raw):
         raise UserError(f"{folder / CONFIG} is damaged", details=problems, hint="fit the model again")

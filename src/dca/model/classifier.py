@@ -25,6 +25,7 @@ from dca.backbones.sources import AUTO
 from dca.core.choices import Rules
 from dca.core.device import require_device
 from dca.core.errors import UserError, not_fitted_error, unknown_name
+from dca.core.files import read_whole
 from dca.core.hints import fit_with_estimate
 from dca.core.options import changed_values
 from dca.core.progress import Progress, default_progress, silent
@@ -901,9 +902,15 @@ class Classifier:
         """
         require_device(device, precision)
         hub = HubOptions(revision, token, cache_dir, local_files_only, force_download)
-        path = find_model(pretrained_model_name_or_path, hub)
+        path, used = find_model(pretrained_model_name_or_path, hub), session or Session(device=device)
+        return read_whole(path, lambda: cls._load(path, backbone, device, precision, used))
+
+    @classmethod
+    def _load(
+        cls, path: Path, backbone: str | Path | Encoder | None, device: str, precision: str, session: Session
+    ) -> Self:
+        """The classifier in a folder that no other process is replacing."""
         record = checkpoint.read_record(path)
-        session = session or Session(device=device)
         source, encoder = checkpoint.load_backbone(path, record, backbone, session, precision)
         arguments = record.fit_arguments
         model = cls(

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dca.backbones.clip import CLIP, CLIPConfig, TextConfig, VisionConfig
-from dca.backbones.clip.model import compute_digest
 from dca.backbones.clip.weights import initialize_weights
+from dca.backbones.dual_encoder import compute_digest
 from dca.backbones.preprocess import Preprocess
 from dca.core.choices import ValidationUse
 from dca.core.device import limit_threads

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import DualEncoder
 from dca.methods.base import Method
 
 # Most prompts that are put into words: a method with one context per class has one for each of them.
@@ -121,14 +121,14 @@ def _name_contexts(contexts: Sequence[Tensor], labels: Sequence[Any]) -> list[tu
     return found
 
 
-def _word_embeddings(clip: CLIP) -> tuple[Tensor, list[int]]:
+def _word_embeddings(clip: DualEncoder) -> tuple[Tensor, list[int]]:
     """Embeddings (V, W) of all tokens that are text, and their ids."""
-    special = {clip.tokenizer.sot_id, clip.tokenizer.eot_id}
-    ids = [i for i in range(clip.config.text.vocab_size) if i not in special]
+    special = clip.tokenizer.special_ids
+    ids = [i for i in range(clip.text.embedding.num_embeddings) if i not in special]
     return clip.text.embed(ids), ids
 
 
-def _nearest_words(row: Tensor, table: Tensor, ids: Sequence[int], clip: CLIP) -> tuple[NearWord, ...]:
+def _nearest_words(row: Tensor, table: Tensor, ids: Sequence[int], clip: DualEncoder) -> tuple[NearWord, ...]:
     """The tokens nearest to a vector (W,)."""
     distances, nearest = torch.cdist(row[None].double(), table.double())[0].topk(WORDS, largest=False)
     pairs = zip(nearest.tolist(), distances.tolist(), strict=True)

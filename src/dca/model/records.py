@@ -344,6 +344,20 @@ class BackboneRecord:
         """The record of a loaded backbone."""
         return cls(encoder.source, encoder.digest, encoder.describe(), encoder.preprocess.to_dict())
 
+    def describe_members(self) -> list[str]:
+        """One line per encoder: name, hash, and where its weights are from, as far as that is known."""
+        found = list[str]()
+        for member in self.config.get("members") or [
+            {"source": self.source, "digest": self.digest, "config": self.config}
+        ]:
+            config, line = member["config"], f"{member['source']}, sha256 {member['digest']}"
+            if "weights" in config:
+                line += f"; weights of the package {config['weights']}"
+            if "licence" in config:
+                line += f", licence {config['licence']}"
+            found.append(line)
+        return found
+
     def members(self) -> list[dict[str, str]]:
         """Source and digest of each encoder of a pool; of one encoder, its own."""
         own = {"source": self.source, "digest": self.digest}

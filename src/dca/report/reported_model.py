@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dca.backbones.encoder import Ability
 from dca.core.progress import Progress, silent
 from dca.core.text import pluralize, to_printable
 from dca.datasets.dataset import Dataset
@@ -107,6 +108,11 @@ class ReportedModel:
     progress: Progress = silent
 
     @property
+    def reads_texts(self) -> bool:
+        """Whether the encoder knows texts, so that there is a zero-shot model to compare with."""
+        return Ability.TEXT_FEATURES in self.model.method_.encoder.abilities
+
+    @property
     def labels(self) -> list[str]:
         """Label of each class that the predictions are about."""
         labels = self.evaluation.labels if self.evaluation is not None else self.model.classes_.tolist()
@@ -191,7 +197,8 @@ def prepare_report(
         predictions, evaluation = list_held_out(model), None
     else:
         evaluation = model.evaluate(dataset, progress=progress)
-        zero_shot = to_zero_shot(model).evaluate(dataset, progress=progress)
+        reads = Ability.TEXT_FEATURES in model.method_.encoder.abilities
+        zero_shot = to_zero_shot(model).evaluate(dataset, progress=progress) if reads else None
         predictions = _list_tested(dataset, evaluation, zero_shot)
     return ReportedModel(model, name, folder, session, dataset, data, evaluation, predictions, progress)
 
@@ -203,7 +210,7 @@ def to_zero_shot(model: Classifier) -> Classifier:
     return other
 
 
-def _list_tested(dataset: Dataset, evaluation: Evaluation, zero_shot: Evaluation) -> UnseenPredictions:
+def _list_tested(dataset: Dataset, evaluation: Evaluation, zero_shot: Evaluation | None) -> UnseenPredictions:
     """Predictions for the labelled images of a dataset."""
     items = evaluation_items(dataset)
     part = "test" if dataset.test else "validation" if dataset.val else "labelled"
@@ -215,7 +222,7 @@ def _list_tested(dataset: Dataset, evaluation: Evaluation, zero_shot: Evaluation
         predicted=evaluation.probabilities.argmax(axis=1),
         confidence=evaluation.probabilities.max(axis=1),
         own=evaluation.probabilities[rows, evaluation.truth],
-        zero_shot=zero_shot.probabilities.argmax(axis=1),
+        zero_shot=None if zero_shot is None else zero_shot.probabilities.argmax(axis=1),
         names=tuple(dataset.path_of(item) or f"image {n}" for n, item in enumerate(items)),
         images=tuple(item.image for item in items),
         gallery_indices=(-1,) * evaluation.n,

@@ -30,15 +30,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.backbones.blocks import Residual, TowerConfig
 from dca.backbones.clip import CLIP, VIT_B_16
-from dca.backbones.clip.blocks import Residual
-from dca.backbones.clip.config import TowerConfig
 from dca.backbones.clip.tokenizer import load_tokenizer
+from dca.backbones.clip.vision import VisionTower
 from dca.backbones.clip.weights import initialize_weights
+from dca.backbones.encoder import Encoder
 from dca.backbones.preprocess import Preprocess
 from dca.backbones.sources import mini_folder
 from dca.core import seeds
 from dca.core.device import without_triton
+from dca.core.errors import UserError
 from dca.datasets.classes import read_class_list
 from dca.images.decode import open_image
 from dca.methods.base import Batch, Problem
@@ -157,6 +159,17 @@ def make_names(count: int) -> tuple[str, ...]:
     return tuple(known[c % len(known)] + (f" {c // len(known)}" if c >= len(known) else "") for c in range(count))
 
 
+def require_vit(encoder: Encoder) -> CLIP:
+    """The encoder as a CLIP with a ViT, which the usual step is written for.
+
+    Raises:
+        UserError: If it is none.
+    """
+    if isinstance(encoder, CLIP) and isinstance(encoder.visual, VisionTower):
+        return encoder
+    raise UserError(f"{encoder.source} is no CLIP with a ViT, which the usual step is written for")
+
+
 def units(*shape: int, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
     """Random unit vectors around a common direction."""
     generator = torch.Generator().manual_seed(seed)
@@ -184,7 +197,7 @@ def batch_of(clip: CLIP, classes: int, size: int) -> Batch:
 
 def text_features(method: DCA) -> Tensor:
     """u: unit text features (M, C, D), 77 tokens for every class and prompt."""
-    clip = method.clip
+    clip = require_vit(method.clip)
     with without_triton(), clip._autocast(None):
         found = [_encode(clip, context, method.text.name_ids) for context in method.text.contexts]
     return F.normalize(torch.stack(found).float(), dim=-1)
@@ -205,7 +218,8 @@ def _encode(clip: CLIP, context: Tensor, names: list[list[int]]) -> Tensor:
 
 def image_features(method: DCA, pixels: Tensor) -> Tensor:
     """f: unit image features (B, D), all rows through all blocks."""
-    clip, tower = method.clip, method.clip.visual
+    clip = require_vit(method.clip)
+    tower = clip.vit
     with without_triton(), clip._autocast(None):
         x = tower.ln_pre(tower.embed(pixels))
         tokens = method.visual.tokens.expand(len(x), -1, -1)
@@ -358,13 +372,13 @@ def estimate_floor_ms(method: DCA, size: int) -> float:
 
     Packed text rows, image rows with the visual tokens; a frozen layer's backward costs as much as its forward.
     """
-    clip = method.clip
+    clip = require_vit(method.clip)
     names = sum(len(ids) for ids in method.text.name_ids)
     text = [1 + len(context) for context in method.text.contexts]
     rows = sum(text) + len(text) * names
     image = 1 + clip.config.vision.patches + len(method.visual.tokens)
     operations = _operations(clip.config.text, rows, max(text) + names / len(method.text.name_ids))
-    operations += _operations(clip.config.vision, size * image, image)
+    operations += _operations(clip.vit.config, size * image, image)
     return 2 * operations / PEAK * 1000
 
 

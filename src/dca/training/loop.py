@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dca.backbones.clip.model import overlap_towers
+from dca.backbones.dual_encoder import overlap_towers
 from dca.core import seeds
 from dca.core.device import limit_threads, to_device, wait_for_gpu_libraries
 from dca.core.errors import UserError

@@ -162,7 +162,7 @@ def small_clip(widths: Widths, generator: torch.Generator) -> CLIP:
                 tensor.add_(0.2 * noise)
             elif "blocks" in name:
                 tensor.mul_(2)
-        clip.visual.cls.mul_(0.1)
+        clip.vit.cls.mul_(0.1)
         clip.logit_scale.fill_(math.log(100.0))
     return clip.freeze()
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.utils import _pair
 
+from dca.backbones.blocks import Residual
 from dca.backbones.clip import CLIP
-from dca.backbones.clip.blocks import Residual
 from dca.methods.vpt import VPT
 from side_by_side.authors import extract, run_authors_code
 from side_by_side.comparing import Observed, finish_and_classify, run_step

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from conftest import make_clip
-from dca.backbones.clip import CLIP, ExtraTokens, Update
-from dca.backbones.clip import model as clip_model
-from dca.backbones.clip.blocks import Attention, Residual
+from dca.backbones import dual_encoder
+from dca.backbones.blocks import Attention, Residual, Update
+from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import ExtraTokens
 from dca.backbones.sources import mini_folder
 
 BF16 = torch.bfloat16
@@ -50,7 +51,7 @@ def jobs(clip: CLIP) -> list[Callable[[], Tensor]]:
         lambda: clip.encode_image(pixels[0], updates=other, tokens=tokens),
         lambda: clip.encode_image(pixels[0], dtype=BF16, updates=one),
         lambda: rough.encode_image(pixels[0], dtype=torch.float32),
-        lambda: clip.encode_until_last_block(pixels[1], dtype=BF16),
+        lambda: clip.encode_until_end(pixels[1], dtype=BF16),
         lambda: clip.encode_unprojected(pixels[1], dtype=BF16),
         lambda: clip.encode_with_patches(pixels[0])[1],
         lambda: rough.encode_with_patches(pixels[0])[1],
@@ -159,7 +160,7 @@ def test_features_may_have_a_type_of_their_own() -> None:
     frozen: list[Callable[[CLIP], Tensor]] = [
         lambda one: one.encode_image(pixels),
         lambda one: one.encode_image(pixels, updates={}),
-        lambda one: one.encode_until_last_block(pixels),
+        lambda one: one.encode_until_end(pixels),
         lambda one: one.encode_unprojected(pixels),
         lambda one: one.encode_with_patches(pixels)[1],
         lambda one: one.encode_text(texts),
@@ -201,8 +202,8 @@ def test_a_clip_on_another_device_is_a_copy() -> None:
 
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> None:
     counted: list[CLIP] = []
-    compute = clip_model.compute_digest
-    monkeypatch.setattr(clip_model, "compute_digest", lambda clip: (counted.append(clip), compute(clip))[1])
+    compute = dual_encoder.compute_digest
+    monkeypatch.setattr(dual_encoder, "compute_digest", lambda clip: (counted.append(clip), compute(clip))[1])
     loaded = CLIP.from_pretrained(tiny_folder)
     assert len(counted) == 1
     views = [loaded.with_dtype(BF16), loaded.to_device("meta"), loaded.with_dtype(BF16).to_device("meta")]
@@ -248,7 +249,7 @@ def test_the_callback_sees_the_rows_that_leave_each_block() -> None:
 
     seen.clear()
     clip.encode_image(pixels, on_block=seen.__setitem__)
-    assert torch.equal(clip.encode_until_last_block(pixels), seen["visual.1"])
+    assert torch.equal(clip.encode_until_end(pixels), seen["visual.1"])
     x = clip.visual.ln_pre(clip.visual.embed(pixels))
     for n, block in enumerate(clip.visual.blocks):
         x = block(Residual(x)).total()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_clip, tiny_config
-from dca.backbones.clip import CLIP, Update
-from dca.backbones.clip.blocks import Residual
+from dca.backbones.blocks import Residual, Update
+from dca.backbones.clip import CLIP
 from dca.backbones.clip.text import classes_per_chunk
 from oracles.text import encode_padded, encode_prompts_padded
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_clip
-from dca.backbones.clip import CLIP, ExtraTokens, Update
+from dca.backbones.blocks import Update
+from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import ExtraTokens
 
 WIDTH = 32
 
@@ -50,7 +52,7 @@ IMAGE_CALLS: dict[str, Callable[[CLIP, Tensor], Tensor]] = {
     "updates": lambda clip, x: clip.encode_image(x, updates=UPDATES),
     "both": lambda clip, x: clip.encode_image(x, tokens=TOKENS, updates=UPDATES),
     "bfloat16": lambda clip, x: clip.encode_image(x, dtype=torch.bfloat16),
-    "rows": lambda clip, x: clip.encode_until_last_block(x),
+    "rows": lambda clip, x: clip.encode_until_end(x),
     "unprojected": lambda clip, x: clip.encode_unprojected(x),
     "patches": lambda clip, x: clip.encode_with_patches(x)[1],
 }

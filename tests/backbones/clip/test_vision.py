@@ -5,8 +5,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dca.backbones.clip import CLIP, ExtraTokens
-from dca.backbones.clip.blocks import Residual
+from dca.backbones.blocks import Residual
+from dca.backbones.clip import CLIP
+from dca.backbones.dual_encoder import ExtraTokens
 
 
 def literal(clip: CLIP, pixels: Tensor, extra: ExtraTokens) -> Tensor:
@@ -78,7 +79,7 @@ def test_patches_pass_the_last_block_one_by_one(clip: CLIP) -> None:
     features, patches = clip.encode_with_patches(pixels)
     assert torch.equal(features, clip.encode_image(pixels))
     assert patches.shape == (2, clip.config.vision.patches, clip.config.vision.width)
-    rows, last = clip.encode_until_last_block(pixels), clip.visual.blocks[-1]
+    rows, last = clip.encode_until_end(pixels), clip.visual.blocks[-1]
     for image in range(2):
         for patch in range(clip.config.vision.patches):
             one = Residual(rows[image, None, patch + 1 : patch + 2])

@@ -133,7 +133,7 @@ def test_the_activation_of_a_bare_state_dict_is_not_guessed(tmp_path: Path, tiny
 
 
 def test_a_state_dict_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="OpenAI CLIP with a ViT") as caught:
+    with pytest.raises(UserError, match="tensors of an OpenAI CLIP") as caught:
         CLIPConfig.from_openai_tensors({"visual.layer1.weight": torch.zeros(1)}, tmp_path)
     assert "visual.conv1.weight" in caught.value.details
 

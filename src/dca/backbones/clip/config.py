@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from dca.backbones.blocks import MAX_LAYERS, TowerConfig, check_sizes
 from dca.backbones.config_keys import (
     HF_TOP,
     HF_TOWER,
@@ -24,6 +24,10 @@ from dca.backbones.preprocess import OPEN_CLIP_CONFIG
 from dca.core.errors import UserError
 from dca.core.hints import choose_architecture, choose_backbone, combine
 
+# Stages of a ResNet; the stem and all but the first halve the size, the stem twice.
+STAGES = 4
+# Tensors that tell the sizes of a ResNet in the layout of OpenAI.
+RESNET_POSITIONS, RESNET_FILTERS = "visual.attnpool.positional_embedding", "visual.layer1.0.conv1.weight"
 # A tensor that is in OpenAI's files and in no others.
 OPENAI_SAYS = "input_resolution"
 # Keys of configuration files that are read below.
@@ -35,28 +39,6 @@ HF_READ = (
 HF_READ_TEXT = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
 OPEN_CLIP_READ_VISION = ("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "norm_kwargs")
 OPEN_CLIP_READ_TEXT = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "norm_kwargs")
-ACTIVATIONS = ("quick_gelu", "gelu")
-# Far above any CLIP: a larger number means a damaged file, and would fail later with a less clear error.
-MAX_SIZE, MAX_LAYERS = 1 << 22, 1 << 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class TowerConfig:
-    """One transformer: W width, layers, heads, hidden width of the MLP."""
-
-    width: int
-    layers: int
-    heads: int
-    hidden: int
-    activation: str = "quick_gelu"
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-        if self.activation not in ACTIVATIONS:
-            raise UserError(f"activation '{self.activation}' is not one of {', '.join(ACTIVATIONS)}")
-        if self.width % self.heads:
-            raise UserError(f"width {self.width} is not a multiple of the {self.heads} attention heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +55,52 @@ class VisionConfig(TowerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """The image tower of RN50 and its relatives.
+
+    width: of the stem, and of the filters of the first stage. stages: blocks of each of the four stages. heads: of
+    attention pooling.
+    """
+
+    width: int
+    stages: tuple[int, ...]
+    heads: int
+    image_size: int
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        if len(self.stages) != STAGES or not all(type(n) is int and 1 <= n <= MAX_LAYERS for n in self.stages):
+            raise UserError(f"stages {list(self.stages)!r}: {STAGES} numbers of blocks, 1 to {MAX_LAYERS}, expected")
+        if self.image_size % self.reduction or self.width % 2:
+            raise UserError(
+                f"a ResNet of width {self.width} for images of {self.image_size} px: an even width and a multiple of "
+                f"{self.reduction} px expected"
+            )
+        if self.features % self.heads:
+            raise UserError(f"width {self.features} is not a multiple of the {self.heads} attention heads")
+
+    @property
+    def reduction(self) -> int:
+        """How many pixels a position is wide in the end."""
+        return 1 << (STAGES + 1)
+
+    @property
+    def patches(self) -> int:
+        """Number of positions in the end."""
+        return (self.image_size // self.reduction) ** 2
+
+    @property
+    def features(self) -> int:
+        """Width of the last stage."""
+        return feature_width(self.width)
+
+
+def feature_width(width: int) -> int:
+    """Width of the last stage of a ResNet: it doubles from stage to stage, and each widens it 4 times in the end."""
+    return 4 * width << (STAGES - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextConfig(TowerConfig):
     """The causal text tower; features are read at the first EOT."""
 
@@ -86,15 +114,15 @@ class TextConfig(TowerConfig):
 class CLIPConfig:
     """Two towers and the joint embedding size D."""
 
-    vision: VisionConfig
+    vision: VisionConfig | ResNetConfig
     text: TextConfig
     embed_dim: int
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
+        check_sizes(self)
         if max(self.text.sot_id, self.text.eot_id) >= self.text.vocab_size:
             raise UserError(f"SOT or EOT is outside the vocabulary of {self.text.vocab_size} tokens")
-        if self.vision.patch_size > self.vision.image_size:
+        if isinstance(self.vision, VisionConfig) and self.vision.patch_size > self.vision.image_size:
             raise UserError(f"patches of {self.vision.patch_size} px in images of {self.vision.image_size} px")
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +170,8 @@ class CLIPConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` that `from_hf` reads and `transformers.CLIPModel` opens."""
+        """The `config.json` that `from_hf` reads and `transformers.CLIPModel` opens; of a ViT."""
+        assert isinstance(self.vision, VisionConfig)
 
         def tower(c: TowerConfig, kind: str) -> dict[str, Any]:
             return {
@@ -187,16 +216,18 @@ class CLIPConfig:
             adapter,
         )
         layers = vision.get("layers", 12)
-        if not isinstance(layers, int):
+        if not isinstance(layers, int | list):
             raise UserError(
-                f"{OPEN_CLIP_CONFIG} describes an image tower that is not a plain ViT",
+                f"{OPEN_CLIP_CONFIG} describes an image tower that is neither a plain ViT nor a ResNet of CLIP",
                 hint=combine("let open_clip run it", choose_backbone(adapter)),
             )
         activation = "quick_gelu" if raw.get("quick_gelu") else "gelu"
         vocab = text.get("vocab_size", 49408)
         width, text_width = vision.get("width", 768), text.get("width", 512)
         return cls(
-            vision=VisionConfig(
+            vision=_open_clip_resnet(vision)
+            if isinstance(layers, list)
+            else VisionConfig(
                 width=width,
                 layers=layers,
                 heads=width // vision.get("head_width", 64),
@@ -224,24 +255,19 @@ class CLIPConfig:
     @classmethod
     def from_openai_tensors(cls, state: Mapping[str, Tensor], folder: Path) -> CLIPConfig:
         """Read the sizes off the tensors of an OpenAI state dict."""
-        needed = ["visual.conv1.weight", "visual.positional_embedding", "token_embedding.weight", "text_projection"]
+        is_resnet = RESNET_POSITIONS in state
+        needed = ["token_embedding.weight", "text_projection", "positional_embedding"]
+        needed += [RESNET_FILTERS] if is_resnet else ["visual.conv1.weight", "visual.positional_embedding"]
         if missing := [n for n in needed if n not in state]:
-            raise UserError(
-                f"{folder}: neither config.json nor the tensors of an OpenAI CLIP with a ViT", details=missing
-            )
+            raise UserError(f"{folder}: neither config.json nor the tensors of an OpenAI CLIP", details=missing)
         if OPENAI_SAYS not in state:
             raise UserError(
                 f"{folder}: the state dict does not say which activation it was trained with",
                 hint=[choose_architecture("NAME"), f"put its config.json or {OPEN_CLIP_CONFIG} beside it"],
             )
-        width, _, patch, _ = state["visual.conv1.weight"].shape
-        side = int((len(state["visual.positional_embedding"]) - 1) ** 0.5)
         vocab, text_width = state["token_embedding.weight"].shape
         return cls(
-            vision=VisionConfig(
-                width=width, layers=_count_blocks(state, "visual.transformer."), heads=width // 64, hidden=4 * width,
-                image_size=side * patch, patch_size=patch,
-            ),
+            vision=(_openai_resnet if is_resnet else _openai_vit)(state),
             text=TextConfig(
                 width=text_width, layers=_count_blocks(state, "transformer."), heads=text_width // 64,
                 hidden=4 * text_width, vocab_size=vocab, context_length=len(state["positional_embedding"]),
@@ -266,22 +292,6 @@ def _open_clip_eps(tower: Mapping[str, Any]) -> float:
     return eps
 
 
-def _check_sizes(config: Any) -> None:
-    """Raise one error that lists all impossible numbers of a configuration."""
-    problems = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        low, high = (0 if field.name.endswith("_id") else 1), (MAX_LAYERS if field.name == "layers" else MAX_SIZE)
-        if field.type == "int" and not (type(value) is int and low <= value <= high):
-            problems.append(f"{field.name}: {value!r}, a whole number from {low} to {high} expected")
-        elif field.type == "float" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            problems.append(f"{field.name}: {value!r}, a number expected")
-    if problems:
-        raise UserError(
-            "the configuration of the backbone is damaged", details=problems, hint="take the checkpoint's own files"
-        )
-
-
 def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) -> dict[str, Any]:
     """Fields shared by both towers, with the defaults that `transformers` omits from its files."""
     width = raw.get("hidden_size", width)
@@ -293,6 +303,38 @@ def _hf_tower(raw: Mapping[str, Any], *, layers: int, width: int, heads: int) ->
         "activation": raw.get("hidden_act", "quick_gelu"),
         "eps": raw.get("layer_norm_eps", 1e-5),
     }
+
+
+def _open_clip_resnet(raw: Mapping[str, Any]) -> ResNetConfig:
+    """The `vision_cfg` of a ResNet."""
+    width = raw["width"]
+    return ResNetConfig(
+        width=width,
+        stages=tuple(raw["layers"]),
+        heads=feature_width(width) // raw.get("head_width", 64),
+        image_size=raw.get("image_size", 224),
+    )
+
+
+def _openai_vit(state: Mapping[str, Tensor]) -> VisionConfig:
+    """The sizes of a ViT."""
+    width, _, patch, _ = state["visual.conv1.weight"].shape
+    side = int((len(state["visual.positional_embedding"]) - 1) ** 0.5)
+    return VisionConfig(
+        width=width, layers=_count_blocks(state, "visual.transformer."), heads=width // 64, hidden=4 * width,
+        image_size=side * patch, patch_size=patch,
+    )  # fmt: skip
+
+
+def _openai_resnet(state: Mapping[str, Tensor]) -> ResNetConfig:
+    """The sizes of a ResNet."""
+    width = len(state[RESNET_FILTERS])
+    blocks = [{n.split(".")[2] for n in state if n.startswith(f"visual.layer{s + 1}.")} for s in range(STAGES)]
+    config = ResNetConfig(
+        width=width, stages=tuple(map(len, blocks)), heads=feature_width(width) // 64, image_size=1 << (STAGES + 1)
+    )
+    side = int((len(state[RESNET_POSITIONS]) - 1) ** 0.5)
+    return replace(config, image_size=side * config.reduction)
 
 
 def _count_blocks(state: Mapping[str, Tensor], stem: str) -> int:

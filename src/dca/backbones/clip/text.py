@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dca.backbones.clip.blocks import (
+from dca.backbones.blocks import (
     NO_UPDATES,
     OUTSIDE,
     Attention,
@@ -36,12 +36,14 @@ from dca.backbones.clip.blocks import (
     BlockUpdates,
     Linear,
     Residual,
+    TowerConfig,
     TowerUpdates,
     add_and_normalize,
     apply_with_update,
     autocast_dtype,
 )
 from dca.backbones.clip.config import TextConfig
+from dca.backbones.dual_encoder import TextTower
 from dca.backbones.fast.attention import (
     RowBlocks,
     SequenceGroup,
@@ -70,12 +72,15 @@ class BlockChanges:
     updates: TowerUpdates = field(default_factory=dict)
 
 
-class TextTower(nn.Module):
+class CausalTextTower(TextTower):
     """Token embeddings with positions through the blocks; the EOT row becomes the feature."""
+
+    outside_norms = ("ln_final",)
 
     def __init__(self, config: TextConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
+        self.layers, self.width = config.layers, config.width
         # With `_weight`, since the random initialisation of nn.Embedding imports torch._dynamo on the meta device.
         weight = torch.empty(config.vocab_size, config.width)
         self.embedding = nn.Embedding(config.vocab_size, config.width, _weight=weight)
@@ -93,6 +98,10 @@ class TextTower(nn.Module):
     def encode_ids(self, sequences: Sequence[Sequence[int]], updates: TowerUpdates | None = None) -> Tensor:
         """Id sequences [SOS .. EOT] of any lengths -> features (N, D)."""
         return self.encode_packed(self.embed(_concatenate(sequences)), [len(ids) for ids in sequences], updates=updates)
+
+    def encode_embedded(self, sequences: Sequence[Tensor]) -> Tensor:
+        """Embedded sequences (T_i, W), each from SOS to EOT -> features (N, D)."""
+        return self.encode_packed(torch.cat(list(sequences)), [len(rows) for rows in sequences])
 
     def encode_packed(
         self,
@@ -256,7 +265,7 @@ class TextTower(nn.Module):
         return residual
 
 
-def classes_per_chunk(names: Sequence[int], prompts: int, config: TextConfig, x: Tensor) -> int:
+def classes_per_chunk(names: Sequence[int], prompts: int, config: TowerConfig, x: Tensor) -> int:
     """How many classes to encode together.
 
     Args:

@@ -62,8 +62,18 @@ class Tokenizer:
             raise UserError(f"the tokenizer has no {token} token: it is not a CLIP tokenizer")
         return int(index)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, without SOT and EOT."""
+    @property
+    def start_ids(self) -> tuple[int, ...]:
+        """SOT, which every sequence begins with."""
+        return (self.sot_id,)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """SOT and EOT."""
+        return frozenset({self.sot_id, self.eot_id})
+
+    def encode(self, text: str, *, continued: bool = False) -> list[int]:
+        """Ids of the text alone, without SOT and EOT; the same behind other words (`continued`)."""
         return list(self.bpe.encode(text, add_special_tokens=False).ids)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:

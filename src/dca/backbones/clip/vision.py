@@ -5,15 +5,14 @@ Methods may insert tokens of their own (`ExtraTokens`) and add to the outputs of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+import copy
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import (
+from dca.backbones.blocks import (
     NO_UPDATES,
     OUTSIDE,
     Block,
@@ -25,50 +24,30 @@ from dca.backbones.clip.blocks import (
     autocast_dtype,
     cast_weight,
 )
-from dca.backbones.clip.config import VisionConfig
+from dca.backbones.clip.config import VIT_B_16, VisionConfig
+from dca.backbones.dual_encoder import NO_TOKENS, BlockCallback, ExtraTokens, ImageTower
+from dca.backbones.encoder import Ability
 
 CLS = slice(0, 1)
-# Called after each block with its name, "visual.0" for the first, and the rows (B, T, W) that leave it.
-BlockCallback = Callable[[str, Tensor], None]
 
 
-@dataclass(frozen=True)
-class ExtraTokens:
-    """Tokens that a method adds to those of the image.
-
-    layers: block index -> (V, W), or (B, V, W) with tokens for each image. The tokens of block l
-        are part of its input; they replace the rows that an earlier block inserted.
-    position: after the first row (CLS), or behind the last one.
-    before_norm: the tokens of block 0 pass through ln_pre with the other rows.
-    """
-
-    layers: Mapping[int, Tensor] = field(default_factory=dict)
-    position: Literal["after_cls", "end"] = "after_cls"
-    before_norm: bool = False
-
-    def insert(self, x: Tensor, layer: int, present: int) -> tuple[Tensor, int]:
-        """Insert the tokens of `layer` into x (B, T, W); returns x and its number of extra rows.
-
-        present: number of extra rows inserted by earlier blocks, which these tokens replace.
-        """
-        tokens = self.layers.get(layer)
-        if tokens is None:
-            return x, present
-        tokens = tokens.to(x.dtype).expand(*x.shape[:-2], -1, -1)
-        if self.position == "end":
-            return torch.cat([x[..., : x.shape[-2] - present, :], tokens], dim=-2), tokens.shape[-2]
-        return torch.cat([x[..., :1, :], tokens, x[..., 1 + present :, :]], dim=-2), tokens.shape[-2]
-
-
-NO_TOKENS = ExtraTokens()
-
-
-class VisionTower(nn.Module):
+class VisionTower(ImageTower):
     """Patches and CLS through ln_pre, the blocks, ln_post and the projection."""
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset({
+        Ability.IMAGE_TOKENS, Ability.IMAGE_LAYERS, Ability.IMAGE_END, Ability.PROJECTION, Ability.PATCHES,
+    })  # fmt: skip
+    outside_norms = ("ln_pre", "ln_post")
 
     def __init__(self, config: VisionConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
+        self.layers, self.width, self.patch_size, self.patches = (
+            config.layers, config.width, config.patch_size, config.patches
+        )  # fmt: skip
+        self.floats_per_image = (1 + config.patches) * config.hidden
+        # As wide as ViT-B or wider: matrix products take nearly all its time.
+        self.is_full_size = config.width >= VIT_B_16.vision.width
         size, width = config.patch_size, config.width
         self.patch_embed = nn.Conv2d(3, width, kernel_size=size, stride=size, bias=False)
         self.cls = nn.Parameter(torch.empty(width))
@@ -94,7 +73,7 @@ class VisionTower(nn.Module):
             cut.reshape(-1, side * side, 3 * size * size), cast_weight(self.patch_embed.weight, dtype).flatten(1)
         )
 
-    def run_until_last_block(
+    def run_until_end(
         self,
         pixels: Tensor,
         tokens: ExtraTokens | None = None,
@@ -118,10 +97,14 @@ class VisionTower(nn.Module):
                     on_block(f"visual.{layer}", residual.total())
         return residual.total()
 
+    def copy_end(self) -> TowerEnd:
+        """A copy of the last block, the last norm and the projection."""
+        return TowerEnd(self)
+
     def encode_unprojected(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> the vectors (B, W) that the projection maps to features."""
         *_, last = self.blocks
-        return apply_last_block(self.run_until_last_block(pixels), last, self.ln_post, nn.Identity())
+        return apply_last_block(self.run_until_end(pixels), last, self.ln_post, nn.Identity())
 
     def forward(
         self,
@@ -132,7 +115,7 @@ class VisionTower(nn.Module):
     ) -> Tensor:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised."""
         updates = updates or {}
-        x = self.run_until_last_block(pixels, tokens, updates, on_block)
+        x = self.run_until_end(pixels, tokens, updates, on_block)
         *_, last = self.blocks
         index = len(self.blocks) - 1
         # All rows for the callback, which may read any of them.
@@ -147,9 +130,22 @@ class VisionTower(nn.Module):
 
     def encode_with_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Pixels (B, 3, S, S) -> features (B, D), not normalised, and `local_features` (B, P, W)."""
-        x = self.run_until_last_block(pixels)
+        x = self.run_until_end(pixels)
         *_, last = self.blocks
         return apply_last_block(x, last, self.ln_post, self.projection), local_features(x, last, self.ln_post)
+
+
+class TowerEnd(nn.Module):
+    """A copy of the last block, the last norm and the projection of an image tower."""
+
+    def __init__(self, tower: VisionTower) -> None:
+        super().__init__()
+        *_, last = tower.blocks
+        self.block, self.ln_post, self.projection = copy.deepcopy((last, tower.ln_post, tower.projection))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows (B, T, W) that enter the last block -> features (B, D), not normalised."""
+        return apply_last_block(rows, self.block, self.ln_post, self.projection)
 
 
 def apply_last_block(x: Tensor, last: Block, ln_post: nn.Module, projection: nn.Module) -> Tensor:

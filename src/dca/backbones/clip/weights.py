@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dca.backbones.architectures import ARCHITECTURES, QUICK, split_architecture
-from dca.backbones.clip.blocks import Block
-from dca.backbones.clip.config import OPENAI_SAYS, CLIPConfig, TextConfig
+from dca.backbones.blocks import Block
+from dca.backbones.clip.config import OPENAI_SAYS, RESNET_POSITIONS, CLIPConfig, ResNetConfig, TextConfig
 from dca.backbones.clip.model import CLIP
+from dca.backbones.clip.resnet import ResNetTower, fold_batch_norm
 from dca.backbones.clip.tokenizer import (
     OPENAI_MERGES,
     OPENAI_VOCABULARY,
@@ -21,6 +22,7 @@ from dca.backbones.clip.tokenizer import (
     load_openai_tokenizer,
     load_tokenizer,
 )
+from dca.backbones.clip.vision import VisionTower
 from dca.backbones.preprocess import (
     IMAGE_PROCESSOR_FILE,
     OPEN_CLIP_CONFIG,
@@ -49,6 +51,7 @@ FILES = CheckpointFiles(
         IMAGE_PROCESSOR_FILE,
         PROCESSOR_FILE,
         "tokenizer.json",
+        "tokenizer_config.json",
         "vocab.json",
         "merges.txt",
         OPEN_CLIP_CONFIG,
@@ -165,6 +168,8 @@ def _load_weights(
     with torch.device("meta"):
         clip = CLIP(config, tokenizer, preprocess)
     source_of = hf_source if is_hf_state(state) else openai_source
+    if isinstance(config.vision, ResNetConfig):
+        state = fold_batch_norms(state, weights)
     clip.load_state_dict(
         rename_tensors(state, clip.state_dict(), source_of, ignored=NOT_WEIGHTS, path=weights), assign=True
     )
@@ -265,8 +270,59 @@ OPENAI_BLOCK = {
     "mlp.2": "mlp.c_proj",
 }
 # Constants that some files contain besides the weights.
-NOT_WEIGHTS = re.compile(r"(.*\.)?(position_ids|attn_mask|input_resolution|context_length|vocab_size)$")
+NOT_WEIGHTS = re.compile(
+    r"(.*\.)?(position_ids|attn_mask|input_resolution|context_length|vocab_size|num_batches_tracked)$"
+)
 BLOCK = re.compile(r"(visual|text)\.blocks\.(\d+)\.(.+)\.(weight|bias)$")
+
+
+# ResNet towers: ours -> OpenAI's, for convolutions whose batch norms are folded.
+RESNET_STEM = re.compile(r"visual\.stem\.(\d)\.(weight|bias)$")
+RESNET_BLOCK = re.compile(r"visual\.stages\.(\d)\.(\d+)\.(conv\d|shortcut)\.(weight|bias)$")
+RESNET_END = re.compile(r"visual\.end\.(q|k|v|projection)\.(weight|bias)$")
+# OpenAI's convolutions of a ResNet; `batch_norm_of` names their batch norms.
+RESNET_CONVOLUTION = re.compile(r"visual\.(layer\d\.\d+\.)?(conv\d|downsample\.0)\.weight$")
+
+
+def resnet_source(name: str) -> TensorSource | None:
+    """The tensors in which a state dict with folded batch norms keeps our tensor `name` of a ResNet tower."""
+    if name == "visual.end.positions":
+        return TensorSource((RESNET_POSITIONS,))
+    if match := RESNET_STEM.match(name):
+        return TensorSource((f"visual.conv{int(match[1]) + 1}.{match[2]}",))
+    if match := RESNET_BLOCK.match(name):
+        part = "downsample.0" if match[3] == "shortcut" else match[3]
+        return TensorSource((f"visual.layer{int(match[1]) + 1}.{match[2]}.{part}.{match[4]}",))
+    if match := RESNET_END.match(name):
+        part = "c" if match[1] == "projection" else match[1]
+        return TensorSource((f"visual.attnpool.{part}_proj.{match[2]}",))
+    return None
+
+
+def batch_norm_of(convolution: str) -> str:
+    """The batch norm behind a convolution: conv2 -> bn2, downsample.0 -> downsample.1."""
+    stem, _, part = convolution.rpartition(".")
+    return f"{stem}.{part.replace('conv', 'bn') if 'conv' in part else '1'}"
+
+
+def fold_batch_norms(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """A ResNet's state dict with convolutions that contain their batch norms.
+
+    Raises:
+        UserError: If a batch norm is missing or misshapen.
+    """
+    folded, problems = dict(state), []
+    for name in filter(RESNET_CONVOLUTION.match, state):
+        stem, weight = name.removesuffix(".weight"), state[name]
+        norm, sizes = batch_norm_of(stem), {"weight", "bias", "running_mean", "running_var"}
+        found = {n: folded.pop(f"{norm}.{n}") for n in sizes if f"{norm}.{n}" in state}
+        problems += [f"missing {norm}.{n}" for n in sorted(sizes - set(found))]
+        problems += [f"{norm}.{n}: shape {tuple(t.shape)}" for n, t in found.items() if t.shape != weight.shape[:1]]
+        if not problems:
+            folded[name], folded[f"{stem}.bias"] = fold_batch_norm(weight, found)
+    if problems:
+        raise UserError(f"{path}: batch norms are not those of its convolutions", details=problems)
+    return folded
 
 
 def hf_source(name: str) -> TensorSource:
@@ -285,6 +341,8 @@ def hf_source(name: str) -> TensorSource:
 
 def openai_source(name: str) -> TensorSource:
     """The tensors in which OpenAI's and open_clip's state dicts keep our tensor `name`."""
+    if (source := resnet_source(name)) is not None:
+        return source
     if name in OPENAI_TOP:
         return TensorSource((OPENAI_TOP[name],), transposed=name.endswith("projection.weight"))
     if match := BLOCK.match(name):
@@ -319,14 +377,19 @@ def initialize_weights(clip: CLIP, generator: torch.Generator) -> CLIP:
     def normal(tensor: torch.Tensor, std: float) -> None:
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
 
-    for tower in (clip.visual, clip.text):
+    if isinstance(clip.visual, ResNetTower):
+        _initialize_resnet(clip.visual, normal)
+    towers = (clip.text,) if isinstance(clip.visual, ResNetTower) else (clip.visual, clip.text)
+    for tower in towers:
         width = tower.config.width
         for block in tower.blocks:
             _initialize_block(block, width, tower.config.layers, normal)
         normal(tower.projection.weight, width**-0.5)
-    normal(clip.visual.patch_embed.weight, clip.config.vision.width**-0.5)
-    normal(clip.visual.cls, clip.config.vision.width**-0.5)
-    normal(clip.visual.positions, clip.config.vision.width**-0.5)
+    if isinstance(clip.visual, VisionTower):
+        width = clip.visual.width
+        normal(clip.visual.patch_embed.weight, width**-0.5)
+        normal(clip.visual.cls, width**-0.5)
+        normal(clip.visual.positions, width**-0.5)
     normal(clip.text.embedding.weight, 0.02)
     normal(clip.text.positions, 0.01)
     for module in clip.modules():
@@ -335,6 +398,21 @@ def initialize_weights(clip: CLIP, generator: torch.Generator) -> CLIP:
             module.bias.zero_()
     clip.logit_scale.fill_(math.log(1 / 0.07))
     return clip
+
+
+def _initialize_resnet(tower: ResNetTower, normal: Normal) -> None:
+    """Convolutions so that variances stay; what blocks add to their input is scaled down with depth."""
+    blocks = [block for stage in tower.stages for block in stage.children()]
+    for name, module in tower.named_modules():
+        if isinstance(module, nn.Conv2d):
+            inputs = module.weight[0].numel()
+            normal(module.weight, (2 / inputs) ** 0.5 * (len(blocks) ** -0.5 if name.endswith("conv3") else 1))
+        elif isinstance(module, nn.Linear):
+            normal(module.weight, module.in_features**-0.5)
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            assert module.bias is not None
+            module.bias.zero_()
+    normal(tower.end.positions, tower.width**-0.5)
 
 
 def _initialize_block(block: Block, width: int, layers: int, normal: Normal) -> None:

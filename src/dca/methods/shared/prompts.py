@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dca.backbones.clip import CLIP, ExtraTokens
+from dca.backbones.dual_encoder import NO_TOKENS, DualEncoder, ExtraTokens
 from dca.core.errors import UserError
 from dca.methods.base import Problem
 
@@ -68,15 +68,15 @@ def fill_template(names: Sequence[str], template: str) -> list[str]:
     return [template.replace("{}", name.replace("_", " ")) for name in names]
 
 
-def tokenize_names(clip: CLIP, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
+def tokenize_names(clip: DualEncoder, names: Sequence[str], suffix: str, before: str = "") -> list[list[int]]:
     """Token ids of each class: words `before`, the name, the suffix, EOT."""
     sentences = fill_template(names, f"{before}{{}}{suffix}")
-    return [[*clip.tokenizer.encode(sentence), clip.tokenizer.eot_id] for sentence in sentences]
+    return [[*clip.tokenizer.encode(sentence, continued=True), clip.tokenizer.eot_id] for sentence in sentences]
 
 
-def check_name_lengths(clip: CLIP, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
-    """Raise if the ids of a class name do not fit after SOS and a context of this length."""
-    room = clip.config.text.context_length - 1 - context
+def check_name_lengths(clip: DualEncoder, names: Sequence[str], ids: Sequence[Sequence[int]], context: int) -> None:
+    """Raise if the ids of a class name do not fit behind a context of this length."""
+    room = clip.tokenizer.context_length - len(clip.tokenizer.start_ids) - context
     long = [f"{name}: {len(own)} tokens" for name, own in zip(names, ids, strict=True) if len(own) > room]
     if long:
         raise UserError(
@@ -95,7 +95,7 @@ class TextPrompts(nn.Module):
 
     def __init__(
         self,
-        clip: CLIP,
+        clip: DualEncoder,
         names: Sequence[str],
         phrases: Sequence[str | int],
         *,
@@ -112,7 +112,7 @@ class TextPrompts(nn.Module):
         self.contexts = nn.ParameterList(starts)
         check_name_lengths(clip, names, self.name_ids, max(start.shape[-2] for start in starts))
 
-    def encode(self, clip: CLIP, classes: Sequence[int] | None = None) -> Tensor:
+    def encode(self, clip: DualEncoder, classes: Sequence[int] | None = None) -> Tensor:
         """Encode all classes, or some of them, under every context: (M, C, D), not normalised."""
         if classes is None:
             return clip.encode_prompts(list(self.contexts), self.name_ids)
@@ -120,22 +120,22 @@ class TextPrompts(nn.Module):
         return clip.encode_prompts(contexts, [self.name_ids[c] for c in classes])
 
 
-def random_tokens(clip: CLIP, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+def random_tokens(clip: DualEncoder, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Draw tokens from normal(0, 0.02)."""
     return (RANDOM_STD * torch.randn(*shape, generator=generator)).to(clip.device)
 
 
-def init_context(clip: CLIP, phrase: str | int, generator: torch.Generator) -> Tensor:
+def init_context(clip: DualEncoder, phrase: str | int, generator: torch.Generator) -> Tensor:
     """Initialise a context (L, W) by the embeddings of words, or by that many random tokens."""
     if isinstance(phrase, int):
-        return random_tokens(clip, (phrase, clip.config.text.width), generator)
+        return random_tokens(clip, (phrase, clip.text.width), generator)
     ids = clip.tokenizer.encode(phrase)
     if not ids:
         raise UserError(f"the phrase '{phrase}' has no token to start a context from")
     return clip.text.embed(ids).detach().clone()
 
 
-def init_linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+def init_linear(clip: DualEncoder, inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """Initialise a linear layer as torch does, by U(±1/sqrt(inputs)), from a private stream."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=clip.device)
     with torch.no_grad():
@@ -145,24 +145,24 @@ def init_linear(clip: CLIP, inputs: int, outputs: int, generator: torch.Generato
     return layer
 
 
-def init_visual_tokens(clip: CLIP, count: int, generator: torch.Generator) -> Tensor:
+def init_visual_tokens(clip: DualEncoder, count: int, generator: torch.Generator) -> Tensor:
     """Initialise visual tokens (count, W): uniform, in VPT's range."""
-    config = clip.config.vision
-    reach = math.sqrt(6 / (3 * config.patch_size**2 + config.width))
-    start = (2 * torch.rand(count, config.width, generator=generator) - 1) * reach
+    tower = clip.visual
+    reach = math.sqrt(6 / (3 * tower.patch_size**2 + tower.width))
+    start = (2 * torch.rand(count, tower.width, generator=generator) - 1) * reach
     return start.to(clip.device)
 
 
 class VisualTokens(nn.Module):
-    """V learned tokens between CLS and the patches, inserted after ln_pre, before the first block only."""
+    """V learned tokens before the patches, behind CLS if there is one, inserted before the first block only."""
 
-    def __init__(self, clip: CLIP, count: int, generator: torch.Generator) -> None:
+    def __init__(self, clip: DualEncoder, count: int, generator: torch.Generator) -> None:
         super().__init__()
         self.tokens = nn.Parameter(init_visual_tokens(clip, count, generator))
 
     def as_extra_tokens(self) -> ExtraTokens:
         """The tokens as the image tower takes them."""
-        return ExtraTokens({0: self.tokens}) if len(self.tokens) else ExtraTokens()
+        return ExtraTokens({0: self.tokens}) if len(self.tokens) else NO_TOKENS
 
 
 def clip_scale(vectors: Tensor, reference: float, tau: float | Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import Update
+from dca.backbones.blocks import Update
 from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.options import option, replace_options

@@ -80,9 +80,10 @@ def centre_features(reported: ReportedModel) -> CentredFeatures | None:
         return None
     images, classes = F.normalize(known[0].double(), dim=-1), torch.tensor(known[1])
     texts = reported.model.method_.prompt_features()
-    if texts is None:
+    if texts is None and reported.reads_texts:
         texts = reported.model.zero_shot().prompt_features()
-    assert texts is not None
+    if texts is None:
+        texts = images.new_zeros(0, len(reported.labels), images.shape[1])
     texts = texts.detach().cpu().double()
     names = list(map(str, reported.model.classes_.tolist()))
     means = torch.stack([images[classes == c].mean(dim=0) for c in sorted(set(known[1]))])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.backbones.clip.blocks import Linear, attention, cast_weight
+from dca.backbones.blocks import Linear, attention, cast_weight
 from dca.backbones.fast.activation import activate
 
 LOW = torch.bfloat16

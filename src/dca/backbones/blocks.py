@@ -1,4 +1,4 @@
-"""The parts that both towers are built of: linear layer, attention, MLP, residual block.
+"""The parts that towers are built of: sizes, linear layer, attention, MLP, residual block.
 
 The weights are frozen and never changed by a method. What a method adds to the output of a linear layer or norm is an
 argument of the call, an `Update`.
@@ -6,22 +6,63 @@ argument of the call, an `Update`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dca.backbones.clip.config import TowerConfig
 from dca.backbones.fast.activation import activate
 from dca.backbones.fast.norm import add_norm
+from dca.core.errors import UserError
+
+ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")
+# Far above any CLIP: a larger number means a damaged file, and would fail later with a less clear error.
+MAX_SIZE, MAX_LAYERS = 1 << 22, 1 << 10
 
 # Weight -> ((its version, another type), the weight in that type). Not part of the layer: copies, checkpoints and
 # digests of the backbone hold the weights alone.
 _CAST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerConfig:
+    """One transformer: W width, layers, heads, hidden width of the MLP."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    activation: str = "quick_gelu"
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"activation '{self.activation}' is not one of {', '.join(ACTIVATIONS)}")
+        if self.width % self.heads:
+            raise UserError(f"width {self.width} is not a multiple of the {self.heads} attention heads")
+
+
+def check_sizes(config: Any) -> None:
+    """Raise one error that lists all impossible numbers of a configuration."""
+    problems = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        low, high = (0 if field.name.endswith("_id") else 1), (MAX_LAYERS if field.name == "layers" else MAX_SIZE)
+        if field.type == "int" and not (type(value) is int and low <= value <= high):
+            problems.append(f"{field.name}: {value!r}, a whole number from {low} to {high} expected")
+        elif field.type == "float" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            problems.append(f"{field.name}: {value!r}, a number expected")
+    if problems:
+        raise UserError(
+            "the configuration of the backbone is damaged", details=problems, hint="take the checkpoint's own files"
+        )
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -71,21 +112,24 @@ NO_UPDATES: BlockUpdates = MappingProxyType({})
 OUTSIDE = -1
 QKV = ("q", "k", "v")
 LINEARS, NORMS = (*QKV, "out", "fc", "proj"), ("ln_1", "ln_2")
-NORMS_OUTSIDE = {"visual": ("ln_pre", "ln_post"), "text": ("ln_final",)}
 
 
-def group_updates(updates: Mapping[str, Update] | None, tower: str, blocks: int) -> TowerUpdates:
+def group_updates(
+    updates: Mapping[str, Update] | None, tower: str, blocks: int, outside_norms: Mapping[str, Sequence[str]]
+) -> TowerUpdates:
     """Group updates such as "visual.0.q" by block, without those of the other tower.
 
-    Raises ValueError for a name that is neither tower ("visual" or "text"), block index and one of `LINEARS` and
-    `NORMS`, nor tower and one of its `NORMS_OUTSIDE`.
+    outside_norms: tower ("visual" and "text") -> the names of its norms outside the blocks.
+
+    Raises ValueError for a name that is neither tower, block index and one of `LINEARS` and `NORMS`, nor tower and one
+    of its norms outside the blocks.
     """
     grouped: dict[int, dict[str, Update]] = {}
     for name, update in (updates or {}).items():
         owner, _, path = name.partition(".")
         index, _, layer = path.partition(".")
-        outside = path in NORMS_OUTSIDE.get(owner, ())
-        inside = owner in NORMS_OUTSIDE and index.isdecimal() and layer in LINEARS + NORMS
+        outside = path in outside_norms.get(owner, ())
+        inside = owner in outside_norms and index.isdecimal() and layer in LINEARS + NORMS
         if not inside and not outside:
             raise ValueError(f"update '{name}': expected a name such as 'visual.0.q' or 'text.ln_final'")
         if owner != tower:
@@ -133,15 +177,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
 
 
 class Activation(nn.Module):
-    """QuickGELU, x · sigmoid(1.702 x), the activation of OpenAI's checkpoints; or GELU."""
+    """QuickGELU, x · sigmoid(1.702 x), the activation of OpenAI's checkpoints; GELU; or GELU approximated by tanh."""
 
-    def __init__(self, *, quick: bool = True) -> None:
+    def __init__(self, kind: str = "quick_gelu") -> None:
         super().__init__()
-        self.quick = quick
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape in, the same out."""
-        return activate(x, quick=self.quick)
+        if self.kind == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        return activate(x, quick=self.kind == "quick_gelu")
 
 
 class Attention(nn.Module):
@@ -204,7 +250,7 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.width, eps=config.eps)
         self.mlp = nn.Sequential(
             Linear(config.width, config.hidden),
-            Activation(quick=config.activation == "quick_gelu"),
+            Activation(config.activation),
             Linear(config.hidden, config.width),
         )
 
