@@ -18,7 +18,7 @@ from dca.study.specification import list_shipped, load_specification
 ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
 # Name -> cells and fits.
 SIZES = {
-    "paper/few-shot": (11 + 13 * 11 * 5 * 3, 11 + 13 * 11 * 5 * 3),
+    "paper/few-shot": (11 + 15 * 11 * 5 * 3, 11 + 15 * 11 * 5 * 3),
     "paper/domain-shift": (1 + 6 * 3, 1 + 6 * 3),
     "paper/components": (6 * 7 * 3, 6 * 7 * 3),
     "paper/metric": (9 * 3 * 5 * 3, 4 * 3 * 5 * 3),
@@ -64,7 +64,8 @@ def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
         assert cell.experiment.measured_on == "validation"
         found = json.dumps(dict(cell.experiment.changed_options)), json.dumps(dict(cell.head))
         settings.setdefault(cell.experiment.method, set()).add(found)
-    assert set(settings) == set(all_methods()) - {"blend"}
+    # ProKeR and LP++ search on validation images themselves, and came after the selection.
+    assert set(settings) == set(all_methods()) - {"blend", "proker", "lp_plus_plus"}
     for method, each in settings.items():
         assert 2 <= len(each) <= 6
         if get_method(method).trains_on == "images":
@@ -84,7 +85,8 @@ def test_the_few_shot_table_has_all_methods_datasets_and_shots():
     by_row: dict[str, set[tuple[str, Any, int]]] = {}
     for cell in cells:
         by_row.setdefault(cell.rows[0], set()).add((cell.experiment.data, cell.experiment.shots, cell.experiment.seed))
-    assert len(by_row) == 13
+    assert len(by_row) == 15
+    assert {"DCA", "DCA, plots", "DCA, printed"} < set(by_row)
     for found in by_row.values():
         assert found == {(data, shots, seed) for data in ELEVEN for shots in SHOTS for seed in SEEDS}
 
